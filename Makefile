@@ -1,0 +1,80 @@
+# Needs Python >= 3.11, git and make. `make help` lists what can be asked for.
+
+# A Python >= 3.11 of your choice; if none is named, the first one that works is taken.
+PYTHON ?=
+# Passed on to pytest, as in: make test PYTEST_ARGS="-k ledger -n 0"
+PYTEST_ARGS ?=
+# The environment, and how it is filled; `make oldest` replaces both.
+VENV ?= .venv
+INSTALL ?= pip install --quiet --disable-pip-version-check
+
+RUN := $(VENV)/bin/python -m
+STAMP := $(VENV)/.installed
+# A worker for each core, but no more of them than are worth their start-up.
+PYTEST := $(RUN) pytest -n logical --maxprocesses=4
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test slow oldest lint types check format bench clean
+
+help: ## print this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## create the virtual environment and install all that the rest needs
+
+demo: setup ## fit a private Bayesian logistic regression on Adult over ten clients
+	$(RUN) tutorials.demo
+
+test: setup ## run the test suite, but for the tests marked slow
+	$(PYTEST) $(PYTEST_ARGS)
+
+slow: setup ## run the tests marked slow
+	$(PYTEST) -m slow $(PYTEST_ARGS)
+
+# pip cannot choose the oldest versions that are allowed; uv can.
+oldest: ## run the test suite with the oldest dependencies that pyproject.toml allows
+	$(MAKE) test VENV=.venv-oldest INSTALL='pip install --quiet uv && \
+		.venv-oldest/bin/python -m uv pip install --quiet --upgrade --resolution lowest-direct'
+
+lint: setup ## look for mistakes, unformatted code and misspelt words
+	$(RUN) ruff check
+	$(RUN) ruff format --check
+	$(RUN) codespell_lib
+
+types: setup ## check the types of the whole package
+	$(RUN) mypy
+
+check: lint types test ## lint, types and test
+
+format: setup ## mend what ruff can mend by itself, and format the code
+	$(RUN) ruff check --fix
+	$(RUN) ruff format
+
+bench: setup ## print the tables of accuracy, likelihood and speed
+	$(RUN) benchmarks
+
+clean: ## remove caches and all that was built or written, but not the environment
+	rm -rf build dist *.egg-info demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path './.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamp is written last: a set-up that was interrupted, or whose pyproject.toml has changed
+# since, is done again. A name on the PATH need not be a Python that runs (pyenv leaves such
+# shims), so each candidate is tried.
+$(STAMP): pyproject.toml
+	@set -eu; \
+	if ! $(VENV)/bin/python -c 'import pip' 2>/dev/null; then \
+		python=; \
+		for candidate in $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3 python); do \
+			if "$$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+				>/dev/null 2>&1; then python=$$candidate; break; fi; \
+		done; \
+		if [ -z "$$python" ]; then \
+			echo 'No Python >= 3.11 with the venv module works here: install one (Debian and' >&2; \
+			echo 'Ubuntu: with python3-venv), or name it: make setup PYTHON=/path/to/python' >&2; \
+			exit 1; \
+		fi; \
+		echo "Creating $(VENV) with $$("$$python" --version)"; \
+		"$$python" -m venv --clear $(VENV); \
+	fi
+	@echo 'Installing numpyro_dppvi and what it needs into $(VENV) (some minutes the first time)'
+	@$(RUN) $(INSTALL) --editable '.[dev,plots]'
+	@touch $@

@@ -1,0 +1,142 @@
+"""UCI Adult as the paper uses it: does a person of the 1994 census earn more than 50 000 dollars?
+
+Source of the data: Becker and Kohavi (1996), CC BY 4.0, https://doi.org/10.24432/C5XW20; see
+`data/README.md` for what was changed.
+"""
+
+import csv
+import gzip
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["AdultData", "load", "selection_split"]
+
+_FILE = Path(__file__).parent / "data" / "adult.csv.gz"
+
+_NUMERIC = (
+    "age",
+    "fnlwgt",
+    "education_num",
+    "capital_gain",
+    "capital_loss",
+    "hours_per_week",
+)
+_CATEGORICAL = (
+    "workclass",
+    "education",
+    "marital_status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "native_country",
+)
+
+_Features = npt.NDArray[np.float32]
+_Labels = npt.NDArray[np.int32]
+
+
+class AdultData(NamedTuple):
+    """Training rows, rows to score on, and what the columns mean.
+
+    Attributes:
+        X_train: Features, shape `(num_train, 109)`, without units: a column of ones for the bias,
+            six standardised numbers, 102 indicators.
+        y_train: 1 where the income is above 50 000 dollars a year, else 0; shape `(num_train,)`.
+        X_test: Features of the rows to score on, shape `(num_test, 109)`.
+        y_test: Labels of the rows to score on, shape `(num_test,)`.
+        feature_names: The 109 columns, such as "bias", "age" and "workclass=Private".
+    """
+
+    X_train: _Features
+    y_train: _Labels
+    X_test: _Features
+    y_test: _Labels
+    feature_names: tuple[str, ...]
+
+
+def load() -> AdultData:
+    """Load Adult with the preprocessing and the split behind the paper's results.
+
+    Training and test file are joined to 48 842 rows. One permutation with NumPy's legacy generator,
+    seed 0, deals them into halves of 24 421: the first half is held out, the second trains. (The
+    appendix of Heikkilä et al. 2023 says 80 % and 20 %; its table of client sizes, ten of 2442
+    rows, says halves.) Numeric columns are standardised with their mean and population standard
+    deviation, categorical ones are one-hot with a missing entry ("?") as a category of its own.
+
+    The standardisation uses the means and standard deviations of all 48 842 rows, held-out ones
+    included. This is the paper's preprocessing, kept so that numbers compare. No epsilon covers it:
+    in earnest, standardise with public constants, or release the means privately and charge the
+    ledger for it.
+
+    Returns:
+        24 421 training rows and as many held-out rows, of 109 features.
+    """
+    columns = _read_columns()
+    features, names = _encode(columns)
+    labels = (np.asarray(columns["income"]) == ">50K").astype(np.int32)
+
+    # The legacy generator is frozen, so the split is the paper's under every version of NumPy.
+    order = np.random.RandomState(0).permutation(len(labels))
+    held_out, training = np.split(order, [len(order) // 2])
+    return AdultData(
+        X_train=features[training],
+        y_train=labels[training],
+        X_test=features[held_out],
+        y_test=labels[held_out],
+        feature_names=names,
+    )
+
+
+def selection_split(data: AdultData) -> AdultData:
+    """Split the training rows again, to choose hyperparameters without the rows that are reported.
+
+    Args:
+        data: The data of `load`; its held-out rows are left out altogether.
+
+    Returns:
+        The first four fifths of the training rows as training rows (19 536), the last fifth as rows
+        to score on (4885). Their order is random already.
+    """
+    num_train = len(data.y_train) * 4 // 5
+    return AdultData(
+        X_train=data.X_train[:num_train],
+        y_train=data.y_train[:num_train],
+        X_test=data.X_train[num_train:],
+        y_test=data.y_train[num_train:],
+        feature_names=data.feature_names,
+    )
+
+
+def _read_columns() -> dict[str, tuple[str, ...]]:
+    """Read the file as text, column by column."""
+    with gzip.open(_FILE, "rt", encoding="utf-8", newline="") as file:
+        header, *rows = csv.reader(file)
+    return dict(zip(header, zip(*rows, strict=True), strict=True))
+
+
+def _encode(columns: Mapping[str, Sequence[str]]) -> tuple[_Features, tuple[str, ...]]:
+    """Turn text columns into features: bias, numeric, categorical.
+
+    Returns:
+        The features, shape `(num_rows, 109)`, and their names.
+    """
+    num_rows = len(columns["income"])
+    blocks = [np.ones((num_rows, 1), np.float32)]
+    names = ["bias"]
+    for column in _NUMERIC:
+        values = np.asarray(columns[column], np.float64)
+        standardised = (values - values.mean()) / values.std()
+        blocks.append(standardised.astype(np.float32)[:, None])
+        names.append(column)
+    for column in _CATEGORICAL:
+        categories = sorted(set(columns[column]))
+        number = {category: index for index, category in enumerate(categories)}
+        category_of_row = [number[entry] for entry in columns[column]]
+        blocks.append(np.eye(len(categories), dtype=np.float32)[category_of_row])
+        names.extend(f"{column}={category}" for category in categories)
+    return np.concatenate(blocks, axis=1), tuple(names)

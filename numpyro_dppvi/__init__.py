@@ -1,0 +1,71 @@
+"""Differentially private partitioned variational inference for NumPyro models.
+
+Run: ``fit`` and ``plan_privacy``, with a method, a budget and a schedule.
+Assemble: ``pvi``, the algorithm as a NamedTuple ``init / step / posterior``.
+Pieces: families, factors, the privacy package and the rest, as modules.
+"""
+
+import importlib.metadata
+
+from numpyro_dppvi import factors, families, privacy
+from numpyro_dppvi._result import Status
+from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
+from numpyro_dppvi.fit import FitResult, History, fit
+from numpyro_dppvi.methods import DPOptimization, NonPrivate
+from numpyro_dppvi.objective import MonteCarlo, SphericalCubature
+from numpyro_dppvi.partition import Partition, Shards, partition, split_evenly, stack, stack_clients
+from numpyro_dppvi.planning import plan_privacy
+from numpyro_dppvi.posterior import Posterior
+from numpyro_dppvi.privacy import (
+    BudgetExceededError,
+    FullBatch,
+    Ledger,
+    PoissonSampling,
+    PrivacyBudget,
+    PrivacyPlan,
+    PrivacyStatement,
+    SecretKeys,
+)
+from numpyro_dppvi.schedules import sequential, synchronous
+
+__version__ = importlib.metadata.version("numpyro-dppvi")
+
+__all__ = [
+    # run
+    "DPOptimization",
+    "FitResult",
+    "FullBatch",
+    "History",
+    "MonteCarlo",
+    "NonPrivate",
+    "Partition",
+    "PoissonSampling",
+    "Posterior",
+    "PrivacyBudget",
+    "PrivacyPlan",
+    "PrivacyStatement",
+    "SphericalCubature",
+    "Status",
+    "UnsupportedModelError",
+    "BudgetExceededError",
+    "fit",
+    "partition",
+    "plan_privacy",
+    "sequential",
+    "synchronous",
+    # assemble
+    "Algorithm",
+    "PVIState",
+    "SecretKeys",
+    "pvi",
+    "split_evenly",
+    "stack",
+    "stack_clients",
+    # pieces
+    "Ledger",
+    "Shards",
+    "factors",
+    "families",
+    "privacy",
+]

@@ -1,0 +1,61 @@
+"""Arithmetic on factors: multiplying densities of one family adds their natural parameters.
+
+A factor is nothing but a ``Natural``: a tree of arrays that need not describe a proper
+distribution (the unit factor, a cavity after noise, a change between two rounds).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dppvi._typing import Array, Natural, PyTree
+
+
+def multiply(*factors: Natural) -> Natural:
+    """The product of factors: the sum of their natural parameters."""
+    return jax.tree.map(lambda *leaves: functools.reduce(jnp.add, leaves), *factors)
+
+
+def divide(numerator: Natural, denominator: Natural) -> Natural:
+    """The quotient of two factors, a cavity for one: the difference of natural parameters."""
+    return jax.tree.map(jnp.subtract, numerator, denominator)
+
+
+def power(factor: Natural, exponent: Array | float) -> Natural:
+    """A factor raised to a power (damping, tempering): its natural parameters times a number."""
+    return jax.tree.map(lambda leaf: jnp.asarray(exponent, leaf.dtype) * leaf, factor)
+
+
+def total(stacked: Natural) -> Natural:
+    """The product of factors that are stacked on a leading axis."""
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stacked)
+
+
+def unit(like: Natural, num_factors: int | None = None) -> Natural:
+    """The factor 1, shaped like another; with a leading axis if ``num_factors`` is given."""
+    lead = () if num_factors is None else (num_factors,)
+    return jax.tree.map(lambda leaf: jnp.zeros(lead + jnp.shape(leaf), jnp.result_type(leaf)), like)
+
+
+def inner(natural: Natural, statistics: PyTree) -> Array:
+    """The inner product of natural parameters and (expected) sufficient statistics, a scalar."""
+    products = jax.tree.map(lambda n, t: jnp.sum(n * t), natural, statistics)
+    return functools.reduce(jnp.add, jax.tree.leaves(products))
+
+
+def norm(change: Natural) -> Array:
+    """The joint L2 norm over all natural parameters, a scalar."""
+    return jnp.sqrt(inner(change, change))
+
+
+def is_finite(natural: Natural) -> Array:
+    """Whether every natural parameter is finite, a scalar boolean."""
+    return functools.reduce(
+        jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(natural)]
+    )
+
+
+def select(condition: Array, if_true: Natural, if_false: Natural) -> Natural:
+    """One of two factors, chosen by a scalar boolean."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)

@@ -1,0 +1,121 @@
+"""Independent normal entries: natural parameters (m / s^2, -1 / (2 s^2)), statistics (x, x^2)."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_dppvi._typing import Array, PRNGKey
+
+
+class NormalNatural(NamedTuple):
+    """Natural parameters; also the shape in which statistics (x, x^2) come.
+
+    Attributes:
+        linear: Location over variance.
+        quadratic: Minus half the precision.
+    """
+
+    linear: Array
+    quadratic: Array
+
+
+class NormalCoordinates(NamedTuple):
+    """What an optimiser moves.
+
+    Attributes:
+        loc: Mean.
+        log_scale: Logarithm of the standard deviation.
+    """
+
+    loc: Array
+    log_scale: Array
+
+
+@dataclass(frozen=True)
+class DiagonalNormal:
+    """Normal distributions with diagonal covariance over arrays of ``shape``."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    def standard(self) -> NormalCoordinates:
+        """The standard normal."""
+        return NormalCoordinates(jnp.zeros(self.shape), jnp.zeros(self.shape))
+
+    def unit(self) -> NormalNatural:
+        """The factor 1."""
+        return NormalNatural(jnp.zeros(self.shape), jnp.zeros(self.shape))
+
+    def of_distribution(self, distribution: dist.Distribution | None) -> NormalNatural | None:
+        """Natural parameters of a NumPyro distribution, or ``None`` if it is not of the family."""
+        if distribution is None:
+            return None
+        while isinstance(distribution, (dist.Independent, dist.ExpandedDistribution)):
+            distribution = distribution.base_dist
+        if not isinstance(distribution, dist.Normal):
+            return None
+        loc = jnp.broadcast_to(jnp.asarray(distribution.loc, float), self.shape)
+        scale = jnp.broadcast_to(jnp.asarray(distribution.scale, float), self.shape)
+        return self.natural(NormalCoordinates(loc, jnp.log(scale)))
+
+    def natural(self, coordinates: NormalCoordinates) -> NormalNatural:
+        """(loc, log scale) -> (loc / scale^2, -1 / (2 scale^2))."""
+        precision = jnp.exp(-2 * coordinates.log_scale)
+        return NormalNatural(coordinates.loc * precision, -0.5 * precision)
+
+    def coordinates(self, natural: NormalNatural) -> NormalCoordinates:
+        """Inverse of :meth:`natural`; NaN where the precision is not above zero."""
+        precision = -2 * natural.quadratic
+        return NormalCoordinates(natural.linear / precision, -0.5 * jnp.log(precision))
+
+    def statistics(self, coordinates: NormalCoordinates) -> NormalNatural:
+        """(E[x], E[x^2])."""
+        second = coordinates.loc**2 + jnp.exp(2 * coordinates.log_scale)
+        return NormalNatural(coordinates.loc, second)
+
+    def entropy(self, coordinates: NormalCoordinates) -> Array:
+        """Sum of log scale + (1 + log 2 pi) / 2."""
+        return jnp.sum(coordinates.log_scale) + 0.5 * self.size * (1 + math.log(2 * math.pi))
+
+    def log_partition(self, natural: NormalNatural) -> Array:
+        """Sum of -linear^2 / (4 quadratic) - log(-2 quadratic) / 2 + log(2 pi) / 2."""
+        terms = -(natural.linear**2) / (4 * natural.quadratic) - 0.5 * jnp.log(
+            -2 * natural.quadratic
+        )
+        return jnp.sum(terms) + 0.5 * self.size * math.log(2 * math.pi)
+
+    def in_domain(self, natural: NormalNatural) -> Array:
+        """All finite, and every precision above zero."""
+        finite = jnp.all(jnp.isfinite(natural.linear)) & jnp.all(jnp.isfinite(natural.quadratic))
+        return finite & jnp.all(natural.quadratic < 0)
+
+    def project(self, natural: NormalNatural) -> NormalNatural:
+        """Raises negative precisions to zero and leaves the linear part alone."""
+        return natural._replace(quadratic=jnp.minimum(natural.quadratic, 0))
+
+    def draws(self, rng_key: PRNGKey, coordinates: NormalCoordinates, num_draws: int) -> Array:
+        """Antithetic draws: each second one mirrors the one before it at the mean."""
+        half = (num_draws + 1) // 2
+        noise = jax.random.normal(rng_key, (half, *self.shape), coordinates.loc.dtype)
+        noise = jnp.stack([noise, -noise], axis=1).reshape(2 * half, *self.shape)[:num_draws]
+        return coordinates.loc + jnp.exp(coordinates.log_scale) * noise
+
+    def sigma_points(self, coordinates: NormalCoordinates, offset: int, dimension: int) -> Array:
+        """Mean plus and minus sqrt(dimension) standard deviations along each joint axis."""
+        axes = math.sqrt(dimension) * jnp.eye(dimension, dtype=coordinates.loc.dtype)
+        mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
+        noise = jnp.concatenate([mine, -mine])
+        return coordinates.loc + jnp.exp(coordinates.log_scale) * noise
+
+    def distribution(self, coordinates: NormalCoordinates) -> dist.Distribution:
+        """``Normal(loc, scale).to_event()``."""
+        normal = dist.Normal(coordinates.loc, jnp.exp(coordinates.log_scale))
+        return normal.to_event(len(self.shape))

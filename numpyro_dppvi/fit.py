@@ -1,0 +1,267 @@
+"""``fit``: one call from a model, data and a budget to a posterior and what it cost."""
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+from tqdm.auto import tqdm
+
+from numpyro_dppvi import _validate, planning, schedules
+from numpyro_dppvi._result import Status
+from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, Records
+from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
+from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
+from numpyro_dppvi.partition import Partition, Shards, split_evenly, stack, stack_clients
+from numpyro_dppvi.posterior import Posterior
+from numpyro_dppvi.privacy import (
+    Ledger,
+    PrivacyBudget,
+    PrivacyPlan,
+    PrivacyStatement,
+    SecretKeys,
+)
+from numpyro_dppvi.server import MergeInfo
+
+Data: TypeAlias = Records | Sequence[Records]
+
+
+class History(NamedTuple):
+    """What happened round by round; functions of released values only.
+
+    Attributes:
+        natural: Natural parameters of q after each round, on a leading axis.
+        movement: How far q's natural parameters moved (L2 norm, summed over the round's merges),
+            shape ``(num_rounds,)``.
+        projected: Factor entries that were raised to the edge of the domain, by round.
+        rejected: Merges that were refused, by round.
+    """
+
+    natural: Natural
+    movement: np.ndarray
+    projected: np.ndarray
+    rejected: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class FitResult:
+    """What ``fit`` returns. Holds no record and nothing computed from records but releases.
+
+    Attributes:
+        posterior: The approximate posterior.
+        plan: The privacy plan; ``None`` without privacy.
+        history: What happened round by round.
+        status: How the run ended, a sentence.
+        state: The algorithm's last state.
+        method: The method that ran.
+        insecure_noise_seed: The seed of the noise, if one was given.
+    """
+
+    posterior: Posterior
+    plan: PrivacyPlan | None
+    history: History
+    status: Status
+    state: PVIState
+    method: Method
+    insecure_noise_seed: int | None
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was released: ``ledger.spent(delta=1e-5)`` gives epsilon per client."""
+        return self.state.ledger
+
+    def posterior_at(self, round_number: int) -> Posterior:
+        """The posterior after a round, 1 for the first; all of them were released."""
+        rounds = len(self.history.movement)
+        if not 1 <= round_number <= rounds:
+            raise IndexError(f"there are rounds 1 to {rounds}, got {round_number}.")
+        natural = jax.tree.map(lambda leaf: leaf[round_number - 1], self.history.natural)
+        return dataclasses.replace(self.posterior, natural=natural)
+
+    def privacy_statement(self) -> PrivacyStatement:
+        """What the run cost, as text (``print``) and JSON (``.to_json()``)."""
+        return PrivacyStatement(
+            type(self.method).__name__,
+            self.plan,
+            self.ledger,
+            self.insecure_noise_seed is not None,
+        )
+
+    @property
+    def guide(self) -> Any:
+        """A plain NumPyro guide for ``numpyro.infer.Predictive``; goes with :attr:`params`."""
+        return self.posterior.guide
+
+    @property
+    def params(self) -> dict[str, Array]:
+        """The guide's parameters."""
+        return self.posterior.params
+
+
+def fit(
+    model: Model,
+    guide: Any,
+    data: Data,
+    *,
+    rng_key: PRNGKey | None = None,
+    clients: int | Partition | None = None,
+    method: Method | None = None,
+    budget: PrivacyBudget | Sequence[PrivacyBudget] | None = None,
+    schedule: schedules.Schedule = schedules.sequential,
+    num_rounds: int = 10,
+    damping: float = 0.4,
+    model_kwargs: Mapping[str, Any] | None = None,
+    progress_bar: bool = True,
+    insecure_noise_seed: int | None = None,
+) -> FitResult:
+    """Fits a model to data held by several clients, under a privacy budget.
+
+    Main arguments:
+
+    Args:
+        model: Any NumPyro model with global, continuous latents, called as
+            ``model(**data, **model_kwargs)``.
+        guide: ``None``, ``AutoNormal(model)`` or ``AutoDiagonalNormal(model)``.
+        data: Records: a mapping from argument names to arrays with one leading axis, or a
+            sequence of such mappings, one a client. Everything else is public.
+        rng_key: A JAX key. It seeds the split of rows and draws of latents, never the noise.
+        clients: With one mapping: a number of clients to split its rows over at random, or a
+            ``Partition``. Not given when data is already per client.
+        method: ``DPOptimization(...)`` (the default) or ``NonPrivate(...)``.
+        budget: A ``PrivacyBudget``, or one a client.
+
+    Most people can stop here. Other arguments:
+
+    Args:
+        schedule: ``sequential``, ``synchronous`` or any function of the round's number and the
+            number of clients.
+        num_rounds: Rounds; in each, the schedule's clients send one change.
+        damping: In (0, 1]; the share of a change that is merged.
+        model_kwargs: Public arguments of the model.
+        progress_bar: Whether to show one.
+        insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
+
+    Returns:
+        A :class:`FitResult`.
+
+    Raises:
+        UnsupportedModelError: If the model, guide or data cannot be fitted; says why.
+        ValueError: If an argument is out of its range.
+        TypeError: If ``rng_key`` is missing.
+    """
+    key = _validate.rng_key(rng_key)
+    method = DPOptimization() if method is None else method
+    _validate.positive_int("num_rounds", num_rounds)
+    split_key, init_key, round_key = jax.random.split(key, 3)
+    shards, sizes = _shards(data, clients, split_key)
+    plan = _plan(method, budget, num_rounds, sizes, schedule)
+    secret_keys = SecretKeys(insecure_noise_seed)
+    algorithm = pvi(
+        model,
+        guide,
+        {
+            name: jax.ShapeDtypeStruct((sum(sizes), *leaf.shape[2:]), leaf.dtype)
+            for name, leaf in shards.records.items()
+        },
+        method=method,
+        client_sizes=sizes,
+        plan=plan,
+        schedule=schedule,
+        damping=damping,
+        model_kwargs=model_kwargs,
+        secret_keys=secret_keys,
+    )
+    state, history = _run(algorithm, init_key, round_key, shards, num_rounds, progress_bar)
+    posterior = dataclasses.replace(
+        algorithm.posterior(state), attrs=_attrs(method, plan, state.ledger)
+    )
+    return FitResult(
+        posterior=posterior,
+        plan=plan,
+        history=history,
+        status=_status(history),
+        state=state,
+        method=method,
+        insecure_noise_seed=insecure_noise_seed,
+    )
+
+
+def _run(
+    algorithm: Algorithm,
+    init_key: PRNGKey,
+    round_key: PRNGKey,
+    shards: Shards,
+    num_rounds: int,
+    progress_bar: bool,
+) -> tuple[PVIState, History]:
+    """The rounds."""
+    state = algorithm.init(init_key)
+    naturals: list[Natural] = []
+    infos: list[MergeInfo] = []
+    rounds = tqdm(range(num_rounds), desc="rounds", disable=not progress_bar)
+    for _ in rounds:
+        state, info = algorithm.step(round_key, state, shards)
+        naturals.append(state.natural)
+        infos.append(info)
+    stacked = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *naturals)
+    counts = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *infos)
+    return state, History(stacked, *counts)
+
+
+def _shards(
+    data: Data, clients: int | Partition | None, rng_key: PRNGKey
+) -> tuple[Shards, tuple[int, ...]]:
+    """Checks the data and lays it out; returns the clients' sizes too."""
+    if not isinstance(data, Mapping):
+        if clients is not None:
+            raise ValueError(
+                "data is already one mapping a client, so clients must not be given: leave it out."
+            )
+        per_client = [_validate.records(d, f"client {m}'s data") for m, d in enumerate(data)]
+        shards = stack_clients(per_client)
+        return shards, tuple(int(n) for n in np.asarray(shards.num_records))
+    pooled = _validate.records(data, "data")
+    num_rows = len(next(iter(pooled.values())))
+    if clients is None:
+        clients = 1
+    if not isinstance(clients, Partition):
+        clients = split_evenly(rng_key, num_rows, clients)
+    return stack(pooled, clients), clients.sizes
+
+
+def _plan(
+    method: Method,
+    budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
+    num_rounds: int,
+    sizes: Sequence[int],
+    schedule: schedules.Schedule,
+) -> PrivacyPlan | None:
+    if isinstance(method, NonPrivate) and budget is None:
+        return None
+    return planning.plan_privacy(
+        method, budget, num_rounds=num_rounds, client_sizes=sizes, schedule=schedule
+    )
+
+
+def _status(history: History) -> Status:
+    if history.rejected.any():
+        return Status.REJECTED
+    return Status.PROJECTED if history.projected.any() else Status.COMPLETED
+
+
+def _attrs(method: Method, plan: PrivacyPlan | None, ledger: Ledger) -> dict[str, str | float]:
+    """Facts about the run that travel with an export."""
+    facts: dict[str, str | float] = {
+        "inference_library": "numpyro_dppvi",
+        "inference_library_version": importlib.metadata.version("numpyro-dppvi"),
+        "method": type(method).__name__,
+        "privacy": "none" if plan is None else "differential privacy, unit one record",
+    }
+    if plan is not None:
+        facts["max_epsilon"] = float(ledger.spent().max())
+        facts["max_delta"] = max(client.budget.delta for client in plan.clients)
+        facts["relation"] = ", ".join(sorted({c.budget.relation for c in plan.clients}))
+    return facts

@@ -1,0 +1,65 @@
+"""From a guide to the exponential family that factors live in; refuses what is not mean-field."""
+
+from typing import Any, NamedTuple
+
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+
+from numpyro_dppvi._typing import Model, Natural
+from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.families import DiagonalNormal, MeanField
+from numpyro_dppvi.latents import LatentSpace
+
+
+def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
+    """The family that a guide describes.
+
+    ``None``, ``AutoNormal(model)`` and ``AutoDiagonalNormal(model)`` are the same family: a
+    normal distribution with diagonal covariance over the unconstrained latents. Only the guide's
+    kind is read, never its state: a guide that has been run holds the rows it was run on. Its
+    initial values are not used either, because inference starts from the prior.
+
+    Raises:
+        UnsupportedModelError: For any other guide, or a guide of another model.
+    """
+    if guide is not None:
+        if type(guide) not in (AutoNormal, AutoDiagonalNormal):
+            raise UnsupportedModelError(
+                f"the guide is a {type(guide).__name__}, and its factors do not multiply within "
+                "one mean-field family: pass guide=None, AutoNormal(model) or "
+                "AutoDiagonalNormal(model)."
+            )
+        if guide.model is not model:
+            raise UnsupportedModelError(
+                "the guide was made for another model than the one given: write "
+                f"{type(guide).__name__}(model) with the same model."
+            )
+    return MeanField(tuple((lt.name, DiagonalNormal(lt.base_shape)) for lt in space.latents))
+
+
+class PriorFactor(NamedTuple):
+    """How the prior becomes a factor.
+
+    Attributes:
+        exact: The part of the prior that lies in the family; 1 for the other latents.
+        rest: Latents whose prior does not lie in the family, and has to be approximated.
+        refined: Latents whose part of the prior's factor is refined: ``rest``, the parents of
+            those, and whatever pseudo-observations depend on.
+    """
+
+    exact: Natural
+    rest: frozenset[str]
+    refined: frozenset[str]
+
+
+def prior_factor(family: MeanField, space: LatentSpace) -> PriorFactor:
+    """Splits the prior into what lies in the family and what does not."""
+    priors = {latent.name: latent.base_prior for latent in space.latents}
+    exact = {name: member.of_distribution(priors[name]) for name, member in family.members}
+    rest = frozenset(name for name, factor in exact.items() if factor is None)
+    refined = rest.union(
+        *(space.parents[name] for name in rest), *space.pseudo_observations.values()
+    )
+    for name, member in family.members:
+        if exact[name] is None:
+            exact[name] = member.unit()
+    return PriorFactor(exact, rest, refined)

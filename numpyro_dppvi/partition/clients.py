@@ -1,0 +1,194 @@
+"""Which client holds which row: the value, and the two everyday ways to make one."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from numpyro_dppvi import _validate
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Partition:
+    """The rows that each client holds.
+
+    Which client holds a row, and how many rows each client holds, are public; the rows' content is
+    not looked at here.
+
+    Attributes:
+        rows: For every client the numbers of its rows, a read-only int64 array of shape
+            `(num_records,)`. No row appears twice and no client is empty. Rows of the data that
+            appear nowhere are not used.
+
+    Raises:
+        ValueError: If there are no clients, a client has no rows, a row appears twice, or a row
+            number is negative or no integer.
+    """
+
+    rows: tuple[Rows, ...]
+
+    def __post_init__(self) -> None:
+        """Check the rows and keep read-only copies, so that a partition cannot change later."""
+        if len(self.rows) == 0:
+            raise ValueError(
+                "rows must hold at least one client, got an empty sequence: "
+                "write one array of row numbers per client."
+            )
+        checked = tuple(_row_numbers(client, rows) for client, rows in enumerate(self.rows))
+        _check_disjoint(checked)
+        object.__setattr__(self, "rows", checked)
+
+    @classmethod
+    def from_labels(cls, labels: npt.ArrayLike) -> "Partition":
+        """Build a partition from a column that says which client holds each row.
+
+        Args:
+            labels: One label per row, shape `(num_rows,)`: integers, strings, or anything that
+                sorts.
+
+        Returns:
+            One client per distinct label, in sorted order of the labels; rows keep their order.
+
+        Raises:
+            ValueError: If `labels` is not one-dimensional, is empty, has missing entries, or cannot
+                be sorted.
+        """
+        column = label_column(labels)
+        values, client_of_row = distinct(column)
+        by_client = np.argsort(client_of_row, kind="stable")
+        ends = np.cumsum(np.bincount(client_of_row, minlength=len(values)))
+        return cls(tuple(np.split(by_client, ends[:-1])))
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients."""
+        return len(self.rows)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of rows of each client."""
+        return tuple(len(rows) for rows in self.rows)
+
+    def __repr__(self) -> str:
+        """Show sizes, not rows: a partition of a large table would otherwise fill the screen."""
+        if self.num_clients <= 20:
+            return f"Partition(num_clients={self.num_clients}, sizes={self.sizes})"
+        return (
+            f"Partition(num_clients={self.num_clients}, "
+            f"sizes between {min(self.sizes)} and {max(self.sizes)})"
+        )
+
+
+def split_evenly(rng_key: jax.Array, num_rows: int, num_clients: int) -> Partition:
+    """Deal all rows at random to clients of equal size.
+
+    Unlike `partition`, nothing is dropped: where the division leaves a remainder, the first clients
+    hold one row more.
+
+    Args:
+        rng_key: A JAX key. The same key, and NumPy version, give the same partition.
+        num_rows: The number of rows of the data.
+        num_clients: The number of clients.
+
+    Returns:
+        A partition of all `num_rows` rows whose sizes differ by at most one.
+
+    Raises:
+        ValueError: If there are more clients than rows, or either is not a whole number >= 1.
+        TypeError: If `rng_key` is not a JAX key.
+    """
+    check_counts(num_rows, num_clients)
+    shuffled = host_generator(rng_key).permutation(num_rows)
+    return Partition(tuple(np.array_split(shuffled, num_clients)))
+
+
+def host_generator(rng_key: jax.Array) -> np.random.Generator:
+    """Seed a NumPy generator from a JAX key: a host shuffle is cheap and compiles nothing."""
+    key = _validate.rng_key(rng_key)
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)))
+
+
+def check_counts(num_rows: int, num_clients: int) -> None:
+    """Refuse numbers that leave a client without a row."""
+    _validate.positive_int("num_rows", num_rows)
+    _validate.positive_int("num_clients", num_clients)
+    if num_clients > num_rows:
+        raise ValueError(
+            f"num_clients must not exceed the number of rows, got {num_clients} clients for "
+            f"{num_rows} rows: write num_clients={num_rows} or less, as every client needs a row."
+        )
+
+
+def label_column(labels: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Return labels as an array, or refuse what is not one label per row."""
+    column = np.asarray(labels)
+    if column.ndim != 1 or len(column) == 0:
+        raise ValueError(
+            f"labels must be a one-dimensional array, one label per row, got shape {column.shape}: "
+            "write labels=y, say."
+        )
+    if _has_missing(column):
+        raise ValueError(
+            "labels must not be missing, got NaN or the like: write a label for every row, "
+            "or leave such rows out of the data."
+        )
+    return column
+
+
+def _has_missing(column: npt.NDArray[Any]) -> bool:
+    try:
+        # NaN and NaT differ from themselves, as numbers and as objects; pandas.NA has no answer.
+        return bool(np.any(np.not_equal(column, column)))
+    except TypeError:
+        return True
+
+
+def distinct(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
+    """Return the distinct labels in sorted order, and for every row the number of its label."""
+    try:
+        return np.unique(column, return_inverse=True)
+    except TypeError as error:
+        kinds = " and ".join(sorted({type(label).__name__ for label in column}))
+        raise ValueError(
+            f"labels must be of one type that sorts, got {kinds}: write strings, say."
+        ) from error
+
+
+def _row_numbers(client: int, rows: npt.ArrayLike) -> Rows:
+    """Check one client's rows; return them as a read-only int64 copy."""
+    array = np.asarray(rows)
+    if array.size == 0:
+        raise ValueError(
+            f"every client must hold a row, got an empty client {client}: "
+            "give it a row, or leave it out."
+        )
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"rows of client {client} must be a one-dimensional array of integers, got "
+            f"{array.dtype} of shape {array.shape}: write np.flatnonzero(mask), say."
+        )
+    if array.min() < 0:
+        raise ValueError(
+            f"rows of client {client} must not be negative, got {array.min()}: count rows from 0."
+        )
+    numbers = array.astype(np.int64)
+    numbers.setflags(write=False)
+    return numbers
+
+
+def _check_disjoint(rows: tuple[Rows, ...]) -> None:
+    every_row = np.concatenate(rows)
+    order = np.argsort(every_row, kind="stable")
+    repeated = np.flatnonzero(np.diff(every_row[order]) == 0)
+    if len(repeated) == 0:
+        return
+    first, second = order[repeated[0]], order[repeated[0] + 1]
+    client_of = np.repeat(np.arange(len(rows)), [len(client_rows) for client_rows in rows])
+    raise ValueError(
+        f"clients must not share rows, got row {every_row[first]} in client {client_of[first]} and "
+        f"in client {client_of[second]}: give every row to one client, once."
+    )

@@ -1,0 +1,101 @@
+"""The ledger: an immutable list of what was released, and what it cost each client."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import dp_accounting as dpa
+import numpy as np
+
+from numpyro_dppvi.privacy import accounting
+from numpyro_dppvi.privacy.accounting import Composition
+from numpyro_dppvi.privacy.budget import PrivacyBudget
+
+
+class BudgetExceededError(RuntimeError):
+    """A release was refused because it would cost more than the client's budget."""
+
+
+class Entry(NamedTuple):
+    """One client's releases in one round.
+
+    Attributes:
+        round: Number of the round, from 0.
+        client: Number of the client, from 0.
+        event: What each release is charged as.
+        count: How many such releases.
+    """
+
+    round: int
+    client: int
+    event: dpa.DpEvent
+    count: int
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What every client has released so far; append-only, and epsilon is a function of it.
+
+    Clients hold disjoint people, so each client's cost is its own (parallel composition).
+
+    Args:
+        budgets: One a client; empty for a run without privacy.
+        affordable: For each client a composition that is already known to fit its budget (the
+            plan's), so that rounds which stay inside it need no new accounting.
+        entries: What was charged.
+    """
+
+    budgets: tuple[PrivacyBudget, ...] = ()
+    affordable: tuple[Composition, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+    def charge(self, entries: Iterable[Entry]) -> "Ledger":
+        """A ledger with more entries, made before the releases happen.
+
+        Raises:
+            BudgetExceededError: If a client's total would exceed its budget; names the client,
+                the epsilon it would reach and its budget. Nothing is charged then.
+        """
+        entries = tuple(entries)
+        charged = replace(self, entries=self.entries + entries)
+        for client in sorted({entry.client for entry in entries}):
+            charged._check(client)
+        return charged
+
+    def composition(self, client: int) -> Composition:
+        """What one client has released."""
+        mine = (entry for entry in self.entries if entry.client == client)
+        return accounting.compose((entry.event, entry.count) for entry in mine)
+
+    def spent(self, delta: float | None = None) -> np.ndarray:
+        """Epsilon of each client.
+
+        Args:
+            delta: In (0, 1); each client's own delta if not given.
+
+        Returns:
+            Shape ``(num_clients,)``; empty for a run without privacy.
+        """
+        return np.array([self._epsilon(m, delta) for m in range(len(self.budgets))])
+
+    def _epsilon(self, client: int, delta: float | None = None) -> float:
+        budget = self.budgets[client]
+        delta = budget.delta if delta is None else delta
+        return accounting.epsilon(self.composition(client), delta, budget.relation)
+
+    def _check(self, client: int) -> None:
+        if self.affordable and _within(self.composition(client), self.affordable[client]):
+            return
+        epsilon, budget = self._epsilon(client), self.budgets[client]
+        if epsilon > budget.epsilon:
+            raise BudgetExceededError(
+                f"client {client}'s budget is used up: this round would bring it to "
+                f"epsilon = {epsilon:.4g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
+                "nothing was computed. Plan for more rounds from the start (num_rounds=...)."
+            )
+
+
+def _within(composition: Composition, bound: Composition) -> bool:
+    """Whether a composition is part of another: the same events, no more often."""
+    counts = dict(bound)
+    return all(count <= counts.get(event, 0) for event, count in composition)

@@ -1,0 +1,136 @@
+"""The privacy plan: what will be released and what it will cost, before any data is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpyro_dppvi.privacy import accounting, calibrate
+from numpyro_dppvi.privacy.accounting import Composition
+from numpyro_dppvi.privacy.budget import PrivacyBudget
+from numpyro_dppvi.privacy.ledger import Ledger
+from numpyro_dppvi.privacy.mechanisms import GaussianSum
+from numpyro_dppvi.privacy.sampling import Sampler
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """What one client is going to release.
+
+    Attributes:
+        budget: The promise.
+        mechanism: The mechanism, with calibrated noise.
+        num_visits: How often the schedule calls on the client.
+        releases_per_visit: Noisy sums a visit.
+    """
+
+    budget: PrivacyBudget
+    mechanism: GaussianSum
+    num_visits: int
+    releases_per_visit: int
+
+    @property
+    def num_releases(self) -> int:
+        """Noisy sums in all."""
+        return self.num_visits * self.releases_per_visit
+
+    @property
+    def composition(self) -> Composition:
+        """Everything the client will have released."""
+        return accounting.compose([(self.mechanism.dp_event, self.num_releases)])
+
+    @property
+    def epsilon(self) -> float:
+        """What it costs at the budget's delta; at most the budget's epsilon."""
+        return accounting.epsilon(self.composition, self.budget.delta, self.budget.relation)
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """One :class:`ClientPlan` a client; prints as a table. Holds nothing computed from records."""
+
+    clients: tuple[ClientPlan, ...]
+
+    @property
+    def epsilons(self) -> np.ndarray:
+        """Epsilon of each client at its own delta, shape ``(num_clients,)``."""
+        return np.array([client.epsilon for client in self.clients])
+
+    @property
+    def noise_std(self) -> np.ndarray:
+        """Noise on every entry of a released sum, by client, shape ``(num_clients,)``."""
+        return np.array([client.mechanism.noise_std for client in self.clients])
+
+    def ledger(self) -> Ledger:
+        """An empty ledger that holds the plan's budgets."""
+        return Ledger(
+            budgets=tuple(client.budget for client in self.clients),
+            affordable=tuple(client.composition for client in self.clients),
+        )
+
+    def __str__(self) -> str:
+        """A table with one line for each run of equal clients."""
+        return "\n".join(["Privacy plan (nothing has been read yet)", *table(self.clients)])
+
+
+def make(
+    budgets: Sequence[PrivacyBudget],
+    sampler: Sampler,
+    clip_norm: float,
+    releases_per_visit: int,
+    num_visits: Sequence[int],
+    client_sizes: Sequence[int],
+) -> PrivacyPlan:
+    """Calibrates every client's noise to its own budget, size and number of visits."""
+    physical_size = sampler.physical_size(client_sizes)
+    clients = []
+    for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True):
+        releases = max(1, visits * releases_per_visit)
+        noise = calibrate.noise_multiplier(budget, releases, sampler, size, physical_size)
+        mechanism = GaussianSum(clip_norm, noise, sampler, size, physical_size)
+        clients.append(ClientPlan(budget, mechanism, visits, releases_per_visit))
+    return PrivacyPlan(tuple(clients))
+
+
+def describe_sampler(mechanism: GaussianSum) -> str:
+    """The sampler in words, with its expected batch."""
+    prob = mechanism.sampler.sampling_prob
+    if prob == 1:
+        return "full batch"
+    return f"Poisson q={prob:g} (~{prob * mechanism.num_records:.0f} rows)"
+
+
+def table(clients: Sequence[ClientPlan]) -> list[str]:
+    """Lines of a table: mechanism, releases, noise and epsilon of each run of equal clients."""
+    header = ["client", "records", "batch", "clip", "noise std", "releases", "epsilon", "delta"]
+    rows = [header]
+    for first, last in _runs(clients):
+        client, mechanism = clients[first], clients[first].mechanism
+        rows.append(
+            [
+                str(first) if first == last else f"{first}-{last}",
+                str(mechanism.num_records),
+                describe_sampler(mechanism),
+                f"{mechanism.clip_norm:g}",
+                f"{mechanism.noise_std:.4g}",
+                f"{client.num_visits} x {client.releases_per_visit}",
+                f"{client.epsilon:.4f} of {client.budget.epsilon:g}",
+                f"{client.budget.delta:g}",
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    return [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _runs(clients: Sequence[ClientPlan]) -> list[tuple[int, int]]:
+    """First and last number of every run of equal plans."""
+    runs: list[tuple[int, int]] = []
+    for number, client in enumerate(clients):
+        if runs and clients[runs[-1][0]] == client:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return runs

@@ -1,0 +1,480 @@
+"""The shape of the package: import arrows, sizes, silence on import, and a documented surface.
+
+Every check is a function from source text to a list of complaints, so that the last part of this
+file can show each of them complaining.
+"""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "numpyro_dppvi"
+
+# From top to bottom. A module may import from lower layers only; those of one layer do not know
+# each other. A sub-package is one name here and free within itself.
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"__init__"}),
+    frozenset({"flower"}),
+    frozenset({"plots", "checkpoint"}),
+    frozenset({"fit"}),
+    frozenset({"algorithm", "baselines"}),
+    frozenset({"posterior", "diagnostics"}),
+    frozenset({"client", "server", "schedules"}),
+    frozenset({"local"}),
+    frozenset({"objective", "guides"}),
+    frozenset({"latents", "partition"}),
+    frozenset({"to_arviz"}),  # takes draws, names and numbers, and knows nothing of fits
+    frozenset({"families"}),
+    frozenset({"factors"}),
+    frozenset({"_typing", "_validate", "_result"}),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# privacy/ stands beside the layers, so that it can be audited alone.
+PRIVACY_MAY_IMPORT = frozenset({"_typing", "_validate"})
+MAY_IMPORT_PRIVACY = frozenset(
+    {
+        "__init__",
+        "flower",
+        "plots",
+        "checkpoint",
+        "fit",
+        "algorithm",
+        "posterior",
+        "client",
+        "local",
+    }
+)
+
+# Tracing a model happens in one place, reading a guide in another, and nowhere else.
+MAY_IMPORT_HANDLERS = frozenset({"latents", "guides"})
+
+# Third parties that a function may import when it is called: optional, or slow to import.
+LAZY = frozenset({"arviz", "flwr", "matplotlib", "orbax", "tqdm"})
+# Those that a plain installation lacks: nothing may need them on import, but for flower/ itself.
+OPTIONAL = {"flwr": "flower", "matplotlib": None, "orbax": None}
+
+MAX_FILE_LINES = 399
+MAX_FUNCTION_LINES = 80
+
+Sources = Mapping[str, str]  # dotted module name inside the package -> source text
+
+
+def read_package(folder: Path) -> dict[str, str]:
+    """Reads every module under `folder`, named as `fit`, `privacy.ledger` or `privacy.__init__`."""
+    return {
+        ".".join(path.relative_to(folder).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for path in sorted(folder.rglob("*.py"))
+    }
+
+
+def top_level(module: str) -> str:
+    """Names the layer member that a module belongs to: `privacy.ledger` to `privacy`."""
+    return module.split(".", maxsplit=1)[0]
+
+
+def absolute_name(module: str, node: ast.ImportFrom) -> str:
+    """Resolves `from .x import y` in `module` to `numpyro_dppvi.x`."""
+    if not node.level:
+        return node.module or ""
+    # `__init__` counts as a level of its own: one dot in it means the package that it is.
+    parents = [PACKAGE, *module.split(".")][: -node.level]
+    return ".".join([*parents, *([node.module] if node.module else [])])
+
+
+def imported_names(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields line and absolute dotted name of all that is imported anywhere, also for types."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = absolute_name(module, node)
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def package_imports(sources: Sources, module: str) -> Iterator[tuple[int, str]]:
+    """Yields line and layer member of every import of the package by one of its modules."""
+    members = {top_level(name) for name in sources} | LEVEL.keys() | {"privacy"}
+    for line, name in imported_names(module, ast.parse(sources[module])):
+        root, *rest = name.split(".")
+        if root == PACKAGE:
+            yield line, rest[0] if rest and rest[0] in members else "__init__"
+
+
+def unplaced_modules(sources: Sources) -> list[str]:
+    """Complains of modules that are in no layer."""
+    known = LEVEL.keys() | {"privacy"}
+    return [f"{name}: is in no layer" for name in sources if top_level(name) not in known]
+
+
+def allowed(importer: str, imported: str) -> bool:
+    """Says whether one layer member may import another."""
+    if importer == imported:
+        return True
+    if importer == "privacy":
+        return imported in PRIVACY_MAY_IMPORT
+    if imported == "privacy":
+        return importer in MAY_IMPORT_PRIVACY
+    return LEVEL.get(importer, -1) < LEVEL.get(imported, -1)
+
+
+def wrong_arrows(sources: Sources) -> list[str]:
+    """Complains of imports within the package that do not point downward."""
+    return [
+        f"{module}:{line}: imports {imported}, which is not below it"
+        for module in sources
+        for line, imported in package_imports(sources, module)
+        if not allowed(top_level(module), imported)
+    ]
+
+
+def handler_imports(sources: Sources) -> list[str]:
+    """Complains of `numpyro.handlers` outside the modules that may trace a model or a guide."""
+    complaints = []
+    for module, source in sources.items():
+        if top_level(module) in MAY_IMPORT_HANDLERS:
+            continue
+        tree = ast.parse(source)
+        aliases = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+            if alias.name == "numpyro"
+        }
+        lines = [
+            line
+            for line, name in imported_names(module, tree)
+            if name.split(".")[:2] == ["numpyro", "handlers"]
+        ]
+        lines += [
+            node.lineno
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and node.attr == "handlers"
+            and isinstance(node.value, ast.Name)
+            and node.value.id in aliases
+        ]
+        complaints += [f"{module}:{line}: uses numpyro.handlers" for line in lines]
+    return complaints
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yields every function and method, nested ones too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def hidden_imports(sources: Sources) -> list[str]:
+    """Complains of imports inside functions, unless they are of a third party named in LAZY."""
+    return sorted(
+        {
+            f"{module}:{line}: imports {name} inside a function"
+            for module, source in sources.items()
+            for function in functions(ast.parse(source))
+            for line, name in imported_names(module, function)
+            if top_level(name) not in LAZY
+        }
+    )
+
+
+def statements_on_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields the statements that run on import: not those for type checkers, nor in functions."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from statements_on_import(node.orelse)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            for field in ("body", "orelse", "finalbody"):
+                yield from statements_on_import(getattr(node, field, []))
+            for handler in getattr(node, "handlers", []):
+                yield from statements_on_import(handler.body)
+
+
+def needed_extras(sources: Sources) -> list[str]:
+    """Complains of modules that cannot be imported without an optional third party."""
+    return [
+        f"{module}:{line}: cannot be imported without {name}"
+        for module, source in sources.items()
+        for node in statements_on_import(ast.parse(source).body)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for line, name in imported_names(module, node)
+        if top_level(name) in OPTIONAL and OPTIONAL[top_level(name)] != top_level(module)
+    ]
+
+
+def oversized(sources: Sources) -> list[str]:
+    """Complains of files and functions that are too long to be read in one go."""
+    complaints = []
+    for module, source in sources.items():
+        lines = len(source.splitlines())
+        if lines > MAX_FILE_LINES:
+            complaints.append(f"{module}: has {lines} lines, more than {MAX_FILE_LINES}")
+        for function in functions(ast.parse(source)):
+            lines = (function.end_lineno or function.lineno) - function.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                complaints.append(
+                    f"{module}:{function.lineno}: {function.name} has {lines} lines, "
+                    f"more than {MAX_FUNCTION_LINES}"
+                )
+    return complaints
+
+
+def surface_faults(public: Mapping[str, Any], names: list[str]) -> list[str]:
+    """Complains of names in `__all__` that are listed twice, missing or undocumented."""
+    complaints = []
+    for name in sorted(set(names)):
+        if names.count(name) > 1:
+            complaints.append(f"{name}: is listed twice")
+        if name not in public:
+            complaints.append(f"{name}: does not exist")
+        elif callable(public[name]):
+            text = getattr(public[name], "__doc__", None) or ""
+            # Dataclasses and NamedTuples write their own signature where nobody wrote a docstring.
+            if not text.strip() or text.startswith(f"{getattr(public[name], '__name__', name)}("):
+                complaints.append(f"{name}: has no docstring")
+    return complaints
+
+
+def commands(document: str) -> Iterator[str]:
+    """Yields the lines of code in a Markdown text, and its code between backquotes."""
+    fenced = False
+    for line in document.splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif fenced or line.startswith("    "):
+            yield line.strip().removeprefix("$ ")
+        else:
+            yield from re.findall(r"`([^`]+)`", line)
+
+
+def missing_targets(document: str, makefile: str) -> list[str]:
+    """Complains of `make` commands in a document that the Makefile does not have."""
+    targets = set(re.findall(r"^([a-z]+):", makefile, flags=re.MULTILINE))
+    shown = (re.match(r"make((?: +[a-z]+)+)", command) for command in commands(document))
+    asked = {target for match in shown if match for target in match[1].split()}
+    return [f"make {target}: is no target" for target in sorted(asked - targets)]
+
+
+# ---------------------------------------------------------------------------------------------
+# The package passes every check.
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    found = read_package(ROOT / PACKAGE)
+    assert "__init__" in found
+    return found
+
+
+@pytest.mark.parametrize(
+    "check",
+    [unplaced_modules, wrong_arrows, handler_imports, hidden_imports, needed_extras, oversized],
+)
+def test_the_package_keeps_its_shape(check, sources):
+    assert check(sources) == []
+
+
+def test_the_public_surface_is_complete_and_documented():
+    package = importlib.import_module(PACKAGE)
+    assert surface_faults(vars(package), list(package.__all__)) == []
+
+
+SILENT_IMPORT = f"""
+import jax, numpyro, optax  # what these do on import is theirs
+before = dict(jax.config.values)
+import {PACKAGE}
+changed = [name for name, value in jax.config.values.items() if before.get(name, value) != value]
+assert not changed, f"import changed {{changed}}"
+assert jax.config.jax_enable_x64 is before["jax_enable_x64"]
+from jax._src import xla_bridge
+backends = getattr(xla_bridge, "_backends", None)
+print("unknown" if backends is None else sorted(backends))
+"""
+
+
+@pytest.mark.parametrize("x64", ["0", "1"])
+def test_import_changes_no_setting_and_starts_no_backend(x64, monkeypatch):
+    monkeypatch.setenv("JAX_ENABLE_X64", x64)
+    process = subprocess.run(
+        [sys.executable, "-c", SILENT_IMPORT], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert process.returncode == 0, process.stderr
+    if process.stdout.strip() == "unknown":
+        pytest.skip("this JAX keeps its backends elsewhere")
+    assert process.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_every_make_command_shown_exists(document):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert missing_targets((ROOT / document).read_text(encoding="utf-8"), makefile) == []
+
+
+# ---------------------------------------------------------------------------------------------
+# Every check can fail.
+
+
+def test_modules_are_named_by_their_path(tmp_path):
+    (tmp_path / "privacy").mkdir()
+    (tmp_path / "privacy" / "__init__.py").write_text("x = 1\n")
+    (tmp_path / "fit.py").write_text("y = 2\n")
+    assert read_package(tmp_path) == {"fit": "y = 2\n", "privacy.__init__": "x = 1\n"}
+
+
+def test_a_module_in_no_layer_is_found():
+    assert unplaced_modules({"utils": "", "fit": "", "privacy.ledger": ""}) == [
+        "utils: is in no layer"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("local", "from numpyro_dppvi import fit"),
+        ("local", "from numpyro_dppvi.fit import FitResult"),
+        ("local", "import numpyro_dppvi.fit"),
+        ("local", "from .fit import FitResult"),
+        ("local", "from . import fit"),
+        ("client", "from .server import merge"),  # neighbours
+        ("factors", "from .families import base"),
+        ("families.base", "from ..fit import FitResult"),
+        ("families.__init__", "from ..fit import FitResult"),
+        ("families.__init__", "from .. import fit"),
+        ("fit", "import numpyro_dppvi"),  # the top, and so a circle
+        ("fit", "from numpyro_dppvi import __version__"),
+        ("fit", "from . import __version__"),
+        ("__init__", "from . import utils"),  # in no layer, and so below nothing
+        ("local", "if TYPE_CHECKING:\n    from .fit import FitResult"),
+        ("local", "def solve():\n    from .fit import FitResult"),
+        ("privacy.ledger", "from ..factors import total"),
+        ("privacy.ledger", "from numpyro_dppvi._result import Status"),
+        ("server", "from .privacy import ledger"),
+        ("partition", "from numpyro_dppvi.privacy.sampling import Poisson"),
+    ],
+)
+def test_an_arrow_that_does_not_point_downward_is_found(module, source):
+    made_up = {"utils": "", module: source}
+    assert len(wrong_arrows(made_up)) == 1
+    assert wrong_arrows(made_up)[0].startswith(f"{module}:")
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("__init__", "from .fit import fit\nfrom .privacy import PrivacyBudget"),
+        ("fit", "from numpyro_dppvi import algorithm, latents\nfrom .privacy.ledger import Ledger"),
+        ("client", "from . import local\nfrom ._typing import Natural"),
+        ("families.diagonal_normal", "from .base import Family\nfrom ..factors import total"),
+        (
+            "families.__init__",
+            "from .base import Family\nfrom .. import factors",
+        ),
+        ("privacy.ledger", "from .accounting import epsilon\nfrom .._validate import positive"),
+        ("posterior", "import numpyro\nimport jax.numpy as jnp\nfrom .to_arviz import to_arviz"),
+    ],
+)
+def test_an_arrow_that_points_downward_is_left_alone(module, source):
+    assert wrong_arrows({module: source}) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import numpyro.handlers",
+        "from numpyro import handlers",
+        "from numpyro.handlers import seed",
+        "import numpyro\ntrace = numpyro.handlers.trace",
+        "import numpyro as npr\ntrace = npr.handlers.trace",
+    ],
+)
+def test_a_use_of_the_handlers_is_found(source):
+    assert len(handler_imports({"fit": source})) == 1
+    assert handler_imports({"latents": source}) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def fit():\n    from .local import solve",
+        "def fit():\n    import numpyro_dppvi.local",
+        "class Fit:\n    def run(self):\n        import pandas",
+        "async def fit():\n    def inner():\n        import json",
+    ],
+)
+def test_an_import_inside_a_function_is_found(source):
+    assert len(hidden_imports({"fit": source})) == 1
+
+
+def test_a_lazy_import_of_a_third_party_is_left_alone():
+    assert hidden_imports({"fit": "import json\ndef show():\n    from tqdm.auto import tqdm"}) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import matplotlib.pyplot as plt",
+        "from matplotlib import pyplot",
+        "try:\n    import x\nexcept ImportError:\n    import matplotlib",
+        "class Plot:\n    import matplotlib",
+    ],
+)
+def test_an_extra_that_is_needed_on_import_is_found(source):
+    assert len(needed_extras({"plots": source})) == 1
+
+
+def test_an_extra_that_is_not_needed_on_import_is_left_alone():
+    for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import matplotlib"
+    lazy = "def plot():\n    import matplotlib.pyplot as plt"
+    assert needed_extras({"plots": for_types, "fit": lazy, "flower.app": "import flwr"}) == []
+
+
+def test_what_is_too_long_is_found():
+    long_function = "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
+    assert oversized({"fit": "x = 1\n" * MAX_FILE_LINES}) == []
+    assert len(oversized({"fit": "x = 1\n" * (MAX_FILE_LINES + 1)})) == 1
+    assert len(oversized({"fit": long_function})) == 1
+    assert len(oversized({"fit": "class A:\n" + long_function.replace("def", " def", 1)})) == 1
+
+
+def test_a_fault_of_the_surface_is_found():
+    from dataclasses import dataclass
+    from typing import NamedTuple
+
+    @dataclass(frozen=True)
+    class Silent:
+        x: int
+
+    class Pair(NamedTuple):
+        x: int
+
+    class Told(NamedTuple):
+        """Says what it is."""
+
+        x: int
+
+    public = {"Silent": Silent, "Pair": Pair, "Told": Told, "f": lambda: None, "number": 3}
+    assert surface_faults(public, ["Silent", "Pair", "Told", "Told", "f", "number", "gone"]) == [
+        "Pair: has no docstring",
+        "Silent: has no docstring",
+        "Told: is listed twice",
+        "f: has no docstring",
+        "gone: does not exist",
+    ]
+
+
+@pytest.mark.parametrize(
+    "document", ["    make lint typos  # see below", "```\n$ make typos\n```", "Run `make typos`."]
+)
+def test_a_command_that_does_not_exist_is_found(document):
+    assert missing_targets(document, "test: setup\nlint:\n") == ["make typos: is no target"]
+    assert missing_targets("Words make sense.\n\n    make test X=1\n", "test: setup\n") == []
