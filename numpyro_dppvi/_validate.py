@@ -1,7 +1,6 @@
-"""One validator a rule; each raises one sentence: what was wrong, what was received, what to write."""
+"""One validator a rule, one sentence each: what was wrong, what came, what to write instead."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -36,8 +35,10 @@ def half_open_unit(name: str, value: float) -> None:
 
 def positive_int(name: str, value: int) -> None:
     """Refuses anything but a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a whole number >= 1, got {value!r}: write {name}=10, say.")
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ValueError(
+            f"{name} must be a whole number of at least 1, got {value!r}: write {name}=10, say."
+        )
 
 
 def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -70,47 +71,3 @@ def rng_key(value: Any) -> jax.Array:
 
 class UnsupportedModelError(ValueError):
     """The model, guide or data cannot be fitted; the message says why and what to write."""
-
-
-def records(data: Any, name: str) -> dict[str, np.ndarray]:
-    """Returns one mapping of equally long, finite, numeric arrays, or refuses it.
-
-    Raises:
-        ValueError: Names the argument, what was received and what to write instead; never shows
-            a record, nor how many are at fault.
-    """
-    if not isinstance(data, Mapping):
-        raise TypeError(
-            f"{name} must be a mapping from argument names to arrays, got a "
-            f"{type(data).__name__}: write {{'X': X, 'y': y}}."
-        )
-    if not data:
-        raise ValueError(f"{name} is empty: write {{'X': X, 'y': y}}.")
-    arrays = {str(key): _array(value, f"{name}[{key!r}]") for key, value in data.items()}
-    lengths = {key: len(value) for key, value in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
-        raise ValueError(
-            f"the arrays of {name} differ in length ({listed}): every array must have one entry a "
-            "record; put what is not records into model_kwargs."
-        )
-    if min(lengths.values()) == 0:
-        raise ValueError(f"{name} has no records: leave such a client out.")
-    return arrays
-
-
-def _array(value: Any, name: str) -> np.ndarray:
-    array = np.asarray(value)
-    if array.ndim == 0:
-        raise ValueError(
-            f"{name} is a single number, not one entry a record: put it into model_kwargs."
-        )
-    if not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
-        raise ValueError(
-            f"{name} holds {array.dtype} values, not numbers: encode categories as whole numbers."
-        )
-    if not np.all(np.isfinite(array)):
-        raise ValueError(
-            f"{name} holds NaN or infinite values: drop or impute those records first."
-        )
-    return array

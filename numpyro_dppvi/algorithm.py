@@ -9,6 +9,7 @@
 The loop is the user's; the ledger still counts, because it is a field of the state.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi import _validate, client, factors, guides, latents, schedules, server
-from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, Records
+from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.guides import PriorFactor
+from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import Method, NonPrivate
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.posterior import Posterior
@@ -65,10 +68,29 @@ class Algorithm(NamedTuple):
     posterior: Callable[[PVIState], Posterior]
 
 
+class _Problem(NamedTuple):
+    """What is compiled in: equal problems share one compiled program."""
+
+    space: LatentSpace
+    family: MeanField
+    method: Method
+    physical_size: int
+    rest: frozenset[str]
+    refined: frozenset[str]
+
+
+class _Numbers(NamedTuple):
+    """What is handed to the compiled program."""
+
+    exact_prior: Natural
+    noise_std: Array
+    damping: Array
+
+
 def pvi(
     model: Model,
     guide: Any,
-    records: Records,
+    records: Mapping[str, Any],
     *,
     method: Method,
     client_sizes: Sequence[int],
@@ -100,65 +122,30 @@ def pvi(
         ValueError: If the damping is outside (0, 1], or method and plan do not match.
     """
     _validate.half_open_unit("damping", damping)
-    _check_plan(method, plan, len(client_sizes))
+    num_clients = len(client_sizes)
+    _check_plan(method, plan, num_clients)
     space = latents.from_model(model, records, model_kwargs)
     family = guides.family_of(guide, model, space)
-    parts = guides.prior_factor(family, space)
-    num_clients = len(client_sizes)
-    noise_std = jnp.asarray(plan.noise_std if plan else np.zeros(num_clients))
-    physical_size = 0 if isinstance(method, NonPrivate) else plan.clients[0].mechanism.physical_size
+    prior = guides.prior_factor(family, space)
+    physical_size = plan.clients[0].mechanism.physical_size if plan else 0
+    problem = _Problem(space, family, method, physical_size, prior.rest, prior.refined)
+    noise_std = plan.noise_std if plan else np.zeros(num_clients)
+    numbers = _Numbers(prior.exact, jnp.asarray(noise_std), jnp.asarray(damping))
 
     def init(rng_key: PRNGKey) -> PVIState:
-        key = _validate.rng_key(rng_key)
-        prior = jax.jit(lambda key: server.first_prior(space, family, parts, key))(key)
+        first = _first_prior(problem, numbers, _validate.rng_key(rng_key))
         ledger = plan.ledger() if plan else Ledger()
-        return PVIState(0, prior, factors.unit(prior, num_clients), ledger)
-
-    def visit(q: Natural, states: Natural, shards: Shards, keys: Any, number: Array) -> Natural:
-        mine = client.Shard(
-            {name: leaf[number] for name, leaf in shards.records.items()},
-            shards.num_records[number],
-            noise_std[number],
-        )
-        factor = jax.tree.map(lambda leaf: leaf[number], states)
-        own_keys = jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
-        return client.visit(space, family, method, physical_size, q, factor, mine, *own_keys)
-
-    @jax.jit
-    def run_round(
-        prior: Natural, states: Natural, shards: Shards, groups: Array, keys: Any
-    ) -> tuple[Natural, Natural, MergeInfo]:
-        if parts.refined:
-            q = server.approximation(prior, states)
-            key = jax.random.fold_in(keys[0], num_clients)
-            change = server.refine_prior(space, family, parts, q, prior, key)
-            prior = factors.multiply(prior, factors.power(change, damping))
-
-        def group_step(carry: Natural, group: tuple[Array, Array]) -> tuple[Natural, MergeInfo]:
-            numbers, index = group
-            group_keys = jax.tree.map(lambda key: jax.random.fold_in(key, index), keys)
-            q = server.approximation(prior, carry)
-            changes = jax.lax.map(
-                lambda number: visit(q, carry, shards, group_keys, number),
-                numbers,
-                batch_size=min(_CLIENTS_AT_ONCE, numbers.shape[0]),
-            )
-            project = not isinstance(method, NonPrivate)
-            return server.merge(family, prior, carry, numbers, changes, damping, project)
-
-        indices = jnp.arange(groups.shape[0])
-        states, info = jax.lax.scan(group_step, states, (groups, indices))
-        return prior, states, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), info)
+        return PVIState(0, first, factors.unit(first, num_clients), ledger)
 
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, MergeInfo]:
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         ledger = state.ledger.charge(_entries(plan, state.round, groups)) if plan else state.ledger
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, secret_keys.round_key(state.round))
-        prior, states, info = run_round(
-            state.prior, state.factors, shards, jnp.asarray(groups, jnp.int32), keys
+        first, states, info = _run_round(
+            problem, numbers, state.prior, state.factors, shards, jnp.asarray(groups), keys
         )
-        return PVIState(state.round + 1, prior, states, ledger), info
+        return PVIState(state.round + 1, first, states, ledger), info
 
     def posterior(state: PVIState) -> Posterior:
         return Posterior(state.natural, family, space, model, dict(model_kwargs or {}), {})
@@ -166,12 +153,96 @@ def pvi(
     return Algorithm(init, step, posterior)
 
 
+@functools.partial(jax.jit, static_argnames="problem")
+def _first_prior(problem: _Problem, numbers: _Numbers, rng_key: PRNGKey) -> Natural:
+    parts = PriorFactor(numbers.exact_prior, problem.rest, problem.refined)
+    return server.first_prior(problem.space, problem.family, parts, rng_key)
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def _run_round(
+    problem: _Problem,
+    numbers: _Numbers,
+    prior: Natural,
+    states: Natural,
+    shards: Shards,
+    groups: Array,
+    keys: tuple[PRNGKey, PRNGKey],
+) -> tuple[Natural, Natural, MergeInfo]:
+    """One round: the prior's factor, then group after group of clients."""
+    num_clients = shards.num_records.shape[0]
+    if problem.refined:
+        prior = _refined_prior(
+            problem, numbers, prior, states, jax.random.fold_in(keys[0], num_clients)
+        )
+
+    def group_step(carry: Natural, group: tuple[Array, Array]) -> tuple[Natural, MergeInfo]:
+        clients, index = group
+        group_keys = jax.tree.map(lambda key: jax.random.fold_in(key, index), keys)
+        q = server.approximation(prior, carry)
+        changes = jax.lax.map(
+            lambda number: _visit(problem, numbers, q, carry, shards, group_keys, number),
+            clients,
+            # A batch of one is many times slower than no batch at all.
+            batch_size=min(_CLIENTS_AT_ONCE, clients.size) if clients.size > 1 else None,
+        )
+        project = not isinstance(problem.method, NonPrivate)
+        return server.merge(
+            problem.family, prior, carry, clients, changes, numbers.damping, project
+        )
+
+    states, info = jax.lax.scan(group_step, states, (groups, jnp.arange(groups.shape[0])))
+    return prior, states, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), info)
+
+
+def _refined_prior(
+    problem: _Problem, numbers: _Numbers, prior: Natural, states: Natural, rng_key: PRNGKey
+) -> Natural:
+    """The prior's factor after its own damped update; needs no data and costs no privacy."""
+    parts = PriorFactor(numbers.exact_prior, problem.rest, problem.refined)
+    q = server.approximation(prior, states)
+    change = server.refine_prior(problem.space, problem.family, parts, q, prior, rng_key)
+    refined = factors.multiply(prior, factors.power(change, numbers.damping))
+    good = problem.family.in_domain(server.approximation(refined, states))
+    return factors.select(good, refined, prior)
+
+
+def _visit(
+    problem: _Problem,
+    numbers: _Numbers,
+    q: Natural,
+    states: Natural,
+    shards: Shards,
+    keys: tuple[PRNGKey, PRNGKey],
+    number: Array,
+) -> Natural:
+    """One client's visit, with keys of its own."""
+    shard = client.Shard(
+        {name: leaf[number] for name, leaf in shards.records.items()},
+        shards.num_records[number],
+        numbers.noise_std[number],
+    )
+    factor = jax.tree.map(lambda leaf: leaf[number], states)
+    rng_key, secret_key = jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
+    return client.visit(
+        problem.space,
+        problem.family,
+        problem.method,
+        problem.physical_size,
+        q,
+        factor,
+        shard,
+        rng_key,
+        secret_key,
+    )
+
+
 def _entries(plan: PrivacyPlan, round_number: int, groups: np.ndarray) -> list[Entry]:
     """What a round is charged, client by client."""
     visits = np.bincount(groups.ravel(), minlength=len(plan.clients))
     return [
-        Entry(round_number, m, client.mechanism.dp_event, int(visits[m]) * client.releases_per_visit)
-        for m, client in enumerate(plan.clients)
+        Entry(round_number, m, mine.mechanism.dp_event, int(visits[m]) * mine.releases_per_visit)
+        for m, mine in enumerate(plan.clients)
         if visits[m]
     ]
 

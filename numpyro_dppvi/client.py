@@ -5,8 +5,8 @@ mechanism whose events the ledger was charged with beforehand.
 """
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -160,7 +160,10 @@ def _floats_per_row(
 
 
 def _sum_in_chunks(
-    clipped, rows: Mapping[str, Array], mask: Array, largest_chunk: int
+    clipped: Callable[[Mapping[str, Array], Array], Coordinates],
+    rows: Mapping[str, Array],
+    mask: Array,
+    largest_chunk: int,
 ) -> Coordinates:
     """Adds up ``clipped`` over equal chunks of rows."""
     num_rows = mask.shape[0]
@@ -179,7 +182,7 @@ def _sum_in_chunks(
         jax.eval_shape(clipped, *jax.tree.map(lambda leaf: leaf[0], chunks)),
     )
 
-    def add(total: Coordinates, piece: tuple[Mapping[str, Array], Array]) -> tuple:
+    def add(total: Coordinates, piece: Any) -> tuple[Coordinates, None]:
         return jax.tree.map(jnp.add, total, clipped(*piece)), None
 
     return jax.lax.scan(add, zero, chunks)[0]

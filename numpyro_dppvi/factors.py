@@ -49,6 +49,12 @@ def norm(change: Natural) -> Array:
     return jnp.sqrt(inner(change, change))
 
 
+def count_nonzero(change: Natural) -> Array:
+    """How many natural parameters differ from zero, a scalar."""
+    counts = [jnp.sum(leaf != 0, dtype=jnp.int32) for leaf in jax.tree.leaves(change)]
+    return functools.reduce(jnp.add, counts)
+
+
 def is_finite(natural: Natural) -> Array:
     """Whether every natural parameter is finite, a scalar boolean."""
     return functools.reduce(

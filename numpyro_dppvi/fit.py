@@ -15,7 +15,14 @@ from numpyro_dppvi._result import Status
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, Records
 from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
 from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
-from numpyro_dppvi.partition import Partition, Shards, split_evenly, stack, stack_clients
+from numpyro_dppvi.partition import (
+    Partition,
+    Shards,
+    record_arrays,
+    split_evenly,
+    stack,
+    stack_clients,
+)
 from numpyro_dppvi.posterior import Posterior
 from numpyro_dppvi.privacy import (
     Ledger,
@@ -158,35 +165,23 @@ def fit(
     split_key, init_key, round_key = jax.random.split(key, 3)
     shards, sizes = _shards(data, clients, split_key)
     plan = _plan(method, budget, num_rounds, sizes, schedule)
-    secret_keys = SecretKeys(insecure_noise_seed)
     algorithm = pvi(
         model,
         guide,
-        {
-            name: jax.ShapeDtypeStruct((sum(sizes), *leaf.shape[2:]), leaf.dtype)
-            for name, leaf in shards.records.items()
-        },
+        _pooled_shapes(shards, sum(sizes)),
         method=method,
         client_sizes=sizes,
         plan=plan,
         schedule=schedule,
         damping=damping,
         model_kwargs=model_kwargs,
-        secret_keys=secret_keys,
+        secret_keys=SecretKeys(insecure_noise_seed),
     )
     state, history = _run(algorithm, init_key, round_key, shards, num_rounds, progress_bar)
-    posterior = dataclasses.replace(
-        algorithm.posterior(state), attrs=_attrs(method, plan, state.ledger)
-    )
-    return FitResult(
-        posterior=posterior,
-        plan=plan,
-        history=history,
-        status=_status(history),
-        state=state,
-        method=method,
-        insecure_noise_seed=insecure_noise_seed,
-    )
+    attrs = _attrs(method, plan, state.ledger)
+    posterior = dataclasses.replace(algorithm.posterior(state), attrs=attrs)
+    status = _status(history)
+    return FitResult(posterior, plan, history, status, state, method, insecure_noise_seed)
 
 
 def _run(
@@ -220,16 +215,21 @@ def _shards(
             raise ValueError(
                 "data is already one mapping a client, so clients must not be given: leave it out."
             )
-        per_client = [_validate.records(d, f"client {m}'s data") for m, d in enumerate(data)]
-        shards = stack_clients(per_client)
+        shards = stack_clients(data)
         return shards, tuple(int(n) for n in np.asarray(shards.num_records))
-    pooled = _validate.records(data, "data")
-    num_rows = len(next(iter(pooled.values())))
-    if clients is None:
-        clients = 1
+    pooled = record_arrays(data, "data")
     if not isinstance(clients, Partition):
-        clients = split_evenly(rng_key, num_rows, clients)
+        num_rows = len(next(iter(pooled.values())))
+        clients = split_evenly(rng_key, num_rows, 1 if clients is None else clients)
     return stack(pooled, clients), clients.sizes
+
+
+def _pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of all clients' records together, which is what a model is written for."""
+    return {
+        name: jax.ShapeDtypeStruct((num_rows, *leaf.shape[2:]), leaf.dtype)
+        for name, leaf in shards.records.items()
+    }
 
 
 def _plan(

@@ -1,18 +1,19 @@
 """The local optimiser: any optax optimiser inside one scan."""
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import optax
 
-from numpyro_dppvi._typing import Coordinates, PRNGKey
+from numpyro_dppvi._typing import Coordinates
 
-Gradient = Callable[[PRNGKey, Coordinates], Coordinates]
-"""A function of a step's key and the coordinates to (an estimate of) the loss's gradient."""
+Gradient: TypeAlias = Callable[[Any, Coordinates], Coordinates]
+"""A function of a step's keys and the coordinates to (an estimate of) the loss's gradient."""
 
 
 def solve(
-    keys: PRNGKey,
+    keys: Any,
     start: Coordinates,
     gradient: Gradient,
     optimizer: optax.GradientTransformation,
@@ -20,8 +21,8 @@ def solve(
     """Runs one optimiser step a key from ``start``, with a fresh optimiser state.
 
     Args:
-        keys: Any tree of per-step values with a leading axis, one entry a step; each step's
-            entry is handed to ``gradient``.
+        keys: Keys, or a tree of them, with a leading axis of one entry a step; each step's entry
+            is handed to ``gradient``.
         start: Where to start.
         gradient: The loss's gradient.
         optimizer: Any optax optimiser.
@@ -31,7 +32,7 @@ def solve(
     """
 
     def step(
-        carry: tuple[Coordinates, optax.OptState], key: PRNGKey
+        carry: tuple[Coordinates, optax.OptState], key: Any
     ) -> tuple[tuple[Coordinates, optax.OptState], None]:
         coordinates, state = carry
         updates, state = optimizer.update(gradient(key, coordinates), state, coordinates)

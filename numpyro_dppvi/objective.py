@@ -64,9 +64,7 @@ def cavity_loss(family: MeanField, cavity: Natural, coordinates: Coordinates) ->
     return -expected - family.entropy(coordinates)
 
 
-def record_loss(
-    space: LatentSpace, points: Mapping[str, Array], row: Mapping[str, Array]
-) -> Array:
+def record_loss(space: LatentSpace, points: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
     """-E_q[log p(record | theta)] of one record, in nats, over points of q.
 
     Args:
@@ -78,8 +76,6 @@ def record_loss(
     return -jnp.mean(jax.vmap(space.log_likelihood, (0, None))(theta, row))
 
 
-def prior_loss(
-    space: LatentSpace, points: Mapping[str, Array], names: frozenset[str]
-) -> Array:
+def prior_loss(space: LatentSpace, points: Mapping[str, Array], names: frozenset[str]) -> Array:
     """-E_q[log p(theta)] over the named latents, in nats, over points of q."""
     return -jnp.mean(jax.vmap(lambda base: space.log_prior(base, names))(dict(points)))

@@ -9,7 +9,7 @@ from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, plan
 
 def plan_privacy(
     method: Method,
-    budget: PrivacyBudget | Sequence[PrivacyBudget],
+    budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     *,
     num_rounds: int,
     client_sizes: Sequence[int],
@@ -62,7 +62,7 @@ def _plan(
 
 
 def _one_each(
-    budget: PrivacyBudget | Sequence[PrivacyBudget], num_clients: int
+    budget: PrivacyBudget | Sequence[PrivacyBudget] | None, num_clients: int
 ) -> tuple[PrivacyBudget, ...]:
     if budget is None:
         raise ValueError(

@@ -23,7 +23,7 @@ class MergeInfo(NamedTuple):
 
     Attributes:
         movement: L2 norm of the change of q's natural parameters.
-        projected: Factor entries that were raised to the edge of the domain.
+        projected: Entries of the product of the clients' factors that were raised to zero.
         rejected: Whether the merge was refused because q would have left its domain.
     """
 
@@ -48,9 +48,10 @@ def merge(
 ) -> tuple[Natural, MergeInfo]:
     """Multiplies damped changes into the factors of the clients that sent them.
 
-    One rule keeps noise from leaving the domain. After the sum, and on released values only,
-    each changed factor's precision is raised to zero where it fell below (``project``). If q is
-    still improper, the merge is refused whole and everything stays as it was.
+    One rule keeps noise from leaving the domain, and acts on released values only, after the
+    sum: where the product of all clients' factors falls below precision zero, so that q would
+    know less than the prior, it is raised to zero by the factors of this group, in equal shares
+    (``project``). If q is still improper, the merge is refused whole and all stays as it was.
 
     Args:
         family: The family of q.
@@ -64,18 +65,25 @@ def merge(
     Returns:
         The new factors, and what happened.
     """
-    before = jax.tree.map(lambda leaf: leaf[clients], client_factors)
-    moved = factors.multiply(before, factors.power(changes, damping))
-    after = jax.vmap(family.project)(moved) if project else moved
-    raised = sum(
-        jnp.sum(a != b) for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(moved), strict=True)
-    )
-    proposal = jax.tree.map(lambda all_, mine: all_.at[clients].set(mine), client_factors, after)
+    damped = factors.power(changes, damping)
+    proposal = _add(client_factors, clients, damped)
+    raised = jnp.zeros((), jnp.int32)
+    if project:
+        likelihood = factors.total(proposal)
+        deficit = factors.divide(family.project(likelihood), likelihood)
+        raised = factors.count_nonzero(deficit)
+        share = factors.power(deficit, 1 / clients.shape[0])
+        proposal = _add(proposal, clients, share)
     q_before, q_after = approximation(prior, client_factors), approximation(prior, proposal)
     good = family.in_domain(q_after)
     merged = factors.select(good, proposal, client_factors)
     movement = jnp.where(good, factors.norm(factors.divide(q_after, q_before)), 0.0)
     return merged, MergeInfo(movement, jnp.where(good, raised, 0), ~good)
+
+
+def _add(client_factors: Natural, clients: Array, changes: Natural) -> Natural:
+    """Multiplies changes into some clients' factors; one change may go to all of them."""
+    return jax.tree.map(lambda leaf, change: leaf.at[clients].add(change), client_factors, changes)
 
 
 def refine_prior(
@@ -114,8 +122,7 @@ def refine_prior(
     change = factors.divide(family.natural(end), q)
     # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
     change = {
-        name: part if name in parts.refined else factors.unit(part)
-        for name, part in change.items()
+        name: part if name in parts.refined else factors.unit(part) for name, part in change.items()
     }
     return factors.select(factors.is_finite(change), change, factors.unit(change))
 

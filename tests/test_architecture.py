@@ -25,10 +25,10 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"flower"}),
     frozenset({"plots", "checkpoint"}),
     frozenset({"fit"}),
-    frozenset({"algorithm", "baselines"}),
+    frozenset({"algorithm", "baselines", "planning"}),
     frozenset({"posterior", "diagnostics"}),
     frozenset({"client", "server", "schedules"}),
-    frozenset({"local"}),
+    frozenset({"local", "methods"}),
     frozenset({"objective", "guides"}),
     frozenset({"latents", "partition"}),
     frozenset({"to_arviz"}),  # takes draws, names and numbers, and knows nothing of fits
@@ -49,8 +49,10 @@ MAY_IMPORT_PRIVACY = frozenset(
         "fit",
         "algorithm",
         "posterior",
+        "planning",
         "client",
         "local",
+        "methods",
     }
 )
 

@@ -328,22 +328,6 @@ class TestStack:
         assert shards.records["x"].dtype == expected
         assert shards.num_records.dtype == jnp.int32
 
-    @pytest.mark.parametrize(("multiple_of", "capacity"), [(1, 5), (2, 6), (5, 5), (8, 8)])
-    def test_rounds_the_capacity_up(self, multiple_of, capacity):
-        shards = stack({"x": np.ones(7)}, Partition(([0, 1], [2, 3, 4, 5, 6])), multiple_of)
-        assert shards.capacity == capacity
-        np.testing.assert_array_equal(shards.mask.sum(axis=1), [2, 5])
-        np.testing.assert_array_equal(shards.records["x"], shards.mask)
-
-    def test_is_mapped_over_clients(self):
-        shards = stack({"x": np.arange(1.0, 6.0)}, Partition(([0, 1, 2], [3, 4])))
-
-        def total(client):
-            assert client.capacity == 3
-            return jnp.where(client.mask, client.records["x"] + 1, 0).sum()
-
-        np.testing.assert_allclose(jax.jit(jax.vmap(total))(shards), [9.0, 11.0])
-
     @settings(deadline=None)
     @given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 7))
     def test_masked_rows_are_the_clients_rows(self, labels, multiple_of):

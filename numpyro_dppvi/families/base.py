@@ -131,9 +131,7 @@ class MeanField:
         """Projects latent by latent."""
         return {name: family.project(natural[name]) for name, family in self.members}
 
-    def draws(
-        self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int
-    ) -> dict[str, Array]:
+    def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> dict[str, Array]:
         """Draws by latent, with independent keys."""
         keys = jax.random.split(rng_key, len(self.members))
         return {

@@ -10,7 +10,15 @@ JAX.
 """
 
 from numpyro_dppvi.partition.clients import Partition, split_evenly
-from numpyro_dppvi.partition.shards import Shards, stack, stack_clients
+from numpyro_dppvi.partition.shards import Shards, record_arrays, stack, stack_clients
 from numpyro_dppvi.partition.unequal import partition
 
-__all__ = ["Partition", "Shards", "partition", "split_evenly", "stack", "stack_clients"]
+__all__ = [
+    "Partition",
+    "Shards",
+    "partition",
+    "record_arrays",
+    "split_evenly",
+    "stack",
+    "stack_clients",
+]

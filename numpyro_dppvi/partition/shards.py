@@ -1,6 +1,5 @@
 """Records of all clients as padded arrays with one leading client axis."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from numpyro_dppvi import _validate
 from numpyro_dppvi.partition.clients import Partition
 
 
@@ -38,14 +36,12 @@ class Shards(NamedTuple):
         return jnp.arange(self.capacity) < self.num_records[..., None]
 
 
-def stack(data: Mapping[str, npt.ArrayLike], partition: Partition, multiple_of: int = 1) -> Shards:
+def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
     """Stack pooled data into one padded array per name, client by client.
 
     Args:
         data: Name -> array with one row per record on the leading axis, `(num_rows, ...)`.
         partition: The rows of each client.
-        multiple_of: Round the capacity up to a multiple of this number, so that data sets of
-            similar size share one compiled program, or so that rows divide into chunks.
 
     Returns:
         The shards. float64 becomes JAX's default float; integers and booleans stay what they are.
@@ -54,7 +50,7 @@ def stack(data: Mapping[str, npt.ArrayLike], partition: Partition, multiple_of: 
         ValueError: If arrays differ in length or are no numbers, or the partition names rows that
             the data does not have.
     """
-    arrays = _record_arrays(data, "data")
+    arrays = record_arrays(data, "data")
     num_rows = len(next(iter(arrays.values())))
     highest = max(int(rows.max()) for rows in partition.rows)
     if highest >= num_rows:
@@ -62,21 +58,15 @@ def stack(data: Mapping[str, npt.ArrayLike], partition: Partition, multiple_of: 
             f"partition must name rows that data has, got row {highest} for {num_rows} rows "
             f"counted from 0: build the partition for {num_rows} rows."
         )
-    return _pad(
-        [{name: array[rows] for name, array in arrays.items()} for rows in partition.rows],
-        multiple_of,
-    )
+    return _pad([{name: array[rows] for name, array in arrays.items()} for rows in partition.rows])
 
 
-def stack_clients(
-    data_per_client: Sequence[Mapping[str, npt.ArrayLike]], multiple_of: int = 1
-) -> Shards:
+def stack_clients(data_per_client: Sequence[Mapping[str, npt.ArrayLike]]) -> Shards:
     """Stack data that is already held client by client.
 
     Args:
         data_per_client: For every client a mapping of name -> array with one row per record on the
             leading axis, `(num_records, ...)`; the same names and trailing axes at every client.
-        multiple_of: Round the capacity up to a multiple of this number, see `stack`.
 
     Returns:
         The shards. Where clients hold different dtypes under one name, NumPy's promotion decides.
@@ -96,16 +86,21 @@ def stack_clients(
             'write [{"X": X, "y": y}], with one mapping per client.'
         )
     clients = [
-        _record_arrays(data, f"data_per_client[{client}]")
+        record_arrays(data, f"client {client}'s data")
         for client, data in enumerate(data_per_client)
     ]
     for client, arrays in enumerate(clients):
         _check_like_first(client, arrays, clients[0])
-    return _pad(clients, multiple_of)
+    return _pad(clients)
 
 
-def _record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
-    """Return data as NumPy arrays of one length that hold numbers and at least one record."""
+def record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
+    """Return data as NumPy arrays of one length that hold finite numbers and at least one record.
+
+    Raises:
+        ValueError: In a sentence that names the array, and shows no record nor how many are at
+            fault.
+    """
     if not isinstance(data, Mapping) or len(data) == 0:
         received = "an empty mapping" if isinstance(data, Mapping) else f"a {type(data).__name__}"
         raise ValueError(
@@ -121,8 +116,7 @@ def _record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
         )
     if 0 in lengths.values():
         raise ValueError(
-            f"{name} must hold a record, got empty arrays: give every client a record, "
-            "or leave it out."
+            f"{name} must hold at least one record, got empty arrays: leave such a client out."
         )
     return arrays
 
@@ -145,6 +139,11 @@ def _number_array(value: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
         raise ValueError(
             f"{name} must have one row per record, got a single number: "
             "pass constants of the model in model_kwargs."
+        )
+    if not np.all(np.isfinite(array)):
+        raise ValueError(
+            f"{name} must hold finite numbers, got NaN or infinite values: drop or impute those "
+            "records first."
         )
     # JAX without x64 would wrap such integers around in silence.
     if array.dtype.kind in "iu" and array.size > 0:
@@ -174,11 +173,10 @@ def _check_like_first(
             )
 
 
-def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]], multiple_of: int) -> Shards:
+def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
     """Copy every client's arrays into one array of zeros per name, then hand them to JAX."""
-    _validate.positive_int("multiple_of", multiple_of)
     sizes = [len(next(iter(arrays.values()))) for arrays in clients]
-    capacity = math.ceil(max(sizes) / multiple_of) * multiple_of
+    capacity = max(sizes)
     records = {}
     for name, example in clients[0].items():
         dtype = np.result_type(*(arrays[name].dtype for arrays in clients))

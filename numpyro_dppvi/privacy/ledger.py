@@ -23,13 +23,13 @@ class Entry(NamedTuple):
         round: Number of the round, from 0.
         client: Number of the client, from 0.
         event: What each release is charged as.
-        count: How many such releases.
+        num_releases: How many such releases.
     """
 
     round: int
     client: int
     event: dpa.DpEvent
-    count: int
+    num_releases: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Ledger:
     def composition(self, client: int) -> Composition:
         """What one client has released."""
         mine = (entry for entry in self.entries if entry.client == client)
-        return accounting.compose((entry.event, entry.count) for entry in mine)
+        return accounting.compose((entry.event, entry.num_releases) for entry in mine)
 
     def spent(self, delta: float | None = None) -> np.ndarray:
         """Epsilon of each client.

@@ -5,6 +5,7 @@ import secrets
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi._typing import PRNGKey
@@ -13,7 +14,9 @@ _KEY_BYTES = 8
 
 
 def _key(data: bytes) -> PRNGKey:
-    return jax.random.wrap_key_data(np.frombuffer(data, np.uint32), impl="threefry2x32")
+    return jax.random.wrap_key_data(
+        jnp.asarray(np.frombuffer(data, np.uint32)), impl="threefry2x32"
+    )
 
 
 @dataclass(frozen=True)

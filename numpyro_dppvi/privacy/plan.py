@@ -119,10 +119,8 @@ def table(clients: Sequence[ClientPlan]) -> list[str]:
             ]
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    padded = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
+    return ["  " + "  ".join(row).rstrip() for row in padded]
 
 
 def _runs(clients: Sequence[ClientPlan]) -> list[tuple[int, int]]:

@@ -36,7 +36,11 @@ class Batch(NamedTuple):
 
 
 class Sampler(Protocol):
-    """What every sampler offers."""
+    """What every sampler offers; samplers are frozen and can be hashed."""
+
+    def __hash__(self) -> int:
+        """Equal samplers hash alike."""
+        ...
 
     @property
     def sampling_prob(self) -> float:

@@ -1,32 +1,27 @@
-"""What a NumPyro model means to partitioned inference: latents, prior, one record's likelihood.
+"""What a NumPyro model means to partitioned inference: latents, prior, one record's likelihood."""
 
-The only module that runs a user's model under ``numpyro.handlers``. Structure is read from shapes
-and dtypes and from rows of zeros; no value of a record is looked at.
-"""
-
-import inspect
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.distributions.transforms import IdentityTransform, IndependentTransform, Transform
 from numpyro.ops.provenance import eval_provenance
-from numpyro.primitives import Messenger
 
-from numpyro_dppvi._typing import Array, Model, PyTree, Records
+from numpyro_dppvi._typing import Array, Model, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.latents.arguments import check_arguments
+from numpyro_dppvi.latents.trace import Site, Trace, data_plates, log_prob, run_model
 
-_CONCRETE_VALUE_ERRORS = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
+_Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...], Any], ...]
+_Kwargs: TypeAlias = tuple[tuple[str, Any], ...]
+
+OneRow: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Trace]
+"""Runs the model with given latents on one row (arrays without the records' axis)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,32 +73,8 @@ class LatentSpace:
         return {latent.name: latent.transform(base[latent.name]) for latent in self.latents}
 
 
-@dataclass(frozen=True)
-class _Site:
-    """Static facts of one sample site."""
-
-    name: str
-    observed: bool
-    discrete: bool
-    plates: tuple[tuple[str, int, int], ...]  # name, size, dim
-
-
-class _ForcedPlates(Messenger):
-    """Makes the named plates yield the first ``num_rows`` indices, whatever size they state."""
-
-    def __init__(self, fn: Model, names: frozenset[str], num_rows: int) -> None:
-        super().__init__(fn)
-        self.names = names
-        self.num_rows = num_rows
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "plate" and msg["name"] in self.names:
-            msg["args"] = (msg["args"][0], self.num_rows)
-            msg["value"] = jnp.arange(self.num_rows)
-
-
 def from_model(
-    model: Model, records: Records, model_kwargs: Mapping[str, Any] | None = None
+    model: Model, records: Mapping[str, Any], model_kwargs: Mapping[str, Any] | None = None
 ) -> LatentSpace:
     """Reads a model's structure.
 
@@ -119,28 +90,46 @@ def from_model(
     Raises:
         UnsupportedModelError: Names the argument or latent that stands in the way.
     """
-    kwargs = dict(model_kwargs or {})
-    check_arguments(model, records, kwargs)
-    shapes = {k: jax.ShapeDtypeStruct(jnp.shape(v), v.dtype) for k, v in records.items()}
-    sites, plates = _data_plates(model, shapes, kwargs)
+    check_arguments(model, records, model_kwargs or {})
+    shapes = tuple((name, jnp.shape(value), value.dtype) for name, value in records.items())
+    kwargs = tuple((model_kwargs or {}).items())
+    try:
+        # The same model and shapes give the same object, and so the same compiled program.
+        return _cached(model, shapes, kwargs, jnp.result_type(float))
+    except TypeError as error:
+        if "unhashable" not in str(error):
+            raise
+        return _read(model, shapes, kwargs)
+
+
+@functools.lru_cache(maxsize=32)
+def _cached(model: Model, shapes: _Shapes, kwargs: _Kwargs, dtype: Any) -> LatentSpace:
+    del dtype  # part of the key, because numbers that are read off a model have one
+    return _read(model, shapes, kwargs)
+
+
+def _read(model: Model, shapes: _Shapes, kwargs: _Kwargs) -> LatentSpace:
+    """What :func:`from_model` says."""
+    abstract = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
+    sites, plates = data_plates(model, abstract, dict(kwargs))
     _refuse_local_or_discrete(sites, plates)
 
-    def run(theta: Mapping[str, Array], row: Mapping[str, Array]) -> dict[str, Any]:
+    def run(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Trace:
         one_row = {name: value[None] for name, value in row.items()}
-        return _trace(model, one_row, kwargs, theta, plates, num_rows=1)
+        return run_model(model, one_row, dict(kwargs), theta, plates, num_rows=1)
 
-    zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in shapes.items()}
+    zeros = {name: jnp.zeros(shape[1:], dtype) for name, shape, dtype in shapes}
     latents, parents = _latents(run, zeros, [site for site in sites if not site.observed])
     client_side, server_side = _sides(run, latents, zeros, sites, plates)
 
     def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
         trace = run(theta, row)
-        return _total(_log_prob(trace[name], trace, plates) for name in client_side)
+        return _total(log_prob(trace[name], trace, plates) for name in client_side)
 
     def log_prior(base: Mapping[str, Array], names: frozenset[str]) -> Array:
         theta = {latent.name: latent.transform(base[latent.name]) for latent in latents}
         trace = run(theta, zeros)
-        terms = [_log_prob(trace[name], trace, plates) for name in (*names, *server_side)]
+        terms = [log_prob(trace[name], trace, plates) for name in (*names, *server_side)]
         terms += [
             jnp.sum(latent.transform.log_abs_det_jacobian(base[latent.name], theta[latent.name]))
             for latent in latents
@@ -151,114 +140,7 @@ def from_model(
     return LatentSpace(latents, log_likelihood, log_prior, parents, server_side)
 
 
-def check_arguments(model: Model, records: Records, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuses data that the model has no argument for, and arguments that nothing fills."""
-    both = sorted(set(records) & set(model_kwargs))
-    if both:
-        raise UnsupportedModelError(
-            f"{both[0]!r} is in both data and model_kwargs: keep it in data if it holds records, "
-            "in model_kwargs if it is public."
-        )
-    parameters = inspect.signature(model).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    names = [name for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]
-    for where, given in (("data", records), ("model_kwargs", model_kwargs)):
-        unknown = [name for name in given if name not in parameters]
-        if unknown:
-            raise UnsupportedModelError(
-                f"the model has no argument {unknown[0]!r}, which {where} holds; it takes "
-                f"{', '.join(names)}: rename the entry of {where}."
-            )
-    missing = [
-        name
-        for name in names
-        if parameters[name].default is inspect.Parameter.empty
-        and name not in records
-        and name not in model_kwargs
-    ]
-    if missing:
-        raise UnsupportedModelError(
-            f"the model needs the argument {missing[0]!r}, which neither data nor model_kwargs "
-            f"holds: add data={{{missing[0]!r}: ...}} if it holds records, or "
-            f"model_kwargs={{{missing[0]!r}: ...}} if it is public."
-        )
-
-
-def _trace(
-    model: Model,
-    rows: Records,
-    kwargs: Mapping[str, Any],
-    theta: Mapping[str, Array] | None,
-    plates: frozenset[str],
-    num_rows: int,
-) -> dict[str, Any]:
-    """Runs the model on some rows; ``theta`` fixes the latents."""
-    forced = _ForcedPlates(model, plates, num_rows)
-    seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=0)
-    with handlers.block():  # a caller's own handlers must not see this run
-        return handlers.trace(seeded).get_trace(**rows, **kwargs)
-
-
-def _facts(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[_Site]:
-    """Static facts of every sample site, with abstract rows."""
-    found: list[_Site] = []
-
-    def run(rows: Records) -> None:
-        trace = _trace(model, rows, kwargs, None, frozenset(), 1)
-        for name, site in trace.items():
-            if site["type"] == "param" and jax.tree.leaves(site["value"]):
-                raise UnsupportedModelError(
-                    f"the model calls numpyro.param({name!r}), which has no prior and so no "
-                    "factor: give it a prior with numpyro.sample."
-                )
-            if site["type"] == "sample":
-                frames = tuple((f.name, f.size, f.dim) for f in site["cond_indep_stack"])
-                discrete = bool(site["fn"].support.is_discrete)
-                found.append(_Site(name, site["is_observed"], discrete, frames))
-
-    try:
-        jax.eval_shape(run, dict(shapes))
-    except _CONCRETE_VALUE_ERRORS as error:
-        raise UnsupportedModelError(
-            "the model's shape or control flow depends on the values of its data (an int(...), "
-            "len(np.unique(...)), a boolean index or an if on an array): pass such a number as a "
-            "public constant, model_kwargs={'num_groups': 8}."
-        ) from error
-    return found
-
-
-def _data_plates(
-    model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> tuple[list[_Site], frozenset[str]]:
-    """Sites, and the plates whose length is the number of records.
-
-    A plate is one of records if its size follows the number of rows, or if it has the size of
-    the data and holds an observed site but no latent (a size written down as a number).
-    """
-    num_rows = next(iter(shapes.values())).shape[0]
-    sites = _facts(model, shapes, kwargs)
-
-    def longer(s: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
-
-    names: set[str] = set()
-    with_latent = {name for s in sites if not s.observed for name, _, _ in s.plates}
-    for site in sites:
-        for name, size, _ in site.plates:
-            if site.observed and size == num_rows and name not in with_latent:
-                names.add(name)
-    fixed = {(site.name, *plate) for site in sites for plate in site.plates}
-    try:
-        grown = _facts(model, {k: longer(s) for k, s in shapes.items()}, kwargs)
-    except (TypeError, ValueError):  # a size written down as a number cannot grow
-        return sites, frozenset(names)
-    grown_plates = {(site.name, *plate) for site in grown for plate in site.plates}
-    names |= {name for _, name, _, _ in fixed - grown_plates}
-    return sites, frozenset(names)
-
-
-def _refuse_local_or_discrete(sites: list[_Site], plates: frozenset[str]) -> None:
+def _refuse_local_or_discrete(sites: list[Site], plates: frozenset[str]) -> None:
     latents = [site for site in sites if not site.observed]
     for site in latents:
         inside = [name for name, _, _ in site.plates if name in plates]
@@ -285,7 +167,7 @@ def _refuse_local_or_discrete(sites: list[_Site], plates: frozenset[str]) -> Non
 
 
 def _latents(
-    run: Callable[..., dict[str, Any]], zeros: Mapping[str, Array], sites: list[_Site]
+    run: OneRow, zeros: Mapping[str, Array], sites: list[Site]
 ) -> tuple[tuple[Latent, ...], dict[str, frozenset[str]]]:
     """Shapes, bijections and, where they can be read off, unconstrained priors; and parents."""
     names = [site.name for site in sites]
@@ -326,7 +208,7 @@ def _latents(
     return tuple(latents), parents
 
 
-def _dims(site: _Site, fn: dist.Distribution) -> tuple[str | None, ...]:
+def _dims(site: Site, fn: dist.Distribution) -> tuple[str | None, ...]:
     """Plate names of the leading dimensions of a value."""
     batch = len(fn.batch_shape)
     names: list[str | None] = [None] * (batch + fn.event_dim)
@@ -336,7 +218,7 @@ def _dims(site: _Site, fn: dist.Distribution) -> tuple[str | None, ...]:
 
 
 def _parents(
-    run: Callable[..., dict[str, Any]], zeros: Mapping[str, Array], values: Mapping[str, Array]
+    run: OneRow, zeros: Mapping[str, Array], values: Mapping[str, Array]
 ) -> dict[str, frozenset[str]]:
     """Which latents and data the parameters of each latent's prior depend on."""
 
@@ -385,10 +267,10 @@ def _base_prior(
 
 
 def _sides(
-    run: Callable[..., dict[str, Any]],
+    run: OneRow,
     latents: tuple[Latent, ...],
     zeros: Mapping[str, Array],
-    sites: list[_Site],
+    sites: list[Site],
     plates: frozenset[str],
 ) -> tuple[tuple[str, ...], dict[str, frozenset[str]]]:
     """Splits observed sites into those that records enter and those that belong to the prior."""
@@ -396,7 +278,7 @@ def _sides(
 
     def log_probs(**given: Any) -> dict[str, Array]:
         trace = run({latent.name: given[latent.name] for latent in latents}, given["$data"])
-        return {site.name: _log_prob(trace[site.name], trace, plates) for site in observed}
+        return {site.name: log_prob(trace[site.name], trace, plates) for site in observed}
 
     values = {latent.name: jnp.zeros(latent.shape) for latent in latents}
     found = eval_provenance(log_probs, **values, **{"$data": dict(zeros)})
@@ -415,17 +297,5 @@ def _sides(
     return tuple(client_side), server_side
 
 
-def _log_prob(site: dict[str, Any], trace: dict[str, Any], plates: frozenset[str]) -> Array:
-    """Log density of a site, without the factor that a plate of records gives a subsample."""
-    log_prob = site["fn"].log_prob(site["value"])
-    if site["scale"] is not None:
-        log_prob = log_prob * site["scale"]
-    for frame in site["cond_indep_stack"]:
-        if frame.name in plates:
-            size, num_rows = trace[frame.name]["args"]
-            log_prob = log_prob * (num_rows / size)
-    return jnp.sum(log_prob)
-
-
-def _total(terms: Any) -> Array:
+def _total(terms: Iterable[Array]) -> Array:
     return sum(terms, start=jnp.zeros(()))

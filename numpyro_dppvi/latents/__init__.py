@@ -1,0 +1,8 @@
+"""Reads a NumPyro model: the only place that runs it under ``numpyro.handlers``.
+
+Structure is read from shapes and dtypes and from rows of zeros; no value of a record is looked at.
+"""
+
+from numpyro_dppvi.latents.space import Latent, LatentSpace, from_model
+
+__all__ = ["Latent", "LatentSpace", "from_model"]

@@ -1,0 +1,44 @@
+"""Whether data and public arguments fit the model's signature."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from numpyro_dppvi._typing import Model
+from numpyro_dppvi._validate import UnsupportedModelError
+
+
+def check_arguments(
+    model: Model, records: Mapping[str, Any], model_kwargs: Mapping[str, Any]
+) -> None:
+    """Refuses data that the model has no argument for, and arguments that nothing fills."""
+    both = sorted(set(records) & set(model_kwargs))
+    if both:
+        raise UnsupportedModelError(
+            f"{both[0]!r} is in both data and model_kwargs: keep it in data if it holds records, "
+            "in model_kwargs if it is public."
+        )
+    parameters = inspect.signature(model).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    names = [name for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]
+    for where, given in (("data", records), ("model_kwargs", model_kwargs)):
+        unknown = [name for name in given if name not in parameters]
+        if unknown:
+            raise UnsupportedModelError(
+                f"the model has no argument {unknown[0]!r}, which {where} holds; it takes "
+                f"{', '.join(names)}: rename the entry of {where}."
+            )
+    missing = [
+        name
+        for name in names
+        if parameters[name].default is inspect.Parameter.empty
+        and name not in records
+        and name not in model_kwargs
+    ]
+    if missing:
+        raise UnsupportedModelError(
+            f"the model needs the argument {missing[0]!r}, which neither data nor model_kwargs "
+            f"holds: add data={{{missing[0]!r}: ...}} if it holds records, or "
+            f"model_kwargs={{{missing[0]!r}: ...}} if it is public."
+        )
