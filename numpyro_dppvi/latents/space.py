@@ -91,7 +91,8 @@ def from_model(
         UnsupportedModelError: Names the argument or latent that stands in the way.
     """
     check_arguments(model, records, model_kwargs or {})
-    shapes = tuple((name, jnp.shape(value), value.dtype) for name, value in records.items())
+    canonicalize = jax.dtypes.canonicalize_dtype  # float64 is float32 unless x64 is on
+    shapes = tuple((name, jnp.shape(v), canonicalize(v.dtype)) for name, v in records.items())
     kwargs = tuple((model_kwargs or {}).items())
     try:
         # The same model and shapes give the same object, and so the same compiled program.

@@ -1,0 +1,400 @@
+"""Partitioned inference against exact answers: closed forms, NumPyro's SVI, q as a product."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import algorithm as algorithm_module
+from numpyro_dppvi import factors
+
+NOISE = 1.7
+PRIOR_LOC, PRIOR_SCALE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7])
+
+
+def normal_means(y):
+    """Conjugate: the posterior is a diagonal normal in closed form."""
+    mu = numpyro.sample("mu", dist.Normal(PRIOR_LOC, PRIOR_SCALE).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, NOISE).to_event(1), obs=y)
+
+
+def closed_form(y):
+    precision = 1 / PRIOR_SCALE**2 + len(y) / NOISE**2
+    mean = (PRIOR_LOC / PRIOR_SCALE**2 + y.sum(0) / NOISE**2) / precision
+    return np.asarray(mean), np.asarray(precision**-0.5)
+
+
+def logistic(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+@functools.cache
+def logistic_data(num_rows=240, num_columns=3):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(num_rows, num_columns))
+    logits = X @ np.linspace(-1, 1.5, num_columns)
+    return X, (rng.uniform(size=num_rows) < 1 / (1 + np.exp(-logits))).astype(int)
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+# Converges to rounding error on a smooth, noise-free objective.
+PRECISE = dppvi.NonPrivate(
+    num_local_steps=3000,
+    optimizer=optax.adam(optax.exponential_decay(0.1, 100, 0.7)),
+    expectation=dppvi.SphericalCubature(),
+)
+
+
+@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
+@pytest.mark.parametrize("sizes", [(23,), (1, 2, 20), (20, 2, 1), (6, 6, 6, 5)])
+def test_a_conjugate_model_gives_the_closed_form(x64, sizes, schedule):
+    y = np.random.default_rng(1).normal(1.0, 2.0, size=(23, 2))
+    data = [{"y": part} for part in np.split(y, np.cumsum(sizes)[:-1])]
+    result = dppvi.fit(
+        normal_means,
+        None,
+        data,
+        rng_key=jax.random.key(0),
+        method=PRECISE,
+        schedule=schedule,
+        num_rounds=1,
+        damping=1.0,
+        progress_bar=False,
+    )
+    mean, stddev = closed_form(y)
+    np.testing.assert_allclose(result.posterior.mean["mu"], mean, atol=1e-6)
+    np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-6)
+
+
+def test_damped_rounds_approach_the_closed_form_geometrically(x64):
+    y = np.random.default_rng(1).normal(1.0, 2.0, size=(12, 2))
+    data = [{"y": y[:5]}, {"y": y[5:]}]
+    result = dppvi.fit(
+        normal_means,
+        None,
+        data,
+        rng_key=jax.random.key(0),
+        method=PRECISE,
+        schedule=dppvi.synchronous,
+        num_rounds=6,
+        damping=0.5,
+        progress_bar=False,
+    )
+    mean, stddev = closed_form(y)
+    exact = mean / stddev**2
+    prior = np.asarray(PRIOR_LOC / PRIOR_SCALE**2)
+    linear = result.history.natural["mu"].linear
+    for number, found in enumerate(linear, start=1):
+        np.testing.assert_allclose(found, exact + (prior - exact) * 0.5**number, rtol=1e-6)
+
+
+def test_one_client_without_privacy_is_numpyro_svi():
+    X, y = logistic_data()
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, 2000, alpha=0.01))
+    svi = SVI(
+        logistic,
+        AutoNormal(logistic),
+        optimizer,
+        Trace_ELBO(num_particles=32, vectorize_particles=True),
+    )
+    svi_params = svi.run(jax.random.key(0), 2000, X, y, progress_bar=False).params
+    result = dppvi.fit(
+        logistic,
+        AutoNormal(logistic),
+        {"X": X, "y": y},
+        rng_key=jax.random.key(1),
+        method=dppvi.NonPrivate(2000, optimizer, dppvi.MonteCarlo(32)),
+        num_rounds=1,
+        damping=1.0,
+        progress_bar=False,
+    )
+    scale = svi_params["w_auto_scale"]
+    shift = (result.posterior.mean["w"] - svi_params["w_auto_loc"]) / scale
+    # Both carry Monte Carlo noise of about .01 posterior sd.
+    np.testing.assert_allclose(shift, 0, atol=0.05)
+    np.testing.assert_allclose(result.posterior.stddev["w"] / scale, 1, atol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "schedule", "damping"),
+    [(4, dppvi.sequential, 0.4), (12, dppvi.sequential, 0.4), (4, dppvi.synchronous, 0.25)],
+)
+def test_many_clients_end_where_one_does(x64, num_clients, schedule, damping):
+    """A fixed point of partitioned inference is one of global inference (Ashman et al. 2022)."""
+    X, y = logistic_data()
+    fit = functools.partial(
+        dppvi.fit, logistic, None, {"X": X, "y": y}, rng_key=jax.random.key(0), progress_bar=False
+    )
+    local = optax.adam(optax.cosine_decay_schedule(0.05, 200, alpha=0.01))
+    one = fit(method=PRECISE, damping=1.0, num_rounds=1)
+    many = fit(
+        clients=num_clients,
+        method=dppvi.NonPrivate(200, local, dppvi.SphericalCubature()),
+        schedule=schedule,
+        damping=damping,
+        num_rounds=50,
+    )
+    np.testing.assert_allclose(many.posterior.mean["w"], one.posterior.mean["w"], atol=1e-5)
+    np.testing.assert_allclose(many.posterior.stddev["w"], one.posterior.stddev["w"], rtol=1e-5)
+
+
+def two_groups(round_number, num_clients):
+    """A schedule of one's own: pairs of clients, in an order that changes with the round."""
+    ids = np.roll(np.arange(num_clients), round_number)
+    return ids[: 2 * (num_clients // 2)].reshape(-1, 2)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    schedule=st.sampled_from([dppvi.sequential, dppvi.synchronous, two_groups]),
+    damping=st.floats(0.05, 1.0),
+    epsilon=st.sampled_from([0.1, 1.0, 100.0, float("inf")]),
+    num_rounds=st.integers(1, 3),
+)
+def test_q_is_the_product_of_the_factors(schedule, damping, epsilon, num_rounds):
+    X, y = logistic_data(60)
+    result = dppvi.fit(
+        logistic,
+        None,
+        {"X": X, "y": y},
+        rng_key=jax.random.key(3),
+        clients=5,
+        budget=dppvi.PrivacyBudget(epsilon),
+        schedule=schedule,
+        damping=damping,
+        num_rounds=num_rounds,
+        progress_bar=False,
+    )
+    state = result.state
+    product = factors.multiply(
+        state.prior, *(jax.tree.map(lambda leaf, m=m: leaf[m], state.factors) for m in range(5))
+    )
+    found = result.posterior.natural
+    assert jax.tree.structure(found) == jax.tree.structure(product)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(product), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-4)
+    assert all(np.all(s > 0) and np.all(np.isfinite(s)) for s in result.posterior.stddev.values())
+
+
+def test_all_rounds_share_one_compilation():
+    X, y = logistic_data()
+    counts = []
+
+    def counted(X, y):
+        counts.append(None)
+        logistic(X, y)
+
+    fit = functools.partial(
+        dppvi.fit,
+        counted,
+        None,
+        {"X": X, "y": y},
+        clients=4,
+        budget=dppvi.PrivacyBudget(1.0),
+        progress_bar=False,
+    )
+    before = algorithm_module._run_round._cache_size()
+    fit(rng_key=jax.random.key(0), num_rounds=2)
+    traced = len(counts)
+    assert algorithm_module._run_round._cache_size() == before + 1
+    # More rounds, other seeds and another budget or damping do not even trace the model again.
+    fit(rng_key=jax.random.key(1), num_rounds=5, damping=0.2)
+    fit(rng_key=jax.random.key(2), num_rounds=3, budget=dppvi.PrivacyBudget(3.0))
+    assert len(counts) == traced
+    assert algorithm_module._run_round._cache_size() == before + 1
+
+
+def test_without_noise_or_clipping_the_private_method_is_the_non_private_one():
+    X, y = logistic_data()
+    optimizer = optax.adam(0.05)
+    fit = functools.partial(
+        dppvi.fit,
+        logistic,
+        None,
+        {"X": X, "y": y},
+        rng_key=jax.random.key(0),
+        clients=3,
+        num_rounds=2,
+        progress_bar=False,
+    )
+    exact = fit(method=dppvi.NonPrivate(5, optimizer))
+    limit = fit(
+        method=dppvi.DPOptimization(clip_norm=1e6, num_local_steps=5, optimizer=optimizer),
+        budget=dppvi.PrivacyBudget(float("inf")),
+    )
+    np.testing.assert_allclose(
+        limit.posterior.natural["w"].linear, exact.posterior.natural["w"].linear, rtol=1e-3
+    )
+    assert limit.ledger.spent().tolist() == [float("inf")] * 3
+
+
+def test_the_released_change_does_not_depend_on_one_record_more_than_the_clip_allows():
+    """A record of any size moves one noise-free gradient step by no more than the clip."""
+    X, y = logistic_data(50)
+    moved = []
+    for value in (0.0, 1.0, 1e3, 1e30, 3e38):
+        X_other = X.copy()
+        X_other[7] = value
+        result = dppvi.fit(
+            logistic,
+            None,
+            {"X": X_other.astype(np.float32), "y": y},
+            rng_key=jax.random.key(0),
+            method=dppvi.DPOptimization(clip_norm=0.5, num_local_steps=1, optimizer=optax.sgd(1.0)),
+            budget=dppvi.PrivacyBudget(float("inf")),
+            num_rounds=1,
+            damping=1.0,
+            progress_bar=False,
+        )
+        coordinates = result.posterior.family.coordinates(result.posterior.natural)["w"]
+        moved.append(np.concatenate([coordinates.loc, coordinates.log_scale]))
+    for other in moved[1:]:
+        assert np.linalg.norm(other - moved[0]) <= 2 * 0.5 * (1 + 1e-5)
+    assert np.linalg.norm(moved[2] - moved[0]) > 0.3  # it does move
+
+
+def test_a_seeded_run_is_reproducible_and_an_unseeded_one_is_not():
+    X, y = logistic_data(60)
+    fit = functools.partial(
+        dppvi.fit,
+        logistic,
+        None,
+        {"X": X, "y": y},
+        rng_key=jax.random.key(0),
+        clients=2,
+        budget=dppvi.PrivacyBudget(1.0),
+        num_rounds=1,
+        progress_bar=False,
+    )
+    first, second, other = (fit(insecure_noise_seed=s) for s in (5, 5, 6))
+    np.testing.assert_array_equal(first.posterior.mean["w"], second.posterior.mean["w"])
+    assert not np.array_equal(first.posterior.mean["w"], other.posterior.mean["w"])
+    assert not np.array_equal(fit().posterior.mean["w"], fit().posterior.mean["w"])
+
+
+def test_clients_and_rounds_get_noise_of_their_own():
+    """With nothing to learn the changes are pure noise: no two of them may be alike."""
+    sizes, rounds, dimension = (1, 1, 1), 3, 400
+    records = {"X": np.zeros((3, dimension), np.float32), "y": np.zeros(3, np.int32)}
+    method = dppvi.DPOptimization(clip_norm=1.0, num_local_steps=2, optimizer=optax.sgd(0.01))
+    plan = dppvi.plan_privacy(
+        method,
+        dppvi.PrivacyBudget(1.0),
+        num_rounds=rounds,
+        client_sizes=sizes,
+        schedule=dppvi.synchronous,
+    )
+    pvi = dppvi.pvi(
+        logistic,
+        None,
+        records,
+        method=method,
+        client_sizes=sizes,
+        plan=plan,
+        schedule=dppvi.synchronous,
+        damping=1e-4,
+        secret_keys=dppvi.SecretKeys(1),
+    )
+    shards = dppvi.stack(records, dppvi.Partition(([0], [1], [2])))
+    state = pvi.init(jax.random.key(0))
+    noise = []
+    for _ in range(rounds):
+        before = state.factors["w"].linear
+        state, _ = pvi.step(jax.random.key(0), state, shards)
+        noise += list(np.asarray(state.factors["w"].linear - before))
+    correlation = np.corrcoef(noise)
+    off_diagonal = correlation[~np.eye(len(noise), dtype=bool)]
+    assert np.abs(off_diagonal).max() < 0.25  # five standard errors of 1 / sqrt(400)
+
+
+def test_a_step_outside_the_budget_is_refused_and_changes_nothing():
+    X, y = logistic_data(60)
+    method = dppvi.DPOptimization()
+    plan = dppvi.plan_privacy(method, dppvi.PrivacyBudget(1.0), num_rounds=2, client_sizes=[30, 30])
+    pvi = dppvi.pvi(
+        logistic, None, {"X": X, "y": y}, method=method, client_sizes=[30, 30], plan=plan
+    )
+    shards = dppvi.stack_clients([{"X": X[:30], "y": y[:30]}, {"X": X[30:], "y": y[30:]}])
+    state = pvi.init(jax.random.key(0))
+    for _ in range(2):
+        state, _ = pvi.step(jax.random.key(0), state, shards)
+    with pytest.raises(dppvi.BudgetExceededError, match="client 0's budget is used up"):
+        pvi.step(jax.random.key(0), state, shards)
+    np.testing.assert_allclose(state.ledger.spent(), plan.epsilons)
+
+
+def test_fit_is_the_algorithm_in_a_loop():
+    X, y = logistic_data(60)
+    data = [{"X": X[:30], "y": y[:30]}, {"X": X[30:], "y": y[30:]}]
+    method = dppvi.NonPrivate(5)
+    result = dppvi.fit(
+        logistic,
+        None,
+        data,
+        rng_key=jax.random.key(0),
+        method=method,
+        num_rounds=2,
+        progress_bar=False,
+    )
+    _, init_key, round_key = jax.random.split(jax.random.key(0), 3)
+    pvi = dppvi.pvi(logistic, None, {"X": X, "y": y}, method=method, client_sizes=[30, 30])
+    state = pvi.init(init_key)
+    for _ in range(2):
+        state, _ = pvi.step(round_key, state, dppvi.stack_clients(data))
+    np.testing.assert_array_equal(pvi.posterior(state).mean["w"], result.posterior.mean["w"])
+
+
+def test_a_prior_outside_the_family_is_refined_to_where_svi_ends():
+    """HalfNormal and a hierarchy under a normal guide: the prior is a factor like any other."""
+
+    def model(y, group, num_groups):
+        mu = numpyro.sample("mu", dist.Normal(0, 3))
+        tau = numpyro.sample("tau", dist.HalfNormal(2.0))
+        with numpyro.plate("groups", num_groups):
+            effect = numpyro.sample("effect", dist.Normal(mu, tau))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(effect[group], 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(6), 12)
+    y = rng.normal(1.0, 1.5, 6)[group] + rng.normal(size=72)
+    elbo = Trace_ELBO(num_particles=64, vectorize_particles=True)
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, 3000, alpha=0.01))
+    svi = SVI(model, AutoNormal(model), optimizer, elbo)
+    params = svi.run(jax.random.key(0), 3000, y, group, 6, progress_bar=False).params
+    local = optax.adam(optax.cosine_decay_schedule(0.05, 200, alpha=0.01))
+    result = dppvi.fit(
+        model,
+        None,
+        {"y": y, "group": group},
+        rng_key=jax.random.key(1),
+        clients=3,
+        method=dppvi.NonPrivate(200, local, dppvi.MonteCarlo(32)),
+        model_kwargs={"num_groups": 6},
+        num_rounds=25,
+        progress_bar=False,
+    )
+    found = result.params
+    for name in ("mu", "tau", "effect"):
+        scale = params[f"{name}_auto_scale"]
+        shift = (found[f"{name}_auto_loc"] - params[f"{name}_auto_loc"]) / scale
+        np.testing.assert_allclose(shift, 0, atol=0.1, err_msg=name)
+        np.testing.assert_allclose(found[f"{name}_auto_scale"] / scale, 1, atol=0.06, err_msg=name)
