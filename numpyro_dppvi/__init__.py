@@ -10,7 +10,7 @@ import importlib.metadata
 from numpyro_dppvi import factors, families, privacy
 from numpyro_dppvi._result import Status
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
+from numpyro_dppvi.algorithm import Algorithm, PVIState, RoundInfo, pvi
 from numpyro_dppvi.fit import FitResult, History, fit
 from numpyro_dppvi.methods import DPOptimization, NonPrivate
 from numpyro_dppvi.objective import MonteCarlo, SphericalCubature
@@ -57,6 +57,7 @@ __all__ = [
     # assemble
     "Algorithm",
     "PVIState",
+    "RoundInfo",
     "SecretKeys",
     "pvi",
     "split_evenly",

@@ -53,6 +53,21 @@ class PVIState(NamedTuple):
         return server.approximation(self.prior, self.factors)
 
 
+class RoundInfo(NamedTuple):
+    """What a round did; functions of released values only.
+
+    Attributes:
+        movement: Jeffreys divergence between q before and after the round, in nats.
+        projected: Entries of the product of the clients' factors that were raised to zero, summed
+            over the round's merges.
+        rejected: Merges that were refused because q would have left its domain.
+    """
+
+    movement: Array
+    projected: Array
+    rejected: Array
+
+
 class Algorithm(NamedTuple):
     """Partitioned variational inference as three functions.
 
@@ -64,7 +79,7 @@ class Algorithm(NamedTuple):
     """
 
     init: Callable[[PRNGKey], PVIState]
-    step: Callable[[PRNGKey, PVIState, Shards], tuple[PVIState, MergeInfo]]
+    step: Callable[[PRNGKey, PVIState, Shards], tuple[PVIState, RoundInfo]]
     posterior: Callable[[PVIState], Posterior]
 
 
@@ -137,7 +152,7 @@ def pvi(
         ledger = plan.ledger() if plan else Ledger()
         return PVIState(0, first, factors.unit(first, num_clients), ledger)
 
-    def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, MergeInfo]:
+    def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         ledger = state.ledger.charge(_entries(plan, state.round, groups)) if plan else state.ledger
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
@@ -168,9 +183,10 @@ def _run_round(
     shards: Shards,
     groups: Array,
     keys: tuple[PRNGKey, PRNGKey],
-) -> tuple[Natural, Natural, MergeInfo]:
+) -> tuple[Natural, Natural, RoundInfo]:
     """One round: the prior's factor, then group after group of clients."""
     num_clients = shards.num_records.shape[0]
+    before = server.approximation(prior, states)
     if problem.refined:
         prior = _refined_prior(
             problem, numbers, prior, states, jax.random.fold_in(keys[0], num_clients)
@@ -191,8 +207,15 @@ def _run_round(
             problem.family, prior, carry, clients, changes, numbers.damping, project
         )
 
-    states, info = jax.lax.scan(group_step, states, (groups, jnp.arange(groups.shape[0])))
-    return prior, states, jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), info)
+    states, merges = jax.lax.scan(group_step, states, (groups, jnp.arange(groups.shape[0])))
+    movement = _jeffreys(problem.family, before, server.approximation(prior, states))
+    return prior, states, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in merges))
+
+
+def _jeffreys(family: MeanField, p: Natural, q: Natural) -> Array:
+    """KL(p || q) + KL(q || p) within one exponential family: <eta_p - eta_q, E_p[T] - E_q[T]>."""
+    means = [family.statistics(family.coordinates(natural)) for natural in (p, q)]
+    return factors.inner(factors.divide(p, q), factors.divide(*means))
 
 
 def _refined_prior(

@@ -44,11 +44,6 @@ def inner(natural: Natural, statistics: PyTree) -> Array:
     return functools.reduce(jnp.add, jax.tree.leaves(products))
 
 
-def norm(change: Natural) -> Array:
-    """The joint L2 norm over all natural parameters, a scalar."""
-    return jnp.sqrt(inner(change, change))
-
-
 def count_nonzero(change: Natural) -> Array:
     """How many natural parameters differ from zero, a scalar."""
     counts = [jnp.sum(leaf != 0, dtype=jnp.int32) for leaf in jax.tree.leaves(change)]

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from numpyro_dppvi import _validate, planning, schedules
 from numpyro_dppvi._result import Status
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, Records
-from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
+from numpyro_dppvi.algorithm import Algorithm, PVIState, RoundInfo, pvi
 from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
 from numpyro_dppvi.partition import (
     Partition,
@@ -31,7 +31,6 @@ from numpyro_dppvi.privacy import (
     PrivacyStatement,
     SecretKeys,
 )
-from numpyro_dppvi.server import MergeInfo
 
 Data: TypeAlias = Records | Sequence[Records]
 
@@ -41,9 +40,10 @@ class History(NamedTuple):
 
     Attributes:
         natural: Natural parameters of q after each round, on a leading axis.
-        movement: How far q's natural parameters moved (L2 norm, summed over the round's merges),
-            shape ``(num_rounds,)``.
-        projected: Factor entries that were raised to the edge of the domain, by round.
+        movement: Jeffreys divergence between q before and after each round, in nats, shape
+            ``(num_rounds,)``.
+        projected: Entries of the product of the clients' factors that were raised to zero, by
+            round.
         rejected: Merges that were refused, by round.
     """
 
@@ -195,7 +195,7 @@ def _run(
     """The rounds."""
     state = algorithm.init(init_key)
     naturals: list[Natural] = []
-    infos: list[MergeInfo] = []
+    infos: list[RoundInfo] = []
     rounds = tqdm(range(num_rounds), desc="rounds", disable=not progress_bar)
     for _ in rounds:
         state, info = algorithm.step(round_key, state, shards)

@@ -22,12 +22,10 @@ class MergeInfo(NamedTuple):
     """What a merge did; functions of released values only.
 
     Attributes:
-        movement: L2 norm of the change of q's natural parameters.
         projected: Entries of the product of the clients' factors that were raised to zero.
         rejected: Whether the merge was refused because q would have left its domain.
     """
 
-    movement: Array
     projected: Array
     rejected: Array
 
@@ -74,11 +72,9 @@ def merge(
         raised = factors.count_nonzero(deficit)
         share = factors.power(deficit, 1 / clients.shape[0])
         proposal = _add(proposal, clients, share)
-    q_before, q_after = approximation(prior, client_factors), approximation(prior, proposal)
-    good = family.in_domain(q_after)
+    good = family.in_domain(approximation(prior, proposal))
     merged = factors.select(good, proposal, client_factors)
-    movement = jnp.where(good, factors.norm(factors.divide(q_after, q_before)), 0.0)
-    return merged, MergeInfo(movement, jnp.where(good, raised, 0), ~good)
+    return merged, MergeInfo(jnp.where(good, raised, 0), ~good)
 
 
 def _add(client_factors: Natural, clients: Array, changes: Natural) -> Natural:
