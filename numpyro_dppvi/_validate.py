@@ -1,6 +1,7 @@
 """One validator a rule, one sentence each: what was wrong, what came, what to write instead."""
 
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -8,36 +9,64 @@ import jax.numpy as jnp
 import numpy as np
 
 
+def shown(value: Any) -> str:
+    """A value as a sentence shows it: itself if it is one short word or number, else its kind.
+
+    Whatever was passed by mistake may be data, and a sentence must not show a record.
+    """
+    if value is None or isinstance(value, (str, numbers.Number)):
+        text = repr(value.item() if isinstance(value, np.generic) else value)
+        return text if len(text) <= 40 else f"a long {type(value).__name__}"
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return f"an array of {value.dtype} of shape {value.shape}"
+    if callable(value):
+        kind = "the class" if isinstance(value, type) else _article(type(value).__name__)
+        return f"{kind} {value.__name__}" if hasattr(value, "__name__") else kind
+    return _article(type(value).__name__)
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[:1] in 'AEIOUaeiou' else 'a'} {noun}"
+
+
 def _is_real(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def positive(name: str, value: float, *, infinite: bool = False) -> None:
-    """Refuses a number that is not above zero (or is infinite, unless allowed)."""
+def positive(name: str, value: float, *, infinite: bool = False) -> float:
+    """Returns a number as a float; refuses one not above zero (or infinite, unless allowed)."""
     good = _is_real(value) and value > 0 and (infinite or math.isfinite(value))
     if not good:
-        raise ValueError(f"{name} must be a number above 0, got {value!r}: write {name}=1.0, say.")
+        raise ValueError(
+            f"{name} must be a number above 0, got {shown(value)}: write {name}=1.0, say."
+        )
+    return float(value)
 
 
-def open_unit(name: str, value: float) -> None:
-    """Refuses a number outside the open interval (0, 1)."""
+def open_unit(name: str, value: float, example: str) -> float:
+    """Returns a number as a float; refuses one outside the open interval (0, 1)."""
     if not (_is_real(value) and 0 < value < 1):
         raise ValueError(
-            f"{name} must lie strictly between 0 and 1, got {value!r}: write {name}=1e-5, say."
+            f"{name} must lie strictly between 0 and 1, got {shown(value)}: "
+            f"write {name}={example}, say."
         )
+    return float(value)
 
 
 def half_open_unit(name: str, value: float) -> None:
     """Refuses a number outside (0, 1]."""
     if not (_is_real(value) and 0 < value <= 1):
-        raise ValueError(f"{name} must lie in (0, 1], got {value!r}: write {name}=0.5, say.")
+        raise ValueError(
+            f"{name} must lie above 0 and be at most 1, got {shown(value)}: write {name}=0.5, say."
+        )
 
 
 def positive_int(name: str, value: int) -> None:
     """Refuses anything but a whole number of at least 1."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise ValueError(
-            f"{name} must be a whole number of at least 1, got {value!r}: write {name}=10, say."
+            f"{name} must be a whole number of at least 1, got {shown(value)}: "
+            f"write {name}=10, say."
         )
 
 
@@ -45,28 +74,35 @@ def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Refuses a word that is not in the list."""
     if value not in allowed:
         words = " or ".join(repr(word) for word in allowed)
-        raise ValueError(f"{name} must be {words}, got {value!r}.")
+        raise ValueError(f"{name} must be {words}, got {shown(value)}.")
 
 
 def rng_key(value: Any) -> jax.Array:
     """Returns a typed JAX key, or refuses what is not one key."""
-    if value is None or isinstance(value, (int, float)):
+    key = _as_key(value)
+    if key is None:
         raise TypeError(
-            f"rng_key must be a JAX random key, got {value!r}: write rng_key=jax.random.key(0)."
-        )
-    if not isinstance(value, jax.Array):
-        raise TypeError(
-            f"rng_key must be a JAX random key, got a {type(value).__name__}: "
+            f"rng_key must be a JAX random key, got {shown(value)}: "
             "write rng_key=jax.random.key(0)."
         )
-    if not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        value = jax.random.wrap_key_data(value)  # NumPyro users also hold jax.random.PRNGKey(0)
-    if value.shape != ():
+    if key.shape != ():
         raise ValueError(
-            f"rng_key must be a single key, got an array of keys of shape {value.shape}: "
+            f"rng_key must be a single key, got an array of keys of shape {key.shape}: "
             "pass one of them, rng_key=keys[0]."
         )
-    return value
+    return key
+
+
+def _as_key(value: Any) -> jax.Array | None:
+    """A typed key, or several; ``None`` if it is no such thing."""
+    if not isinstance(value, jax.Array):
+        return None
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return value
+    try:
+        return jax.random.wrap_key_data(value)  # NumPyro users also hold jax.random.PRNGKey(0)
+    except TypeError:
+        return None
 
 
 class UnsupportedModelError(ValueError):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi import _validate, client, factors, guides, latents, schedules, server
+from numpyro_dppvi import _validate, client, factors, guides, latents, methods, schedules, server
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.guides import PriorFactor
@@ -136,6 +136,7 @@ def pvi(
         UnsupportedModelError: If the model or guide cannot be fitted.
         ValueError: If the damping is outside (0, 1], or method and plan do not match.
     """
+    methods.check(method)
     _validate.half_open_unit("damping", damping)
     num_clients = len(client_sizes)
     _check_plan(method, plan, num_clients)

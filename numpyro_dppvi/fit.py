@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_dppvi import _validate, planning, schedules
+from numpyro_dppvi import _validate, methods, planning, schedules
 from numpyro_dppvi._result import Status
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, Records
 from numpyro_dppvi.algorithm import Algorithm, PVIState, RoundInfo, pvi
@@ -157,10 +157,11 @@ def fit(
     Raises:
         UnsupportedModelError: If the model, guide or data cannot be fitted; says why.
         ValueError: If an argument is out of its range.
-        TypeError: If ``rng_key`` is missing.
+        TypeError: If an argument is of another kind, a missing ``rng_key`` among them.
     """
     key = _validate.rng_key(rng_key)
     method = DPOptimization() if method is None else method
+    methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)
     split_key, init_key, round_key = jax.random.split(key, 3)
     shards, sizes = _shards(data, clients, split_key)

@@ -1,7 +1,7 @@
 """The methods: what a client does in a visit, as frozen values."""
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import optax
 
@@ -37,6 +37,7 @@ class DPOptimization:
 
     Raises:
         ValueError: If a number is outside its range.
+        TypeError: If the optimiser, sampler or expectation is none.
     """
 
     clip_norm: float = 2.5
@@ -46,8 +47,14 @@ class DPOptimization:
     expectation: Expectation = MonteCarlo()
 
     def __post_init__(self) -> None:
-        _validate.positive("clip_norm", self.clip_norm)
+        object.__setattr__(self, "clip_norm", _validate.positive("clip_norm", self.clip_norm))
         _validate.positive_int("num_local_steps", self.num_local_steps)
+        _check_pieces(self.optimizer, self.expectation)
+        if isinstance(self.sampler, type) or not hasattr(self.sampler, "dp_event"):
+            raise TypeError(
+                "sampler must be FullBatch() or PoissonSampling(...), got "
+                f"{_validate.shown(self.sampler)}: write sampler=PoissonSampling(0.1), say."
+            )
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class NonPrivate:
 
     Raises:
         ValueError: If the number of steps is not a whole number of at least 1.
+        TypeError: If the optimiser or expectation is none.
     """
 
     num_local_steps: int = 50
@@ -69,6 +77,29 @@ class NonPrivate:
 
     def __post_init__(self) -> None:
         _validate.positive_int("num_local_steps", self.num_local_steps)
+        _check_pieces(self.optimizer, self.expectation)
 
 
 Method: TypeAlias = DPOptimization | NonPrivate
+
+
+def check(method: Any) -> None:
+    """Refuses what is not a method."""
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"method must be DPOptimization(...) or NonPrivate(...), got "
+            f"{_validate.shown(method)}: write method=DPOptimization(), say."
+        )
+
+
+def _check_pieces(optimizer: Any, expectation: Any) -> None:
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"optimizer must be an optax optimiser, got {_validate.shown(optimizer)}: write "
+            "optimizer=optax.adam(0.05), say."
+        )
+    if isinstance(expectation, type) or not callable(expectation):
+        raise TypeError(
+            "expectation must be MonteCarlo(...) or another function to points, got "
+            f"{_validate.shown(expectation)}: write expectation=MonteCarlo(10), say."
+        )

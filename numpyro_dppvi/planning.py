@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from numpyro_dppvi import _validate, schedules
+from numpyro_dppvi import _validate, methods, schedules
 from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
 from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, plan
 
@@ -30,11 +30,12 @@ def plan_privacy(
     Raises:
         ValueError: If the method is not private, there is no budget or the numbers do not fit.
     """
+    methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)
     if isinstance(method, NonPrivate):
         raise ValueError(
-            "NonPrivate() releases exact changes, which no budget covers: pass a private method "
-            "such as DPOptimization(), or no budget."
+            "NonPrivate() adds no noise, and no budget covers that: write "
+            "method=DPOptimization() to keep to the budget, or leave budget out."
         )
     sizes = [int(size) for size in client_sizes]
     for number, size in enumerate(sizes):
@@ -69,16 +70,18 @@ def _one_each(
             "this method is private and needs a budget, got None: write "
             "budget=PrivacyBudget(epsilon=1.0, delta=1e-5), or method=NonPrivate()."
         )
-    budgets = (budget,) * num_clients if isinstance(budget, PrivacyBudget) else tuple(budget)
-    wrong = next((b for b in budgets if not isinstance(b, PrivacyBudget)), None)
-    if wrong is not None:
+    if isinstance(budget, PrivacyBudget):
+        return (budget,) * num_clients
+    budgets = tuple(budget) if isinstance(budget, Sequence) else (budget,)
+    wrong = [b for b in budgets if not isinstance(b, PrivacyBudget)]
+    if wrong:
         raise TypeError(
-            f"budget must be a PrivacyBudget or one a client, got {wrong!r}: write "
-            "budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
+            f"budget must be a PrivacyBudget or a list of them, got {_validate.shown(wrong[0])}: "
+            "write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
         )
     if len(budgets) != num_clients:
         raise ValueError(
-            f"there are {len(budgets)} budgets for {num_clients} clients: give one for all, or one "
-            "a client."
+            f"budget must be one for all clients or one a client, got {len(budgets)} budgets for "
+            f"{num_clients} clients: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
         )
     return budgets

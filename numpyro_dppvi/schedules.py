@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from numpyro_dppvi import _validate
+
 Schedule: TypeAlias = Callable[[int, int], np.ndarray]
 
 
@@ -30,7 +32,13 @@ def num_visits(schedule: Schedule, num_rounds: int, num_clients: int) -> np.ndar
 
     Raises:
         ValueError: If the schedule names a client that does not exist, or one twice in a group.
+        TypeError: If the schedule is no function.
     """
+    if not callable(schedule):
+        raise TypeError(
+            f"schedule must be a function of the round and the number of clients, got "
+            f"{_validate.shown(schedule)}: write schedule=numpyro_dppvi.sequential."
+        )
     visits = np.zeros(num_clients, int)
     for round_number in range(num_rounds):
         groups = check(schedule(round_number, num_clients), num_clients)
@@ -40,16 +48,23 @@ def num_visits(schedule: Schedule, num_rounds: int, num_clients: int) -> np.ndar
 
 def check(groups: np.ndarray, num_clients: int) -> np.ndarray:
     """Returns a round's groups, or refuses them in a sentence."""
-    groups = np.asarray(groups)
+    try:
+        groups = np.asarray(groups)
+    except ValueError:
+        raise ValueError(
+            "a schedule must return groups of one size, got groups of unequal length: visit the "
+            "larger ones in several rounds, or see numpyro_dppvi.sequential."
+        ) from None
     if groups.ndim != 2 or groups.size == 0 or not np.issubdtype(groups.dtype, np.integer):
         raise ValueError(
             "a schedule must return whole numbers of shape (num_groups, group_size), got an "
             f"array of {groups.dtype} of shape {groups.shape}: see numpyro_dppvi.sequential."
         )
     if groups.min() < 0 or groups.max() >= num_clients:
+        wrong = groups.max() if groups.max() >= num_clients else groups.min()
         raise ValueError(
-            f"the schedule names client {groups.max()}, but clients are numbered 0 to "
-            f"{num_clients - 1}."
+            f"the schedule names client {wrong}, but there are {num_clients} clients: number "
+            f"them 0 to {num_clients - 1}."
         )
     if any(len(set(group)) < len(group) for group in groups.tolist()):
         raise ValueError(

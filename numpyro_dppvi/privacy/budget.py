@@ -32,8 +32,9 @@ class PrivacyBudget:
     relation: Relation = "replace_one"
 
     def __post_init__(self) -> None:
-        _validate.positive("epsilon", self.epsilon, infinite=True)
-        _validate.open_unit("delta", self.delta)
+        epsilon = _validate.positive("epsilon", self.epsilon, infinite=True)
+        object.__setattr__(self, "epsilon", epsilon)
+        object.__setattr__(self, "delta", _validate.open_unit("delta", self.delta, "1e-5"))
         _validate.choice("relation", self.relation, _RELATIONS)
 
 

@@ -110,7 +110,8 @@ class PoissonSampling:
     sampling_prob: float
 
     def __post_init__(self) -> None:
-        _validate.open_unit("sampling_prob", self.sampling_prob)
+        prob = _validate.open_unit("sampling_prob", self.sampling_prob, "0.1")
+        object.__setattr__(self, "sampling_prob", prob)
 
     def physical_size(self, client_sizes: Sequence[int]) -> int:
         """Expected batch of the largest client plus five standard deviations, rounded up."""

@@ -1,0 +1,33 @@
+"""Prints the project's tables of accuracy, likelihood and speed.
+
+python -m benchmarks                     all but the selection table
+python -m benchmarks accuracy --seeds 5
+"""
+
+import argparse
+
+from benchmarks import accuracy, selection, speed
+
+TABLES = {
+    "accuracy": accuracy.private,
+    "nonprivate": accuracy.non_private,
+    "speed": lambda _seeds: speed.table(),
+    "selection": selection.table,
+}
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    default = [name for name in TABLES if name != "selection"]
+    parser.add_argument("tables", nargs="*", default=default, metavar="|".join(TABLES))
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    for name in arguments.tables:
+        if name not in TABLES:
+            parser.error(f"there is no table {name!r}; there are {', '.join(TABLES)}")
+        TABLES[name](arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
