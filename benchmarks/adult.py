@@ -72,11 +72,9 @@ def fit(where: Setting, seed: int, **arguments: Any) -> tuple[dppvi.FitResult, S
 
 
 def mean_and_error(scores: list[Score]) -> tuple[Score, Score]:
-    """Mean over seeds, and its standard error."""
+    """Mean over two or more seeds, and its standard error."""
     values = np.array(scores)
-    error = (
-        values.std(axis=0, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan * values[0]
-    )
+    error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
     return Score(*values.mean(axis=0)), Score(*error)
 
 

@@ -2,36 +2,53 @@
 
     python -m benchmarks selection --seeds 6
 
-Prints every configuration that was tried, best mean log-likelihood first.
+Prints every configuration that was tried, in the order of the mean log-likelihood.
 """
 
-import itertools
+import math
 
 import optax
 
 import numpyro_dppvi as dppvi
 from benchmarks import adult
 
-CLIP_NORMS = (1.5, 2.5, 3.5)
-STEPS_AND_RATES = ((1, 0.1), (3, 0.03), (3, 0.05), (3, 0.08), (5, 0.05), (10, 0.02))
-DAMPINGS = (0.25, 0.4, 0.6)
+ROUNDS = 10
+# Clip, local steps, how far noise may carry a coordinate, damping: the choice, and one of the
+# four changed at a time; and the choice for the learning rate with other numbers of clients.
+CHOICE = (2.5, 3, 1 / 3, 0.4)
+CHANGES = ((1.5, 3.5), (1, 5, 10), (0.25, 0.5), (0.25, 0.6, 1.0))
+CLIENTS = (1, 3, 50, 200)
 
 
 def table(seeds: int) -> None:
-    """The grid of clip, local steps with learning rate, and damping; 10 rounds, (1, 1e-5)."""
-    where = adult.setting(adult.selection(), 10)
-    budget = dppvi.PrivacyBudget(1.0, 1e-5)
-    grid = list(itertools.product(CLIP_NORMS, STEPS_AND_RATES, DAMPINGS))
+    """Configurations over 10 rounds under (1, 1e-5)."""
+    tried = [CHOICE]
+    for place, values in enumerate(CHANGES):
+        tried += [(*CHOICE[:place], value, *CHOICE[place + 1 :]) for value in values]
+    _print("10 clients", [(10, *configuration) for configuration in tried], seeds)
+    for clients in CLIENTS:
+        travels = (0.25, 1 / 3, 0.5)
+        _print(f"{clients} clients", [(clients, 2.5, 3, t, 0.4) for t in travels], seeds)
+
+
+def _print(title: str, configurations: list[tuple], seeds: int) -> None:
     lines = []
-    for clip_norm, (steps, rate), damping in grid:
-        method = dppvi.DPOptimization(clip_norm, steps, optax.adam(rate))
+    for clients, clip_norm, steps, travel, damping in configurations:
+        rate = travel / (damping * math.sqrt(clients * ROUNDS * steps))
         scores = [
-            adult.fit(where, s, method=method, budget=budget, damping=damping)[1]
-            for s in range(seeds)
+            adult.fit(
+                adult.setting(adult.selection(), clients),
+                seed,
+                method=dppvi.DPOptimization(clip_norm, steps, optax.adam(rate)),
+                budget=dppvi.PrivacyBudget(1.0, 1e-5),
+                damping=damping,
+                num_rounds=ROUNDS,
+            )[1]
+            for seed in range(seeds)
         ]
-        name = f"clip {clip_norm}, {steps} steps, Adam {rate}, damping {damping}"
+        name = f"clip {clip_norm:g}, {steps} steps, travel {travel:.2f}, damping {damping:g}"
         lines.append((adult.mean_and_error(scores)[0].log_likelihood, adult.row(name, scores)))
-    print(f"\nSelection rows: {len(grid)} configurations, {seeds} seeds each")
+    print(f"\nSelection rows, {title}: {len(configurations)} configurations, {seeds} seeds each")
     print(adult.HEADER)
     for _, line in sorted(lines, reverse=True):
-        print(line)
+        print(line, flush=True)

@@ -70,6 +70,12 @@ def positive_int(name: str, value: int) -> None:
         )
 
 
+def whole(name: str, value: int) -> None:
+    """Refuses anything but a whole number."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, got {shown(value)}: write {name}=0, say.")
+
+
 def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Refuses a word that is not in the list."""
     if value not in allowed:

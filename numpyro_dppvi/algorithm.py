@@ -22,7 +22,7 @@ from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import Method, NonPrivate
+from numpyro_dppvi.methods import Method, NonPrivate, default_learning_rate
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.posterior import Posterior
 from numpyro_dppvi.privacy import Entry, Ledger, PrivacyPlan, SecretKeys
@@ -100,6 +100,7 @@ class _Numbers(NamedTuple):
     exact_prior: Natural
     noise_std: Array
     damping: Array
+    learning_rate: Array
 
 
 def pvi(
@@ -146,7 +147,9 @@ def pvi(
     physical_size = plan.clients[0].mechanism.physical_size if plan else 0
     problem = _Problem(space, family, method, physical_size, prior.rest, prior.refined)
     noise_std = plan.noise_std if plan else np.zeros(num_clients)
-    numbers = _Numbers(prior.exact, jnp.asarray(noise_std), jnp.asarray(damping))
+    num_releases = sum(c.num_releases for c in plan.clients) if plan else 0
+    rate = default_learning_rate(method, num_releases, damping)
+    numbers = _Numbers(prior.exact, *(jnp.asarray(x) for x in (noise_std, damping, rate)))
 
     def init(rng_key: PRNGKey) -> PVIState:
         first = _first_prior(problem, numbers, _validate.rng_key(rng_key))
@@ -256,6 +259,7 @@ def _visit(
         q,
         factor,
         shard,
+        numbers.learning_rate,
         rng_key,
         secret_key,
     )

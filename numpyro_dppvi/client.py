@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from numpyro_dppvi import factors, local, objective
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
@@ -45,6 +46,7 @@ def visit(
     q: Natural,
     factor: Natural,
     shard: Shard,
+    learning_rate: Array,
     rng_key: PRNGKey,
     secret_key: PRNGKey,
 ) -> Natural:
@@ -58,6 +60,7 @@ def visit(
         q: The current approximation.
         factor: The client's factor t_m.
         shard: The client's records.
+        learning_rate: For Adam, where the method names no optimiser.
         rng_key: Key for draws of the latents, no secret.
         secret_key: Key for noise and batches.
 
@@ -67,7 +70,8 @@ def visit(
     gradient = _gradient(space, family, method, physical_size, factors.divide(q, factor), shard)
     steps = method.num_local_steps
     keys = (jax.random.split(rng_key, steps), jax.random.split(secret_key, steps))
-    end = local.solve(keys, family.coordinates(q), gradient, method.optimizer)
+    optimizer = optax.adam(learning_rate) if method.optimizer is None else method.optimizer
+    end = local.solve(keys, family.coordinates(q), gradient, optimizer)
     change = factors.divide(family.natural(end), q)
     return factors.select(factors.is_finite(change), change, factors.unit(change))
 

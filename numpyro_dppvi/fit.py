@@ -23,6 +23,7 @@ from numpyro_dppvi.partition import (
     stack,
     stack_clients,
 )
+from numpyro_dppvi.partition.clients import check_counts
 from numpyro_dppvi.posterior import Posterior
 from numpyro_dppvi.privacy import (
     Ledger,
@@ -212,17 +213,35 @@ def _shards(
 ) -> tuple[Shards, tuple[int, ...]]:
     """Checks the data and lays it out; returns the clients' sizes too."""
     if not isinstance(data, Mapping):
+        _check_per_client(data)
         if clients is not None:
             raise ValueError(
-                "data is already one mapping a client, so clients must not be given: leave it out."
+                "data is already one mapping a client, so clients must not be given, got "
+                f"{_validate.shown(clients)}: leave it out."
             )
         shards = stack_clients(data)
         return shards, tuple(int(n) for n in np.asarray(shards.num_records))
     pooled = record_arrays(data, "data")
     if not isinstance(clients, Partition):
         num_rows = len(next(iter(pooled.values())))
-        clients = split_evenly(rng_key, num_rows, 1 if clients is None else clients)
+        clients = 1 if clients is None else clients
+        check_counts(num_rows, clients, "clients")
+        clients = split_evenly(rng_key, num_rows, clients)
     return stack(pooled, clients), clients.sizes
+
+
+def _check_per_client(data: Any) -> None:
+    """Refuses data that is neither one mapping nor a sequence of them."""
+    if not isinstance(data, Sequence) or not all(isinstance(part, Mapping) for part in data):
+        received = _validate.shown(data)
+    elif not data:
+        received = "an empty list"
+    else:
+        return
+    raise TypeError(
+        "data must be a mapping from the model's arguments to arrays, or a list of such mappings, "
+        f'one a client, got {received}: write data={{"X": X, "y": y}}.'
+    )
 
 
 def _pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoGuide, AutoNormal
 
 from numpyro_dppvi._typing import Model, Natural
-from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi._validate import UnsupportedModelError, shown
 from numpyro_dppvi.families import DiagonalNormal, MeanField
 from numpyro_dppvi.latents import LatentSpace
 
@@ -24,16 +24,27 @@ def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
     if guide is not None:
         if type(guide) not in (AutoNormal, AutoDiagonalNormal):
             raise UnsupportedModelError(
-                f"the guide is a {type(guide).__name__}, and its factors do not multiply within "
-                "one mean-field family: pass guide=None, AutoNormal(model) or "
-                "AutoDiagonalNormal(model)."
+                "guide must be None, AutoNormal(model) or AutoDiagonalNormal(model), got "
+                f"{shown(guide)}: {_why_not(guide)}."
             )
-        if guide.model is not model:
+        if guide.model != model:  # not `is`: a bound method is a new object at every access
             raise UnsupportedModelError(
                 "the guide was made for another model than the one given: write "
                 f"{type(guide).__name__}(model) with the same model."
             )
     return MeanField(tuple((lt.name, DiagonalNormal(lt.base_shape)) for lt in space.latents))
+
+
+def _why_not(guide: Any) -> str:
+    if isinstance(guide, AutoDelta):
+        return "a point has no width that factors could add up to"
+    if isinstance(guide, AutoGuide):
+        return "its factors do not multiply within one mean-field family"
+    if isinstance(guide, type):
+        return "call it with the model"
+    if callable(guide):
+        return "guides written by hand are not read yet"
+    return "that is no guide"
 
 
 class PriorFactor(NamedTuple):

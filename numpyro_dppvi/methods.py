@@ -1,6 +1,7 @@
 """The methods: what a client does in a visit, as frozen values."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import optax
@@ -9,13 +10,10 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi.objective import Expectation, MonteCarlo
 from numpyro_dppvi.privacy import FullBatch, Sampler
 
-
-def _adam() -> optax.GradientTransformation:
-    return _ADAM
-
-
-# One object, so that two methods with the default optimiser are equal and share a compilation.
-_ADAM = optax.adam(0.05)
+# How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
+# whose priors have a width of about one: see default_learning_rate.
+_NOISE_TRAVEL = 1 / 3
+_NON_PRIVATE_LEARNING_RATE = 0.05
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,8 @@ class DPOptimization:
         clip_norm: Bound on the joint L2 norm of one record's gradient in (location, log standard
             deviation) of all latents.
         num_local_steps: Noisy gradients a visit; each is charged.
-        optimizer: Any optax optimiser; its state starts afresh at every visit.
+        optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam at
+            :func:`default_learning_rate`, which suits any number of clients and rounds.
         sampler: ``FullBatch()`` or ``PoissonSampling(sampling_prob)``.
         expectation: Points of q for the expected log likelihood.
 
@@ -42,7 +41,7 @@ class DPOptimization:
 
     clip_norm: float = 2.5
     num_local_steps: int = 3
-    optimizer: optax.GradientTransformation = field(default_factory=_adam)
+    optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
     expectation: Expectation = MonteCarlo()
 
@@ -63,7 +62,7 @@ class NonPrivate:
 
     Args:
         num_local_steps: Optimiser steps a visit, on all of the client's records.
-        optimizer: Any optax optimiser; its state starts afresh at every visit.
+        optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam.
         expectation: Points of q for the expected log likelihood.
 
     Raises:
@@ -72,7 +71,7 @@ class NonPrivate:
     """
 
     num_local_steps: int = 50
-    optimizer: optax.GradientTransformation = field(default_factory=_adam)
+    optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = MonteCarlo()
 
     def __post_init__(self) -> None:
@@ -93,7 +92,7 @@ def check(method: Any) -> None:
 
 
 def _check_pieces(optimizer: Any, expectation: Any) -> None:
-    if not isinstance(optimizer, optax.GradientTransformation):
+    if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
         raise TypeError(
             f"optimizer must be an optax optimiser, got {_validate.shown(optimizer)}: write "
             "optimizer=optax.adam(0.05), say."
@@ -103,3 +102,24 @@ def _check_pieces(optimizer: Any, expectation: Any) -> None:
             "expectation must be MonteCarlo(...) or another function to points, got "
             f"{_validate.shown(expectation)}: write expectation=MonteCarlo(10), say."
         )
+
+
+def default_learning_rate(method: Method, num_releases: int, damping: float) -> float:
+    """Adam's learning rate where the user names no optimiser.
+
+    Adam turns a gradient that is all noise into steps of about the learning rate in random
+    directions. Over all noisy steps of all clients they add up to a random walk of
+    ``learning_rate * damping * sqrt(num_releases)``, which is held at a third. Many clients then
+    take small steps and few clients large ones.
+
+    Args:
+        method: The method.
+        num_releases: Noisy gradients of all clients in the whole run; 0 without privacy.
+        damping: The share of a change that is merged.
+
+    Returns:
+        The learning rate, in units of (location, log standard deviation).
+    """
+    if isinstance(method, NonPrivate) or num_releases == 0:
+        return _NON_PRIVATE_LEARNING_RATE
+    return _NOISE_TRAVEL / (damping * math.sqrt(num_releases))

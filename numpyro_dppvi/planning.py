@@ -67,7 +67,7 @@ def _one_each(
 ) -> tuple[PrivacyBudget, ...]:
     if budget is None:
         raise ValueError(
-            "this method is private and needs a budget, got None: write "
+            "budget must be given for a private method, got None: write "
             "budget=PrivacyBudget(epsilon=1.0, delta=1e-5), or method=NonPrivate()."
         )
     if isinstance(budget, PrivacyBudget):

@@ -66,8 +66,11 @@ def check(groups: np.ndarray, num_clients: int) -> np.ndarray:
             f"the schedule names client {wrong}, but there are {num_clients} clients: number "
             f"them 0 to {num_clients - 1}."
         )
-    if any(len(set(group)) < len(group) for group in groups.tolist()):
-        raise ValueError(
-            "the schedule names a client twice in one group: put the visits in two groups."
-        )
+    for group in groups.tolist():
+        twice = [client for client in group if group.count(client) > 1]
+        if twice:
+            raise ValueError(
+                f"the schedule names client {twice[0]} twice in one group: put the visits in two "
+                "groups."
+            )
     return groups

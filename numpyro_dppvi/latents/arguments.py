@@ -5,13 +5,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from numpyro_dppvi._typing import Model
-from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi._validate import UnsupportedModelError, shown
 
 
 def check_arguments(
     model: Model, records: Mapping[str, Any], model_kwargs: Mapping[str, Any]
 ) -> None:
     """Refuses data that the model has no argument for, and arguments that nothing fills."""
+    if not callable(model):
+        raise UnsupportedModelError(
+            f"model must be a function with numpyro.sample statements, got {shown(model)}: pass "
+            "the function itself."
+        )
     both = sorted(set(records) & set(model_kwargs))
     if both:
         raise UnsupportedModelError(
@@ -42,3 +47,9 @@ def check_arguments(
             f"holds: add data={{{missing[0]!r}: ...}} if it holds records, or "
             f"model_kwargs={{{missing[0]!r}: ...}} if it is public."
         )
+
+
+def absent_arguments(model: Model, given: set[str]) -> tuple[str, ...]:
+    """Arguments that are ``None`` unless given, and were not: an outcome left out, perhaps."""
+    parameters = inspect.signature(model).parameters
+    return tuple(name for name, p in parameters.items() if p.default is None and name not in given)

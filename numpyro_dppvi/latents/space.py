@@ -1,7 +1,7 @@
 """What a NumPyro model means to partitioned inference: latents, prior, one record's likelihood."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,8 +14,15 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.latents.arguments import check_arguments
-from numpyro_dppvi.latents.trace import Site, Trace, data_plates, log_prob, run_model
+from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
+from numpyro_dppvi.latents.trace import (
+    Site,
+    Structure,
+    Trace,
+    log_prob,
+    run_model,
+    structure,
+)
 
 _Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...], Any], ...]
 _Kwargs: TypeAlias = tuple[tuple[str, Any], ...]
@@ -94,9 +101,11 @@ def from_model(
     canonicalize = jax.dtypes.canonicalize_dtype  # float64 is float32 unless x64 is on
     shapes = tuple((name, jnp.shape(v), canonicalize(v.dtype)) for name, v in records.items())
     kwargs = tuple((model_kwargs or {}).items())
+    # Part of the key: numbers that are read off a model have a dtype, and 1 == 1.0 == True.
+    types = (jnp.result_type(float), *(type(value) for _, value in kwargs))
     try:
         # The same model and shapes give the same object, and so the same compiled program.
-        return _cached(model, shapes, kwargs, jnp.result_type(float))
+        return _cached(model, shapes, kwargs, types)
     except TypeError as error:
         if "unhashable" not in str(error):
             raise
@@ -104,16 +113,17 @@ def from_model(
 
 
 @functools.lru_cache(maxsize=32)
-def _cached(model: Model, shapes: _Shapes, kwargs: _Kwargs, dtype: Any) -> LatentSpace:
-    del dtype  # part of the key, because numbers that are read off a model have one
+def _cached(model: Model, shapes: _Shapes, kwargs: _Kwargs, types: tuple[Any, ...]) -> LatentSpace:
+    del types
     return _read(model, shapes, kwargs)
 
 
 def _read(model: Model, shapes: _Shapes, kwargs: _Kwargs) -> LatentSpace:
     """What :func:`from_model` says."""
     abstract = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
-    sites, plates = data_plates(model, abstract, dict(kwargs))
-    _refuse_local_or_discrete(sites, plates)
+    found = structure(model, abstract, dict(kwargs))
+    sites, plates = found.sites, found.plates
+    _refuse_local_or_discrete(found, absent_arguments(model, {*abstract, *dict(kwargs)}))
 
     def run(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Trace:
         one_row = {name: value[None] for name, value in row.items()}
@@ -141,34 +151,43 @@ def _read(model: Model, shapes: _Shapes, kwargs: _Kwargs) -> LatentSpace:
     return LatentSpace(latents, log_likelihood, log_prior, parents, server_side)
 
 
-def _refuse_local_or_discrete(sites: list[Site], plates: frozenset[str]) -> None:
-    latents = [site for site in sites if not site.observed]
+def _refuse_local_or_discrete(found: Structure, absent: tuple[str, ...]) -> None:
+    latents = [site for site in found.sites if not site.observed]
     for site in latents:
-        inside = [name for name, _, _ in site.plates if name in plates]
-        if inside:
+        inside = [plate.name for plate in site.plates if plate.name in found.plates]
+        if inside or site.name in found.local:
+            where = "has one value a record"
+            if inside:
+                where = f"is inside the data plate {inside[0]!r}: each record would have its own"
             raise UnsupportedModelError(
-                f"latent {site.name!r} is inside the plate {inside[0]!r} of records: every record "
-                "would have its own, which no client may share. If it is the outcome, observe it "
-                f"with numpyro.sample({site.name!r}, ..., obs=...); else sum or integrate it out."
+                f"latent {site.name!r} {where}, which clients cannot share. "
+                f"{_if_outcome(site.name, absent)}; else sum or integrate it out."
             )
         if site.discrete:
             raise UnsupportedModelError(
                 f"latent {site.name!r} is discrete, and a continuous approximation cannot follow "
-                "it: sum it out (dist.MixtureSameFamily), or observe it with obs=... if it is data."
+                f"it. {_if_outcome(site.name, absent)}; else sum it out (dist.MixtureSameFamily)."
             )
     if not latents:
         raise UnsupportedModelError(
             "the model has no latent: draw what is to be learnt with numpyro.sample and a prior."
         )
-    if not any(site.observed for site in sites):
+    if not any(site.observed for site in found.sites):
         raise UnsupportedModelError(
             "the model observes nothing: pass the outcome, numpyro.sample('y', ..., obs=y), and "
             "put it into data={'y': ...}."
         )
 
 
+def _if_outcome(latent: str, absent: tuple[str, ...]) -> str:
+    """What to write if what looks like a latent is meant to be observed."""
+    if absent:
+        return f"If it is the outcome, add the model's argument: data={{{absent[0]!r}: ...}}"
+    return f"If it is the outcome, observe it: numpyro.sample({latent!r}, ..., obs=y)"
+
+
 def _latents(
-    run: OneRow, zeros: Mapping[str, Array], sites: list[Site]
+    run: OneRow, zeros: Mapping[str, Array], sites: Sequence[Site]
 ) -> tuple[tuple[Latent, ...], dict[str, frozenset[str]]]:
     """Shapes, bijections and, where they can be read off, unconstrained priors; and parents."""
     names = [site.name for site in sites]
@@ -180,14 +199,8 @@ def _latents(
         rescaled.update(name for name in names if trace[name]["scale"] is not None)
         return {n: (trace[n]["fn"], trace[n]["value"], trace[n]["fn"].support) for n in names}
 
-    try:
-        # Compiled, because a model run one operation at a time compiles each of them alone.
-        facts = jax.jit(read, static_argnums=0)(0)
-    except NotImplementedError as error:
-        raise UnsupportedModelError(
-            "a latent's prior cannot be sampled (an improper prior?): give it a proper one, such "
-            "as Normal(0, 10)."
-        ) from error
+    # Compiled, because a model run one operation at a time compiles each of them alone.
+    facts = jax.jit(read, static_argnums=0)(0)
     parents = _parents(run, zeros, {n: facts[n][1] for n in names})
     latents = []
     for site in sites:
@@ -213,8 +226,8 @@ def _dims(site: Site, fn: dist.Distribution) -> tuple[str | None, ...]:
     """Plate names of the leading dimensions of a value."""
     batch = len(fn.batch_shape)
     names: list[str | None] = [None] * (batch + fn.event_dim)
-    for name, _, dim in site.plates:
-        names[batch + dim] = name
+    for plate in site.plates:
+        names[batch + plate.dim] = plate.name
     return tuple(names)
 
 
@@ -271,7 +284,7 @@ def _sides(
     run: OneRow,
     latents: tuple[Latent, ...],
     zeros: Mapping[str, Array],
-    sites: list[Site],
+    sites: Sequence[Site],
     plates: frozenset[str],
 ) -> tuple[tuple[str, ...], dict[str, frozenset[str]]]:
     """Splits observed sites into those that records enter and those that belong to the prior."""
@@ -285,7 +298,7 @@ def _sides(
     found = eval_provenance(log_probs, **values, **{"$data": dict(zeros)})
     client_side, server_side = [], {}
     for site in observed:
-        by_plate = any(name in plates for name, _, _ in site.plates)
+        by_plate = any(plate.name in plates for plate in site.plates)
         if by_plate or "$data" in found[site.name]:
             client_side.append(site.name)
         else:

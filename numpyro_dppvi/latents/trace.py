@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
@@ -23,14 +24,58 @@ _CONCRETE_VALUE_ERRORS = (
 )
 
 
+# What a model may raise when it is given another number of rows than it was written for.
+_WRONG_NUMBER_ERRORS = (AssertionError, IndexError, TypeError, ValueError)
+
+
+class Plate(NamedTuple):
+    """A plate around a site: the size it states, the rows it draws of them, and its dimension."""
+
+    name: str
+    size: int
+    drawn: int
+    dim: int
+
+
 @dataclass(frozen=True)
 class Site:
-    """Static facts of one sample site."""
+    """Static facts of one sample site; ``shapes`` are of its value and of its distribution."""
 
     name: str
     observed: bool
     discrete: bool
-    plates: tuple[tuple[str, int, int], ...]  # name, size, dim
+    plates: tuple[Plate, ...]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class Structure(NamedTuple):
+    """What a model is made of.
+
+    Attributes:
+        sites: All sample sites.
+        plates: Names of the plates of records.
+        local: Latents that have one entry a record.
+    """
+
+    sites: tuple[Site, ...]
+    plates: frozenset[str]
+    local: frozenset[str]
+
+
+class _ProperPriors(Messenger):
+    """Refuses latents that have no proper prior, by name."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        fn = msg["fn"]
+        while hasattr(fn, "base_dist"):
+            fn = fn.base_dist
+        if isinstance(fn, dist.ImproperUniform):
+            raise UnsupportedModelError(
+                f"latent {msg['name']!r} has an improper prior, which is no factor that others "
+                "could be multiplied with: give it a proper one, such as dist.Normal(0, 10)."
+            )
 
 
 class _ForcedPlates(Messenger):
@@ -62,22 +107,27 @@ def run_model(
         return handlers.trace(seeded).get_trace(**rows, **kwargs)
 
 
-def static_facts(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]) -> list[Site]:
-    """Static facts of every sample site, with abstract rows."""
+def static_facts(
+    model: Model,
+    shapes: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
+    forced: frozenset[str] = frozenset(),
+) -> tuple[Site, ...]:
+    """Static facts of every sample site, with abstract rows; forced plates yield all rows."""
     found: list[Site] = []
+    num_rows = next(iter(shapes.values())).shape[0]
 
     def run(rows: Records) -> None:
-        trace = run_model(model, rows, kwargs, None, frozenset(), 1)
+        trace = run_model(_ProperPriors(model), rows, kwargs, None, forced, num_rows)
         for name, site in trace.items():
             if site["type"] == "param" and jax.tree.leaves(site["value"]):
                 raise UnsupportedModelError(
                     f"the model calls numpyro.param({name!r}), which has no prior and so no "
-                    "factor: give it a prior with numpyro.sample."
+                    f"factor: draw it, numpyro.sample({name!r}, ...) with a prior, or make it a "
+                    "public constant (model_kwargs)."
                 )
             if site["type"] == "sample":
-                frames = tuple((f.name, f.size, f.dim) for f in site["cond_indep_stack"])
-                discrete = bool(site["fn"].support.is_discrete)
-                found.append(Site(name, site["is_observed"], discrete, frames))
+                found.append(_site(site, trace))
 
     try:
         jax.eval_shape(run, dict(shapes))
@@ -87,37 +137,73 @@ def static_facts(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, A
             "len(np.unique(...)), a boolean index or an if on an array): pass such a number as a "
             "public constant, model_kwargs={'num_groups': 8}."
         ) from error
-    return found
+    return tuple(found)
 
 
-def data_plates(
-    model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
-) -> tuple[list[Site], frozenset[str]]:
-    """Sites, and the plates whose length is the number of records.
+def _site(site: dict[str, Any], trace: Trace) -> Site:
+    fn = site["fn"]
+    plates = tuple(
+        Plate(frame.name, trace[frame.name]["args"][0], frame.size, frame.dim)
+        for frame in site["cond_indep_stack"]
+    )
+    shapes = (jnp.shape(site["value"]), fn.batch_shape + fn.event_shape)
+    return Site(site["name"], site["is_observed"], bool(fn.support.is_discrete), plates, shapes)
 
-    A plate is one of records if its size follows the number of rows, or if it has the size of
-    the data and holds an observed site but no latent (a size written down as a number).
+
+def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Structure:
+    """Reads the sites, and tells which plates and latents follow the number of records.
+
+    That is seen by giving the model one row more. Where it states its number of rows as a
+    number, the plates of that size which hold an observed site are made to yield one more, too.
+
+    Raises:
+        UnsupportedModelError: If the model runs on no other number of rows.
     """
-    num_rows = next(iter(shapes.values())).shape[0]
     sites = static_facts(model, shapes, kwargs)
+    num_rows = next(iter(shapes.values())).shape[0]
+    longer = {
+        name: jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
+        for name, s in shapes.items()
+    }
+    first = None
+    for forced in _stated_plates(sites, num_rows):
+        try:
+            grown = static_facts(model, longer, kwargs, forced)
+        except _WRONG_NUMBER_ERRORS:
+            continue
+        first = first or (forced, grown)
+        if any(site.observed for site in set(sites) - set(grown)):
+            return _compare(sites, grown, forced)
+    if first is None:
+        raise UnsupportedModelError(
+            f"the model runs on {num_rows} rows only, though clients hold fewer: write "
+            "X.shape[0] where it states a number of rows, and pass arrays with an entry a row in "
+            "data."
+        )
+    return _compare(sites, first[1], first[0])
 
-    def longer(s: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
 
-    names: set[str] = set()
-    with_latent = {name for s in sites if not s.observed for name, _, _ in s.plates}
-    for site in sites:
-        for name, size, _ in site.plates:
-            if site.observed and size == num_rows and name not in with_latent:
-                names.add(name)
-    fixed = {(site.name, *plate) for site in sites for plate in site.plates}
-    try:
-        grown = static_facts(model, {k: longer(s) for k, s in shapes.items()}, kwargs)
-    except (TypeError, ValueError):  # a size written down as a number cannot grow
-        return sites, frozenset(names)
-    grown_plates = {(site.name, *plate) for site in grown for plate in site.plates}
-    names |= {name for _, name, _, _ in fixed - grown_plates}
-    return sites, frozenset(names)
+def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str]]:
+    """Sets of plates that may be of records by their size, the likelier first."""
+    observed = {p.name for s in sites if s.observed for p in s.plates if p.size == num_rows}
+    with_latent = {p.name for s in sites if not s.observed for p in s.plates}
+    return [
+        frozenset(),
+        frozenset(observed - with_latent),
+        frozenset(observed),
+        *(frozenset({name}) for name in sorted(observed)),
+    ]
+
+
+def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset[str]) -> Structure:
+    """What differs between two traces, of which the second has one row more."""
+    after = {site.name: site for site in grown}
+    changed = [site for site in sites if after.get(site.name) != site]
+    plates = {p.name for s in changed for p in set(s.plates) - set(after[s.name].plates)}
+    local = frozenset(
+        s.name for s in changed if not s.observed and s.shapes != after[s.name].shapes
+    )
+    return Structure(sites, forced | plates, local)
 
 
 def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Array:

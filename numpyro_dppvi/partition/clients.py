@@ -112,14 +112,14 @@ def host_generator(rng_key: jax.Array) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
-def check_counts(num_rows: int, num_clients: int) -> None:
-    """Refuse numbers that leave a client without a row."""
+def check_counts(num_rows: int, num_clients: int, name: str = "num_clients") -> None:
+    """Refuse numbers that leave a client without a row; `name` is the caller's argument."""
     _validate.positive_int("num_rows", num_rows)
-    _validate.positive_int("num_clients", num_clients)
+    _validate.positive_int(name, num_clients)
     if num_clients > num_rows:
         raise ValueError(
-            f"num_clients must not exceed the number of rows, got {num_clients} clients for "
-            f"{num_rows} rows: write num_clients={num_rows} or less, as every client needs a row."
+            f"{name} must not exceed the number of rows, got {num_clients} clients for "
+            f"{num_rows} rows: write {name}={num_rows} or less, as every client needs a row."
         )
 
 

@@ -10,15 +10,15 @@ from numpyro_dppvi.privacy import accounting
 from numpyro_dppvi.privacy.budget import PrivacyBudget, unit_sensitivity
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
-# Relative width at which the search stops: spends at least .999 of the target.
-_TOLERANCE = 1e-4
+# The search stops where at least this share of the target is spent.
+_ENOUGH = 0.999
 
 
 @functools.lru_cache(maxsize=1024)
 def noise_multiplier(
     budget: PrivacyBudget, num_releases: int, sampler: Sampler, num_records: int, physical_size: int
 ) -> float:
-    """The least noise (up to one part in 10^4) whose epsilon does not exceed the budget.
+    """Noise whose epsilon does not exceed the budget, and is at least .999 of it.
 
     Args:
         budget: What may be spent.
@@ -29,6 +29,9 @@ def noise_multiplier(
 
     Returns:
         Noise standard deviation over clipping norm; 0 for an infinite epsilon.
+
+    Raises:
+        ValueError: If delta is too small for the accountant.
     """
     if math.isinf(budget.epsilon):
         return 0.0
@@ -44,7 +47,18 @@ def noise_multiplier(
         while spends(noise) > budget.epsilon:  # the closed forms are inverse up to rounding
             noise *= 1 + 1e-9
         return noise
-    guess = _poisson_guess(budget, num_releases, sampler.sampling_prob, 1 / one_release)
+    if physical_size < num_records:
+        # Truncation hardly costs anything, so that what does without it is nearly there; and it
+        # is the same for clients of all sizes.
+        guess = noise_multiplier(budget, num_releases, sampler, physical_size, physical_size)
+    else:
+        guess = _poisson_guess(budget, num_releases, sampler.sampling_prob, 1 / one_release)
+    if math.isinf(spends(guess)):
+        raise ValueError(
+            f"delta must be larger for {num_releases} sampled releases, got {budget.delta:g}: the "
+            "accountant cannot show so small a probability. Write delta=1e-10, say, or sample "
+            "with FullBatch()."
+        )
     return _least_sufficient(spends, budget.epsilon, guess)
 
 
@@ -57,16 +71,35 @@ def _poisson_guess(budget: PrivacyBudget, steps: int, prob: float, mu: float) ->
 
 
 def _least_sufficient(spends: Callable[[float], float], target: float, guess: float) -> float:
-    """Bisects for the least noise with ``spends(noise) <= target``; returns the safe end."""
-    low, high = 0.97 * guess, 1.05 * guess
-    while spends(high) > target:
-        low, high = high, high * 1.3
-    while spends(low) <= target:
-        low, high = low / 1.3, low
-    while high - low > _TOLERANCE * low:
-        middle = 0.5 * (low + high)
-        if spends(middle) <= target:
-            high = middle
+    """Searches for noise that spends nearly the target: secant steps, kept inside a bracket.
+
+    Args:
+        spends: Epsilon as a decreasing function of the noise; expensive.
+        target: Epsilon that must not be exceeded.
+        guess: Where to start.
+
+    Returns:
+        Noise with ``_ENOUGH * target <= spends(noise) <= target``.
+    """
+    aim = math.log(0.5 * (_ENOUGH + 1) * target)
+    low, high = 0.0, math.inf  # too little noise, enough noise
+    x, slope = math.log(guess), -1.0  # log epsilon falls about as fast as log noise rises
+    previous: tuple[float, float] | None = None
+    while high > (1 + 1e-9) * low:
+        noise = math.exp(x)
+        epsilon = spends(noise)
+        if epsilon <= target:
+            high = noise
         else:
-            low = middle
+            low = noise
+        if _ENOUGH * target <= epsilon <= target:
+            break
+        # An epsilon of 0 has no logarithm; whatever it says, no step is longer than a factor 2.
+        y = max(math.log(epsilon), aim - 2) if epsilon > 0 else aim - 2
+        if previous is not None and previous[0] != x:
+            slope = min((y - previous[1]) / (x - previous[0]), -0.5)
+        previous = (x, y)
+        x = x + min(max((aim - y) / slope, -math.log(2)), math.log(2))
+        if not low < math.exp(x) < high:
+            x = 0.5 * (math.log(low) + math.log(high))
     return high

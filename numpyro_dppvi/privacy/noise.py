@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import PRNGKey
 
 _KEY_BYTES = 8
@@ -32,6 +33,10 @@ class SecretKeys:
     """
 
     insecure_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.insecure_seed is not None:
+            _validate.whole("insecure_noise_seed", self.insecure_seed)
 
     def round_key(self, round_number: int) -> PRNGKey:
         """The secret key of one round; a fresh one at every call unless a seed was given."""
