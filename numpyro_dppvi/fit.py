@@ -259,6 +259,8 @@ def _plan(
     sizes: Sequence[int],
     schedule: schedules.Schedule,
 ) -> PrivacyPlan | None:
+    # All rounds at once: a bad schedule must not come to light when rounds have been spent.
+    schedules.num_visits(schedule, num_rounds, len(sizes))
     if isinstance(method, NonPrivate) and budget is None:
         return None
     return planning.plan_privacy(

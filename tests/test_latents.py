@@ -1,6 +1,8 @@
 """How a model is read: records on one side, prior on the other, and nothing lost in between."""
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -189,8 +191,8 @@ class Case(NamedTuple):
 
     model: Any
     records: str
-    model_kwargs: dict[str, Any] = {}
-    whole: dict[str, Any] = {}
+    model_kwargs: Mapping[str, Any] = MappingProxyType({})
+    whole: Mapping[str, Any] = MappingProxyType({})
     pseudo_observations: tuple[str, ...] = ()
 
 
@@ -536,13 +538,14 @@ def test_anything_else_gives_another_object(change):
     assert from_model(**{**same, **change}) is not from_model(**same)
 
 
-def test_precision_is_part_of_what_a_space_is():
-    records = {name: data()[name] for name in ("X", "z")}
+@pytest.mark.parametrize("dtype", [np.float64, np.int32])
+def test_precision_is_part_of_what_a_space_is(dtype):
+    records = {name: data()[name].astype(dtype) for name in ("X", "z")}
     narrow = from_model(positive_latents, records)
     with jax.enable_x64(True):
         wide = from_model(positive_latents, records)
+        assert wide is not narrow
         assert wide.latents[0].base_prior.mean.dtype == jnp.float64
-    assert narrow.latents[0].base_prior.mean.dtype == jnp.float32
     assert from_model(positive_latents, records) is narrow
 
 
