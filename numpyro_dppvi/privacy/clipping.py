@@ -19,6 +19,7 @@ def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) ->
     has norm <= ``clip_norm``                  itself (less one part in 10^5 at the bound)
     has a larger norm                          the same direction at norm ``clip_norm``
     holds a NaN or an infinity                 zero
+    has squares that overflow                  zero (entries above 10^19 in float32)
     is masked out (padding, or not sampled)    zero, whatever it holds
     =========================================  ==========================================
 
@@ -41,16 +42,17 @@ def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) ->
         # where, not a product: NaN * 0 is NaN
         return jnp.where(finite[:, None], leaf.reshape(rows, -1), 0)
 
-    # In units of the bound, squares of what matters neither overflow nor vanish.
-    unit = 1 / clip_norm
-    squared = sum(jnp.sum((kept(leaf) * unit) ** 2, axis=1) for leaf in leaves)
+    squared = sum(jnp.sum(kept(leaf) ** 2, axis=1) for leaf in leaves)
     floats_per_record = sum(leaf.size for leaf in leaves) // rows
-    margin = _ROUNDING_MARGIN + floats_per_record / 4 * jnp.finfo(squared.dtype).eps
-    factor = jnp.minimum(1.0, (1 - margin) / jnp.sqrt(squared))
+    ulp = max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves)
+    margin = _ROUNDING_MARGIN + floats_per_record / 4 * ulp
+    # Squares that overflow or vanish make the factor 0: nothing is released then.
+    factor = jnp.minimum(1.0, (1 - margin) * clip_norm / jnp.sqrt(squared))
+    factor = jnp.where(squared > 0, factor, 0.0)
 
     def total(leaf: Array) -> Array:
         # Matrix units of an accelerator would round to 11 bits or fewer by default.
         product = jnp.matmul(factor, kept(leaf), precision=jax.lax.Precision.HIGHEST)
-        return product.reshape(leaf.shape[1:])
+        return product.astype(leaf.dtype).reshape(leaf.shape[1:])
 
     return jax.tree.map(total, contributions)
