@@ -562,15 +562,17 @@ def test_what_computes_something_else_is_not(change):
 
 
 def test_arrays_that_a_model_closes_over_are_compared_by_value():
-    table = np.arange(3.0)
+    tables = {"now": np.arange(3.0)}
 
     def model(X, y):
         w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
-        numpyro.sample("y", dist.Normal(X @ (w + jnp.asarray(table)), 1), obs=y)
+        numpyro.sample("y", dist.Normal(X @ (w + jnp.asarray(tables["now"])), 1), obs=y)
 
     first = from_model(model, SAME["records"])
     assert from_model(model, SAME["records"]) == first
-    table[2] = 7.0
+    tables["now"] = np.arange(3.0)
+    assert from_model(model, SAME["records"]) == first
+    tables["now"] = np.array([0.0, 1.0, 7.0])
     assert from_model(model, SAME["records"]) != first
 
 

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 # Functions and other objects are printed with where they happen to lie in memory.
@@ -26,7 +27,7 @@ def fingerprint(*programs: Any) -> str:
 
 
 def _host(constant: Any) -> np.ndarray:
-    if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
         constant = jax.random.key_data(constant)
     return np.asarray(constant)
 

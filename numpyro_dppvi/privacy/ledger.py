@@ -97,13 +97,19 @@ class Ledger:
 
     def _check(self, client: int) -> None:
         budget, composition = self.budgets[client], self.composition(client)
-        if self.affordable and _within(composition, self.affordable[client]):
-            composition = self.affordable[client]
-        epsilon = accounting.epsilon(composition, budget.delta, budget.relation)
+
+        def cost(composition: Composition) -> float:
+            return accounting.epsilon(composition, budget.delta, budget.relation)
+
+        # The plan's cost is known already, so that most rounds need no accounting.
+        planned = self.affordable[client] if self.affordable else frozenset()
+        if _within(composition, planned) and cost(planned) <= budget.epsilon:
+            return
+        epsilon = cost(composition)
         if not epsilon <= budget.epsilon:
             raise BudgetExceededError(
                 f"client {client}'s budget is used up: this round would bring it to "
-                f"epsilon = {epsilon:.4g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
+                f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
                 "nothing was computed. Plan for more rounds from the start (num_rounds=...)."
             )
 
