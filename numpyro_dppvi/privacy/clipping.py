@@ -5,16 +5,16 @@ import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, PyTree
 
-# A float32 norm is off by a few parts in 10^7: clip a hair below the bound, so that what is
-# released is within it in exact arithmetic.
+# Rounding makes a norm of n floats too small by at most n / 4 ulp, and the sum of the records is
+# rounded, too: clip a hair below the bound, so that what is released is within it.
 _ROUNDING_MARGIN = 1e-5
 
 
-def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyTree:
-    """Sums vectors, each clipped to joint L2 norm ``clip_norm`` over the whole tree.
+def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyTree:
+    """Clips vectors, each to joint L2 norm ``clip_norm`` over the whole tree.
 
     =========================================  ==========================================
-    a record whose vector                      contributes
+    a record whose vector                      becomes
     =========================================  ==========================================
     has norm <= ``clip_norm``                  itself (less one part in 10^5 at the bound)
     has a larger norm                          the same direction at norm ``clip_norm``
@@ -23,25 +23,52 @@ def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) ->
     =========================================  ==========================================
 
     Args:
-        contributions: Tree of arrays of shape ``(num_records, ...)``.
-        mask: Booleans of shape ``(num_records,)``; false rows count for nothing.
+        contributions: Tree of arrays of shape ``(num_vectors, ...)``.
+        mask: Booleans of shape ``(num_vectors,)``; false rows count for nothing.
         clip_norm: The bound, a scalar.
 
     Returns:
-        Tree of arrays without the leading axis. Replacing one record moves it by at most
+        The clipped vectors, shaped as they came.
+    """
+    factor, kept = _clipping_factors(contributions, mask, clip_norm)
+    return jax.tree.map(
+        lambda leaf, whole: (factor[:, None] * leaf).reshape(whole.shape), kept, contributions
+    )
+
+
+def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyTree:
+    """The sum of what :func:`clipped` gives, made without keeping it.
+
+    Returns:
+        Tree of arrays without the leading axis. Replacing one vector moves it by at most
         ``2 * clip_norm``; adding or removing one by at most ``clip_norm``.
     """
+    factor, kept = _clipping_factors(contributions, mask, clip_norm)
+
+    def total(leaf: Array, whole: Array) -> Array:
+        # Matrix units of an accelerator would round to 11 bits or fewer by default.
+        product = jnp.matmul(factor, leaf, precision=jax.lax.Precision.HIGHEST)
+        return product.reshape(whole.shape[1:])
+
+    return jax.tree.map(total, kept, contributions)
+
+
+def _clipping_factors(
+    contributions: PyTree, mask: Array, clip_norm: Array | float
+) -> tuple[Array, PyTree]:
+    """What to multiply each vector by, and the vectors as rows, zero where they do not count."""
     leaves = jax.tree.leaves(contributions)
     rows = mask.shape[0]
     finite = mask
     for leaf in leaves:
         finite = finite & jnp.all(jnp.isfinite(leaf.reshape(rows, -1)), axis=1)
-
-    def kept(leaf: Array) -> Array:
-        # where, not a product: NaN * 0 is NaN
-        return jnp.where(finite[:, None], leaf.reshape(rows, -1), 0)
-
-    squared = sum(jnp.sum(kept(leaf) ** 2, axis=1) for leaf in leaves)
-    factor = (1 - _ROUNDING_MARGIN) * clip_norm / jnp.sqrt(squared)
-    factor = jnp.where(squared > 0, jnp.minimum(1.0, factor), 0.0)
-    return jax.tree.map(lambda leaf: (factor @ kept(leaf)).reshape(leaf.shape[1:]), contributions)
+    # where, not a product: NaN * 0 is NaN
+    kept = jax.tree.map(
+        lambda leaf: jnp.where(finite[:, None], leaf.reshape(rows, -1), 0), contributions
+    )
+    # In units of the bound, squares of what matters neither overflow nor vanish.
+    unit = 1 / clip_norm
+    squared = sum(jnp.sum((leaf * unit) ** 2, axis=1) for leaf in jax.tree.leaves(kept))
+    floats_per_record = sum(leaf.size for leaf in leaves) // rows
+    margin = _ROUNDING_MARGIN + floats_per_record / 4 * jnp.finfo(squared.dtype).eps
+    return jnp.minimum(1.0, (1 - margin) / jnp.sqrt(squared)), kept
