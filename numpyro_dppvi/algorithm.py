@@ -28,7 +28,7 @@ from numpyro_dppvi.methods import (
 )
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.posterior import Posterior
-from numpyro_dppvi.privacy import Entry, GaussianSum, Ledger, PrivacyPlan, SecretKeys
+from numpyro_dppvi.privacy import Entry, Ledger, PrivacyPlan, SecretKeys
 from numpyro_dppvi.rounds import Factors, Numbers, Problem, RoundInfo
 from numpyro_dppvi.server import TrustedAggregator
 
@@ -70,9 +70,9 @@ class Algorithm(NamedTuple):
         posterior: ``state -> Posterior``.
     """
 
-    init: Callable[[PRNGKey], PVIState]
-    step: Callable[[PRNGKey, PVIState, Shards], tuple[PVIState, RoundInfo]]
-    posterior: Callable[[PVIState], Posterior]
+    init: Callable[[PRNGKey], Any]
+    step: Callable[[PRNGKey, Any, Shards], tuple[Any, RoundInfo]]
+    posterior: Callable[[Any], Posterior]
 
 
 def pvi(
@@ -187,12 +187,10 @@ def assemble(
 def _layout(
     plan: PrivacyPlan | None, num_shards: Sequence[int], client_sizes: Sequence[int]
 ) -> Layout:
-    mechanism = plan.clients[0].mechanism if plan else None
-    physical_size = mechanism.physical_size if isinstance(mechanism, GaussianSum) else 0
     capacity = max(
         -(-size // shards) for size, shards in zip(client_sizes, num_shards, strict=True)
     )
-    return Layout(physical_size, max(num_shards), capacity)
+    return Layout(plan.physical_size if plan else 0, max(num_shards), capacity)
 
 
 def _numbers(

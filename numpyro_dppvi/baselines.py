@@ -70,7 +70,7 @@ def global_vi(
     space = latents.from_model(model, records, model_kwargs)
     family = guides.family_of(guide, model, space)
     prior = guides.prior_factor(family, space)
-    layout = client.Layout(plan.clients[0].mechanism.physical_size, 1, max(client_sizes))
+    layout = client.Layout(plan.physical_size, 1, max(client_sizes))
     problem = _Problem(space, family, method, layout, prior.rest)
     noise_std = jnp.asarray(plan.noise_std)
     optimizer = _optimizer(method)

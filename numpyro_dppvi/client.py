@@ -4,6 +4,7 @@ Everything here sees records. What leaves is the change of natural parameters, m
 mechanism whose events the ledger was charged with beforehand.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -186,16 +187,15 @@ def _records_part(
     data: LocalData,
 ) -> local.Gradient:
     """The gradient of the client's record losses, exactly or by a privacy mechanism."""
+    if isinstance(method, DPOptimization):
+        return functools.partial(noisy_gradient, space, family, method, layout, data)
 
     def exact(keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates) -> Coordinates:
         capacity = jax.tree.leaves(data.records)[0].shape[0]
         present = jnp.arange(capacity) < data.num_records
         return _exact_sum(space, family, method, data.records, present, keys[0], coordinates)
 
-    def noisy(keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates) -> Coordinates:
-        return noisy_gradient(space, family, method, layout, data, keys, coordinates)
-
-    return noisy if isinstance(method, DPOptimization) else exact
+    return exact
 
 
 def _exact_sum(

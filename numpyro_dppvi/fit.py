@@ -176,17 +176,11 @@ def fit(
     split_key, init_key, round_key = jax.random.split(key, 3)
     shards, sizes = _shards(data, clients, split_key)
     run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
+    # All rounds at once: a bad schedule must not come to light when rounds have been spent.
+    schedules.num_visits(run.schedule, run.num_rounds, len(sizes))
+    plan = None
     if not isinstance(method, NonPrivate) or budget is not None:
-        plan = planning.plan_privacy(
-            method,
-            budget,
-            num_rounds=num_rounds,
-            client_sizes=sizes,
-            schedule=schedule,
-            trusted_aggregator=trusted_aggregator,
-        )
-    else:
-        plan = None
+        plan = planning.plan_wired(run, budget, sizes)
     task = _Task(model, guide, _pooled_shapes(shards, sum(sizes)), sizes, model_kwargs or {})
     algorithm = _algorithm(task, run, plan, damping, SecretKeys(insecure_noise_seed))
     state, history = _run(algorithm, init_key, round_key, shards, run.num_rounds, progress_bar)
@@ -216,7 +210,7 @@ def _algorithm(
     secret_keys: SecretKeys,
 ) -> Algorithm:
     """The algorithm that a method asks for."""
-    if isinstance(run.method, GlobalVI):
+    if isinstance(run.method, GlobalVI) and plan is not None and run.trusted is not None:
         return global_vi(
             task.model,
             task.guide,

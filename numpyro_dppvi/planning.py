@@ -21,6 +21,26 @@ from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, plan
 from numpyro_dppvi.server import TrustedAggregator
 
 
+class Wiring(NamedTuple):
+    """How a method is run: some methods fix what others leave to the caller.
+
+    Attributes:
+        method: What a client does.
+        schedule: Which clients each round visits.
+        num_rounds: Rounds of the run.
+        damping: The share of a change that is merged; ``None`` leaves it to the caller.
+        trusted: The trusted aggregator, or ``None``.
+        splits_prior: Whether each client gets the prior's M-th root for its own.
+    """
+
+    method: Any
+    schedule: schedules.Schedule
+    num_rounds: int
+    damping: float | None
+    trusted: TrustedAggregator | None
+    splits_prior: bool
+
+
 def plan_privacy(
     method: AnyMethod,
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
@@ -48,17 +68,23 @@ def plan_privacy(
     """
     methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)
-    if isinstance(method, NonPrivate):
+    sizes = [int(size) for size in client_sizes]
+    for number, size in enumerate(sizes):
+        _validate.positive_int(f"client_sizes[{number}]", size)
+    return plan_wired(wiring(method, schedule, num_rounds, trusted_aggregator), budget, sizes)
+
+
+def plan_wired(
+    run: Wiring, budget: PrivacyBudget | Sequence[PrivacyBudget] | None, sizes: Sequence[int]
+) -> PrivacyPlan:
+    """What :func:`plan_privacy` does, once it is settled how the method is run."""
+    if isinstance(run.method, NonPrivate):
         raise ValueError(
             "NonPrivate() adds no noise, and no budget covers that: write "
             "method=DPOptimization() to keep to the budget, or leave budget out."
         )
-    sizes = [int(size) for size in client_sizes]
-    for number, size in enumerate(sizes):
-        _validate.positive_int(f"client_sizes[{number}]", size)
     budgets = _one_each(budget, len(sizes))
-    run = wiring(method, schedule, num_rounds, trusted_aggregator)
-    visits = schedules.num_visits(run.schedule, run.num_rounds, len(sizes))
+    visits = schedules.num_visits(run.schedule, run.num_rounds, len(sizes)).tolist()
     num_shares = None
     if run.trusted is not None:
         for round_number in range(run.num_rounds):
@@ -66,44 +92,12 @@ def plan_privacy(
         num_shares = run.trusted.num_shares(len(sizes))
     if isinstance(run.method, DPOptimization | GlobalVI):
         steps = run.method.num_local_steps if isinstance(run.method, DPOptimization) else 1
-        return plan.of_gradients(
-            budgets,
-            run.method.sampler,
-            run.method.clip_norm,
-            steps,
-            visits.tolist(),
-            sizes,
-            num_shares,
-        )
-    return plan.of_changes(
-        budgets,
-        run.method.clip_norm,
-        methods.shards_by_client(run.method, sizes),
-        isinstance(run.method, LocalAveraging),
-        visits.tolist(),
-        sizes,
-        num_shares,
-    )
-
-
-class Wiring(NamedTuple):
-    """How a method is run: some methods fix what others leave to the caller.
-
-    Attributes:
-        method: What a client does.
-        schedule: Which clients each round visits.
-        num_rounds: Rounds of the run.
-        damping: The share of a change that is merged; ``None`` leaves it to the caller.
-        trusted: The trusted aggregator, or ``None``.
-        splits_prior: Whether each client gets the prior's M-th root for its own.
-    """
-
-    method: Any
-    schedule: schedules.Schedule
-    num_rounds: int
-    damping: float | None
-    trusted: TrustedAggregator | None
-    splits_prior: bool
+        sampler, clip_norm = run.method.sampler, run.method.clip_norm
+        return plan.of_gradients(budgets, sampler, clip_norm, steps, visits, sizes, num_shares)
+    num_shards = methods.shards_by_client(run.method, sizes)
+    averaged = isinstance(run.method, LocalAveraging)
+    clip_norm = run.method.clip_norm
+    return plan.of_changes(budgets, clip_norm, num_shards, averaged, visits, sizes, num_shares)
 
 
 def wiring(

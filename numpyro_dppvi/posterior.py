@@ -111,20 +111,36 @@ class Posterior:
         Raises:
             TypeError: If an argument of the model is missing or unknown.
         """
+        self._check(model_args)
         arguments = {**self.model_kwargs, **model_args}
-        signature = inspect.signature(self.model)
-        try:
-            signature.bind(**arguments)
-        except TypeError as error:
-            needed = ", ".join(signature.parameters)
-            raise TypeError(
-                f"predictive got {', '.join(model_args) or 'no arguments'} for a model that takes "
-                f"{needed} ({error}): write posterior.predictive(key, X=X_test), say."
-            ) from error
         draw_key, site_key = jax.random.split(_validate.rng_key(rng_key))
         draws = self.sample(draw_key, (num_samples,))
         predict = Predictive(self.model, posterior_samples=draws)
         return dict(predict(site_key, **arguments))
+
+    def _check(self, model_args: Mapping[str, Any]) -> None:
+        """Refuses arguments that the model has no place for, and places that nothing fills."""
+        parameters = inspect.signature(self.model).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        unknown = [name for name in model_args if name not in parameters and not takes_any]
+        if unknown:
+            raise TypeError(
+                f"predictive got {unknown[0]!r}, which is no argument of the model: it takes "
+                f"{', '.join(parameters)}."
+            )
+        missing = [
+            name
+            for name, p in parameters.items()
+            if p.default is p.empty
+            and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+            and name not in {*self.model_kwargs, *model_args}
+        ]
+        if missing:
+            raise TypeError(
+                f"predictive needs the model's argument {missing[0]!r}: write "
+                f"predictive(key, {missing[0]}=...), or, if it is the outcome, give it the default "
+                "None in the model."
+            )
 
     def to_arviz(
         self,

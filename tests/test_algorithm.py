@@ -15,8 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import algorithm as algorithm_module
-from numpyro_dppvi import factors
+from numpyro_dppvi import factors, rounds
 
 NOISE = 1.7
 PRIOR_LOC, PRIOR_SCALE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7])
@@ -196,30 +195,52 @@ def test_q_is_the_product_of_the_factors(schedule, damping, epsilon, num_rounds)
 
 def test_all_rounds_share_one_compilation():
     X, y = logistic_data()
-    counts = []
-
-    def counted(X, y):
-        counts.append(None)
-        logistic(X, y)
-
     fit = functools.partial(
         dppvi.fit,
-        counted,
-        None,
-        {"X": X, "y": y},
+        data={"X": X, "y": y},
+        guide=None,
         clients=4,
         budget=dppvi.PrivacyBudget(1.0),
         progress_bar=False,
     )
-    before = algorithm_module._run_round._cache_size()
-    fit(rng_key=jax.random.key(0), num_rounds=2)
-    traced = len(counts)
-    assert algorithm_module._run_round._cache_size() == before + 1
-    # More rounds, other seeds and another budget or damping do not even trace the model again.
-    fit(rng_key=jax.random.key(1), num_rounds=5, damping=0.2)
-    fit(rng_key=jax.random.key(2), num_rounds=3, budget=dppvi.PrivacyBudget(3.0))
-    assert len(counts) == traced
-    assert algorithm_module._run_round._cache_size() == before + 1
+
+    def model(X, y):
+        logistic(X, y)
+
+    fit(model, rng_key=jax.random.key(0), num_rounds=2)
+    before = rounds.run._cache_size()
+    # More rounds, other seeds, budgets or damping, and a model typed again: nothing compiles.
+    fit(model, rng_key=jax.random.key(1), num_rounds=5, damping=0.2)
+    fit(logistic, rng_key=jax.random.key(2), num_rounds=3, budget=dppvi.PrivacyBudget(3.0))
+    assert rounds.run._cache_size() == before
+    fit(model, rng_key=jax.random.key(1), method=dppvi.DPOptimization(num_local_steps=2))
+    assert rounds.run._cache_size() == before + 1  # the counter does count
+
+
+def test_a_model_that_reads_something_changeable_is_read_again():
+    y = np.random.default_rng(0).normal(size=(12, 2))
+    settings = {"scale": 1.0, "offset": np.zeros(2)}
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(jnp.zeros(2), 10.0).to_event(1))
+        with numpyro.plate("records", y.shape[0]):
+            shifted = dist.Normal(mu + settings["offset"], settings["scale"])
+            numpyro.sample("y", shifted.to_event(1), obs=y)
+
+    fit = functools.partial(
+        dppvi.fit,
+        model,
+        None,
+        {"y": y},
+        rng_key=jax.random.key(0),
+        progress_bar=False,
+        method=dppvi.NonPrivate(),
+    )
+    first = fit()
+    settings["scale"] = 0.1
+    assert fit().posterior.stddev["mu"][0] < 0.3 * first.posterior.stddev["mu"][0]
+    settings.update(scale=1.0, offset=np.full(2, 5.0))
+    assert fit().posterior.mean["mu"][0] < first.posterior.mean["mu"][0] - 3
 
 
 def test_without_noise_or_clipping_the_private_method_is_the_non_private_one():

@@ -79,7 +79,7 @@ def test_a_power_keeps_the_precision_of_the_factor():
         wide = NormalNatural(jnp.ones(2), jnp.ones(2))
         assert factors.power(wide, jnp.float32(0.5)).linear.dtype == jnp.float64
         narrow = NormalNatural(jnp.ones(2, jnp.float32), jnp.ones(2, jnp.float32))
-        assert factors.power(narrow, jnp.asarray(0.5)).linear.dtype == jnp.float32
+        assert factors.power(narrow, jnp.asarray(0.5, jnp.float64)).linear.dtype == jnp.float32
 
 
 @law

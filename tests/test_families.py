@@ -230,7 +230,7 @@ class TestEveryFamily:
         draws = jax.eval_shape(
             lambda c: case.family.draws(jax.random.key(0), c, num_draws), coordinates
         )
-        one = jax.eval_shape(lambda c: case.distribution(c), coordinates)
+        one = jax.eval_shape(case.distribution, coordinates)
         for name, distribution in by_latent(one):
             assert of_latent(draws, name).shape == (num_draws, *distribution.shape())
 
@@ -294,6 +294,13 @@ class TestMirroredDraws:
         np.testing.assert_allclose(jnp.std(last), math.exp(0.3), rtol=0.03)
 
 
+def test_latents_are_drawn_independently_of_each_other():
+    family = MeanField((("a", DiagonalNormal(())), ("b", DiagonalNormal(()))))
+    draws = family.draws(jax.random.key(0), family.standard(), 4000)
+    correlation = np.corrcoef(draws["a"][::2], draws["b"][::2])[0, 1]
+    np.testing.assert_allclose(correlation, 0, atol=0.1)
+
+
 class TestSigmaPoints:
     @pytest.mark.usefixtures("x64")
     def test_integrate_quadratics_exactly_over_two_latents_together(self):
@@ -336,7 +343,16 @@ class TestReadingADistribution:
             ((2, 3), dist.Normal(jnp.array([1.0, 2.0, 3.0]), 0.5).expand([2, 3]).to_event(2)),
             ((2, 3), dist.Normal(jnp.ones((2, 1)), jnp.array([0.1, 0.5, 9.0]))),
         ],
-        ids=str,
+        ids=[
+            "plain",
+            "expanded",
+            "expanded event",
+            "locations",
+            "locations of an event",
+            "widths",
+            "expanded event of locations",
+            "broadcast",
+        ],
     )
     def test_a_normal_is_read_exactly(self, shape, distribution):
         natural = DiagonalNormal(shape).of_distribution(distribution)

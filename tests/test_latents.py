@@ -1,6 +1,8 @@
 """How a model is read: records on one side, prior on the other, and nothing lost in between."""
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -189,8 +191,8 @@ class Case(NamedTuple):
 
     model: Any
     records: str
-    model_kwargs: dict[str, Any] = {}
-    whole: dict[str, Any] = {}
+    model_kwargs: Mapping[str, Any] = MappingProxyType({})
+    whole: Mapping[str, Any] = MappingProxyType({})
     pseudo_observations: tuple[str, ...] = ()
 
 
@@ -474,7 +476,7 @@ def test_structure_is_read_without_touching_a_value():
 
     records = records_of(Case(fresh, "X y g"))
     structs = {name: Untouchable(value.shape, value.dtype) for name, value in records.items()}
-    assert from_model(fresh, structs) is from_model(fresh, records)
+    assert from_model(fresh, structs) == from_model(fresh, records)
 
 
 @pytest.mark.parametrize("order", ["values first", "shapes first"])
@@ -485,7 +487,7 @@ def test_what_is_read_does_not_depend_on_values(order):
     records = records_of(Case(model, "X y"))
     other = {name: value * 0 for name, value in records.items()}
     first, second = (records, other) if order == "values first" else (other, records)
-    assert from_model(model, first) is from_model(model, second)
+    assert from_model(model, first) == from_model(model, second)
 
 
 def test_a_callers_handlers_do_not_see_the_model():
@@ -502,48 +504,87 @@ def test_a_callers_handlers_do_not_see_the_model():
 
 
 # ---------------------------------------------------------------------------------------------
-# One object for one model, so that fits share a compiled program.
+# Models that compute the same are equal, so that fits share a compiled program.
 
 
-def test_the_same_model_and_shapes_give_the_same_object():
-    records = records_of(Case(grouped, "X y g"))
-    space = from_model(grouped, records, {"num_groups": NUM_GROUPS})
-    assert from_model(grouped, dict(records), {"num_groups": NUM_GROUPS}) is space
+def shifted(X, y, shift=1.0, unused=None):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Normal(X @ w + shift, 1), obs=y)
+
+
+def shifted_again(X, y, shift=1.0):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Normal(X @ w + shift, 1), obs=y)
+
+
+def shifted_scaled(X, y, shift=1.0):
+    w = numpyro.sample("w", dist.Normal(0, 2).expand([X.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Normal(X @ w + shift, 1), obs=y)
+
+
+SAME = {
+    "model": shifted,
+    "records": {"X": jnp.ones((NUM_ROWS, 3)), "y": jnp.ones(NUM_ROWS)},
+    "model_kwargs": {},
+}
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"records": {"X": jnp.ones((NUM_ROWS + 1, 3)), "y": jnp.ones(NUM_ROWS + 1)}},
-        {"records": {"X": jnp.ones((NUM_ROWS, 3), int), "y": jnp.ones(NUM_ROWS)}},
-        {"model": lambda X, y, bias=1: logistic(X, y)},
-        {"model_kwargs": {"bias": 2}},
-        {"model_kwargs": {"bias": 1.0}},
-        {"model_kwargs": {"bias": True}},
+        {},
+        {"model": shifted_again},
+        {"model_kwargs": {"unused": 3}},
+        {"model_kwargs": {"shift": 1.0}},
+        {"records": {"X": jnp.ones((NUM_ROWS + 1, 3)), "y": jnp.zeros(NUM_ROWS + 1)}},
     ],
-    ids=["more rows", "other dtype", "other model", "other constant", "a float", "a boolean"],
+    ids=["nothing", "typed again", "an unused argument", "its default", "more rows"],
 )
-def test_anything_else_gives_another_object(change):
-    def model(X, y, bias=1):
-        logistic(X, y)
-
-    same = {
-        "model": model,
-        "records": {"X": jnp.ones((NUM_ROWS, 3)), "y": jnp.ones(NUM_ROWS)},
-        "model_kwargs": {"bias": 1},
-    }
-    assert from_model(**same) is from_model(**same)
-    assert from_model(**{**same, **change}) is not from_model(**same)
+def test_what_computes_the_same_is_equal(change):
+    first, second = from_model(**SAME), from_model(**{**SAME, **change})
+    assert first == second
+    assert hash(first) == hash(second)
 
 
-def test_precision_is_part_of_what_a_space_is():
-    records = {name: data()[name] for name in ("X", "z")}
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": shifted_scaled},
+        {"model_kwargs": {"shift": 2.0}},
+        {"model_kwargs": {"shift": jnp.ones(1)}},
+        {"records": {"X": jnp.ones((NUM_ROWS, 4)), "y": jnp.ones(NUM_ROWS)}},
+        {"records": {"X": jnp.ones((NUM_ROWS, 3), int), "y": jnp.ones(NUM_ROWS)}},
+    ],
+    ids=["another prior", "a constant", "an array", "more columns", "other dtype"],
+)
+def test_what_computes_something_else_is_not(change):
+    assert from_model(**SAME) != from_model(**{**SAME, **change})
+
+
+def test_arrays_that_a_model_closes_over_are_compared_by_value():
+    tables = {"now": np.arange(3.0)}
+
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(X @ (w + jnp.asarray(tables["now"])), 1), obs=y)
+
+    first = from_model(model, SAME["records"])
+    assert from_model(model, SAME["records"]) == first
+    tables["now"] = np.arange(3.0)
+    assert from_model(model, SAME["records"]) == first
+    tables["now"] = np.array([0.0, 1.0, 7.0])
+    assert from_model(model, SAME["records"]) != first
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int32])
+def test_precision_is_part_of_what_a_space_is(dtype):
+    records = {name: data()[name].astype(dtype) for name in ("X", "z")}
     narrow = from_model(positive_latents, records)
     with jax.enable_x64(True):
         wide = from_model(positive_latents, records)
+        assert wide != narrow
         assert wide.latents[0].base_prior.mean.dtype == jnp.float64
-    assert narrow.latents[0].base_prior.mean.dtype == jnp.float32
-    assert from_model(positive_latents, records) is narrow
+    assert from_model(positive_latents, records) == narrow
 
 
 def test_arguments_that_cannot_be_hashed_work():

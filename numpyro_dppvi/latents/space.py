@@ -1,6 +1,5 @@
 """What a NumPyro model means to partitioned inference: latents, prior, one record's likelihood."""
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_dppvi._typing import Array, Model, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
+from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.latents.trace import (
     Site,
     Structure,
@@ -23,9 +23,6 @@ from numpyro_dppvi.latents.trace import (
     run_model,
     structure,
 )
-
-_Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...], Any], ...]
-_Kwargs: TypeAlias = tuple[tuple[str, Any], ...]
 
 OneRow: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Trace]
 """Runs the model with given latents on one row (arrays without the records' axis)."""
@@ -67,6 +64,8 @@ class LatentSpace:
         parents: For each latent, the latents that its prior depends on.
         pseudo_observations: Observed sites that no record enters (a ``numpyro.factor`` that
             penalises a parameter, say), with the latents that each depends on.
+        program: A digest of what is computed. Spaces with equal digests are equal, and so share
+            compiled programs.
     """
 
     latents: tuple[Latent, ...]
@@ -74,6 +73,15 @@ class LatentSpace:
     log_prior: Callable[[Mapping[str, Array], frozenset[str]], Array]
     parents: Mapping[str, frozenset[str]]
     pseudo_observations: Mapping[str, frozenset[str]]
+    program: str
+
+    def __eq__(self, other: object) -> bool:
+        """Whether inference would compute the same."""
+        return isinstance(other, LatentSpace) and self.program == other.program
+
+    def __hash__(self) -> int:
+        """Equal spaces hash alike."""
+        return hash(self.program)
 
     def constrain(self, base: Mapping[str, Array]) -> dict[str, Array]:
         """Unconstrained values to values in the supports; leading axes pass through."""
@@ -99,37 +107,20 @@ def from_model(
     """
     check_arguments(model, records, model_kwargs or {})
     canonicalize = jax.dtypes.canonicalize_dtype  # float64 is float32 unless x64 is on
-    shapes = tuple((name, jnp.shape(v), canonicalize(v.dtype)) for name, v in records.items())
-    kwargs = tuple((model_kwargs or {}).items())
-    # Part of the key: numbers that are read off a model have a dtype, and 1 == 1.0 == True.
-    types = (jnp.result_type(float), *(type(value) for _, value in kwargs))
-    try:
-        # The same model and shapes give the same object, and so the same compiled program.
-        return _cached(model, shapes, kwargs, types)
-    except TypeError as error:
-        if "unhashable" not in str(error):
-            raise
-        return _read(model, shapes, kwargs)
-
-
-@functools.lru_cache(maxsize=32)
-def _cached(model: Model, shapes: _Shapes, kwargs: _Kwargs, types: tuple[Any, ...]) -> LatentSpace:
-    del types
-    return _read(model, shapes, kwargs)
-
-
-def _read(model: Model, shapes: _Shapes, kwargs: _Kwargs) -> LatentSpace:
-    """What :func:`from_model` says."""
-    abstract = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in shapes}
-    found = structure(model, abstract, dict(kwargs))
+    abstract = {
+        name: jax.ShapeDtypeStruct(jnp.shape(value), canonicalize(value.dtype))
+        for name, value in records.items()
+    }
+    kwargs = dict(model_kwargs or {})
+    found = structure(model, abstract, kwargs)
     sites, plates = found.sites, found.plates
-    _refuse_local_or_discrete(found, absent_arguments(model, {*abstract, *dict(kwargs)}))
+    _refuse_local_or_discrete(found, absent_arguments(model, {*abstract, *kwargs}))
 
     def run(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Trace:
         one_row = {name: value[None] for name, value in row.items()}
-        return run_model(model, one_row, dict(kwargs), theta, plates, num_rows=1)
+        return run_model(model, one_row, kwargs, theta, plates, num_rows=1)
 
-    zeros = {name: jnp.zeros(shape[1:], dtype) for name, shape, dtype in shapes}
+    zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
     latents, parents = _latents(run, zeros, [site for site in sites if not site.observed])
     client_side, server_side = _sides(run, latents, zeros, sites, plates)
 
@@ -148,7 +139,26 @@ def _read(model: Model, shapes: _Shapes, kwargs: _Kwargs) -> LatentSpace:
         ]
         return _total(terms)
 
-    return LatentSpace(latents, log_likelihood, log_prior, parents, server_side)
+    program = _program(latents, log_likelihood, log_prior, zeros)
+    return LatentSpace(latents, log_likelihood, log_prior, parents, server_side, program)
+
+
+def _program(
+    latents: tuple[Latent, ...],
+    log_likelihood: Callable[..., Array],
+    log_prior: Callable[..., Array],
+    zeros: Mapping[str, Array],
+) -> str:
+    """A digest of everything that inference computes from the model."""
+    base = {latent.name: jnp.zeros(latent.base_shape) for latent in latents}
+    theta = {latent.name: latent.transform(base[latent.name]) for latent in latents}
+    names = frozenset(base)
+    facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
+    return f"{facts} " + fingerprint(
+        jax.make_jaxpr(log_likelihood)(theta, zeros),
+        jax.make_jaxpr(lambda b: log_prior(b, names))(base),
+        jax.make_jaxpr(lambda b: [latent.transform(b[latent.name]) for latent in latents])(base),
+    )
 
 
 def _refuse_local_or_discrete(found: Structure, absent: tuple[str, ...]) -> None:

@@ -131,6 +131,8 @@ def static_facts(
 
     try:
         jax.eval_shape(run, dict(shapes))
+    except UnsupportedModelError as refusal:
+        raise UnsupportedModelError(str(refusal)) from None  # without what JAX has noted on it
     except _CONCRETE_VALUE_ERRORS as error:
         raise UnsupportedModelError(
             "the model's shape or control flow depends on the values of its data (an int(...), "
@@ -176,7 +178,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
             return _compare(sites, grown, forced)
     if first is None:
         raise UnsupportedModelError(
-            f"the model runs on {num_rows} rows only, though clients hold fewer: write "
+            f"the model runs on {num_rows} rows only, and is needed for a single one: write "
             "X.shape[0] where it states a number of rows, and pass arrays with an entry a row in "
             "data."
         )

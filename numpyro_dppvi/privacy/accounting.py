@@ -14,7 +14,7 @@ Composition: TypeAlias = frozenset[tuple[dpa.DpEvent, int]]
 """Events with how often each occurred; noise is in units of the clipping norm throughout."""
 
 # Grids for the values of the privacy loss, tried from the coarsest until epsilon has settled.
-_GRIDS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+_GRIDS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 # An answer counts as settled when the last grid changed it by no more than this share. Its error
 # falls with the square of the grid, so that about a hundredth of the change remains.
 _SETTLED = 1e-3

@@ -12,6 +12,9 @@ from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
 # The search stops where at least this share of the target is spent.
 _ENOUGH = 0.999
+# Less noise than this is not looked for: epsilon is in the thousands there, unless delta alone
+# covers the chance of being sampled, which needs no noise at all.
+_LEAST_NOISE = 0.02
 
 
 @functools.lru_cache(maxsize=1024)
@@ -19,6 +22,8 @@ def noise_multiplier(
     budget: PrivacyBudget, num_releases: int, sampler: Sampler, num_records: int, physical_size: int
 ) -> float:
     """Noise whose epsilon does not exceed the budget, and is at least .999 of it.
+
+    Where sampling alone keeps the budget, some noise is added all the same.
 
     Args:
         budget: What may be spent.
@@ -53,6 +58,7 @@ def noise_multiplier(
         guess = noise_multiplier(budget, num_releases, sampler, physical_size, physical_size)
     else:
         guess = _poisson_guess(budget, num_releases, sampler.sampling_prob, 1 / one_release)
+    guess = max(guess, _LEAST_NOISE)
     if math.isinf(spends(guess)):
         raise ValueError(
             f"delta must be larger for {num_releases} sampled releases, got {budget.delta:g}: the "
@@ -79,27 +85,29 @@ def _least_sufficient(spends: Callable[[float], float], target: float, guess: fl
         guess: Where to start.
 
     Returns:
-        Noise with ``_ENOUGH * target <= spends(noise) <= target``.
+        Noise with ``_ENOUGH * target <= spends(noise) <= target``, or ``_LEAST_NOISE`` where that
+        is more.
     """
     aim = math.log(0.5 * (_ENOUGH + 1) * target)
     low, high = 0.0, math.inf  # too little noise, enough noise
-    x, slope = math.log(guess), -1.0  # log epsilon falls about as fast as log noise rises
-    previous: tuple[float, float] | None = None
+    noise = guess
+    slope = -1.0  # log epsilon falls about as fast as log noise rises
+    last: tuple[float, float] | None = None
     while high > (1 + 1e-9) * low:
-        noise = math.exp(x)
         epsilon = spends(noise)
         if epsilon <= target:
             high = noise
         else:
             low = noise
-        if _ENOUGH * target <= epsilon <= target:
+        if _ENOUGH * target <= epsilon <= target or high <= _LEAST_NOISE:
             break
-        # An epsilon of 0 has no logarithm; whatever it says, no step is longer than a factor 2.
-        y = max(math.log(epsilon), aim - 2) if epsilon > 0 else aim - 2
-        if previous is not None and previous[0] != x:
-            slope = min((y - previous[1]) / (x - previous[0]), -0.5)
-        previous = (x, y)
-        x = x + min(max((aim - y) / slope, -math.log(2)), math.log(2))
-        if not low < math.exp(x) < high:
-            x = 0.5 * (math.log(low) + math.log(high))
+        # Epsilon may be 0 or enormous far from the target, where only its side matters.
+        x, y = math.log(noise), min(max(math.log(epsilon or 1e-300), aim - 2), aim + 2)
+        if last is not None:
+            slope = min((y - last[1]) / (x - last[0]), -0.5)
+        last = x, y
+        step = min(max((aim - y) / slope, -math.log(2)), math.log(2))
+        noise = max(noise * math.exp(step), _LEAST_NOISE)
+        if not low < noise < high:
+            noise = math.sqrt(low * high)
     return high

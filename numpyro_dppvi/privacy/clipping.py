@@ -19,6 +19,7 @@ def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyT
     has norm <= ``clip_norm``                  itself (less one part in 10^5 at the bound)
     has a larger norm                          the same direction at norm ``clip_norm``
     holds a NaN or an infinity                 zero
+    has squares that overflow                  zero (entries above 10^19 in float32)
     is masked out (padding, or not sampled)    zero, whatever it holds
     =========================================  ==========================================
 
@@ -32,7 +33,9 @@ def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyT
     """
     factor, kept = _clipping_factors(contributions, mask, clip_norm)
     return jax.tree.map(
-        lambda leaf, whole: (factor[:, None] * leaf).reshape(whole.shape), kept, contributions
+        lambda leaf, whole: (factor[:, None] * leaf).astype(whole.dtype).reshape(whole.shape),
+        kept,
+        contributions,
     )
 
 
@@ -48,7 +51,7 @@ def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) ->
     def total(leaf: Array, whole: Array) -> Array:
         # Matrix units of an accelerator would round to 11 bits or fewer by default.
         product = jnp.matmul(factor, leaf, precision=jax.lax.Precision.HIGHEST)
-        return product.reshape(whole.shape[1:])
+        return product.astype(whole.dtype).reshape(whole.shape[1:])
 
     return jax.tree.map(total, kept, contributions)
 
@@ -66,9 +69,10 @@ def _clipping_factors(
     kept = jax.tree.map(
         lambda leaf: jnp.where(finite[:, None], leaf.reshape(rows, -1), 0), contributions
     )
-    # In units of the bound, squares of what matters neither overflow nor vanish.
-    unit = 1 / clip_norm
-    squared = sum(jnp.sum((leaf * unit) ** 2, axis=1) for leaf in jax.tree.leaves(kept))
+    squared = sum((jnp.sum(leaf**2, axis=1) for leaf in jax.tree.leaves(kept)), start=jnp.zeros(()))
     floats_per_record = sum(leaf.size for leaf in leaves) // rows
-    margin = _ROUNDING_MARGIN + floats_per_record / 4 * jnp.finfo(squared.dtype).eps
-    return jnp.minimum(1.0, (1 - margin) / jnp.sqrt(squared)), kept
+    ulp = max(float(jnp.finfo(leaf.dtype).eps) for leaf in leaves)  # type: ignore[no-untyped-call]
+    margin = _ROUNDING_MARGIN + floats_per_record / 4 * ulp
+    # Squares that overflow or vanish make the factor 0: nothing is released then.
+    factor = jnp.minimum(1.0, (1 - margin) * clip_norm / jnp.sqrt(squared))
+    return jnp.where(squared > 0, factor, 0.0), kept

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import dp_accounting as dpa
 import numpy as np
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
@@ -40,8 +41,8 @@ class Ledger:
 
     Args:
         budgets: One a client; empty for a run without privacy.
-        affordable: For each client a composition that is already known to fit its budget (the
-            plan's), so that rounds which stay inside it need no new accounting.
+        affordable: For each client a composition that fits its budget (the plan's): rounds that
+            stay inside it need no accounting of their own.
         entries: What was charged.
     """
 
@@ -55,8 +56,11 @@ class Ledger:
         Raises:
             BudgetExceededError: If a client's total would exceed its budget; names the client,
                 the epsilon it would reach and its budget. Nothing is charged then.
+            ValueError: If an entry has a client without a budget, or less than one release.
         """
         entries = tuple(entries)
+        for entry in entries:
+            self._check_entry(entry)
         charged = replace(self, entries=self.entries + entries)
         for client in sorted({entry.client for entry in entries}):
             charged._check(client)
@@ -83,14 +87,29 @@ class Ledger:
         delta = budget.delta if delta is None else delta
         return accounting.epsilon(self.composition(client), delta, budget.relation)
 
+    def _check_entry(self, entry: Entry) -> None:
+        _validate.positive_int("num_releases", entry.num_releases)
+        if not 0 <= entry.client < len(self.budgets):
+            raise ValueError(
+                f"client must be a client with a budget, got {entry.client}: this ledger has "
+                f"{len(self.budgets)} budgets, for clients counted from 0."
+            )
+
     def _check(self, client: int) -> None:
-        if self.affordable and _within(self.composition(client), self.affordable[client]):
+        budget, composition = self.budgets[client], self.composition(client)
+
+        def cost(composition: Composition) -> float:
+            return accounting.epsilon(composition, budget.delta, budget.relation)
+
+        # The plan's cost is known already, so that most rounds need no accounting.
+        planned = self.affordable[client] if self.affordable else frozenset()
+        if _within(composition, planned) and cost(planned) <= budget.epsilon:
             return
-        epsilon, budget = self._epsilon(client), self.budgets[client]
-        if epsilon > budget.epsilon:
+        epsilon = cost(composition)
+        if not epsilon <= budget.epsilon:
             raise BudgetExceededError(
                 f"client {client}'s budget is used up: this round would bring it to "
-                f"epsilon = {epsilon:.4g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
+                f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
                 "nothing was computed. Plan for more rounds from the start (num_rounds=...)."
             )
 

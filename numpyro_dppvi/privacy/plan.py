@@ -62,6 +62,12 @@ class PrivacyPlan:
         """Noise that each client adds to every entry it releases, shape ``(num_clients,)``."""
         return np.array([client.mechanism.share_std for client in self.clients])
 
+    @property
+    def physical_size(self) -> int:
+        """Rows of a padded batch; 0 where no batches are drawn."""
+        mechanism = self.clients[0].mechanism
+        return mechanism.physical_size if isinstance(mechanism, GaussianSum) else 0
+
     def ledger(self) -> Ledger:
         """An empty ledger that holds the plan's budgets."""
         return Ledger(

@@ -1,0 +1,46 @@
+"""Tells whether two traced functions compute the same, so that they can share a compilation."""
+
+import hashlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Functions and other objects are printed with where they happen to lie in memory.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def fingerprint(*programs: Any) -> str:
+    """A digest of traced programs (``jax.make_jaxpr(f)(...)``) and of all constants in them.
+
+    A function's identity would not do: a model may read a global or an attribute, and both change.
+    """
+    digest = hashlib.sha256()
+    for program in programs:
+        digest.update(_ADDRESS.sub("", str(program.jaxpr)).encode())
+        for array in map(_host, _constants(program)):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _host(constant: Any) -> np.ndarray:
+    if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+        constant = jax.random.key_data(constant)
+    return np.asarray(constant)
+
+
+def _constants(program: Any) -> list[Any]:
+    """The arrays that a traced program closes over, inner programs included."""
+    found = [c for c in program.consts if hasattr(c, "dtype")]
+    for equation in program.jaxpr.eqns:
+        for value in jax.tree.leaves(equation.params, is_leaf=_is_program):
+            if _is_program(value):
+                found += _constants(value)
+    return found
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(value, "jaxpr") and hasattr(value, "consts")

@@ -1,0 +1,643 @@
+"""Bad input gets one clear sentence: what was wrong, what was received, what to write instead."""
+
+import functools
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import autoguide
+
+import numpyro_dppvi as dppvi
+
+NUM_ROWS = 12
+# A record that must never be shown. It reads the same in float32 and as an integer.
+CANARY = 7654321.0
+
+BUDGET = dppvi.PrivacyBudget(epsilon=1.0, delta=1e-5)
+generator = np.random.default_rng(0)
+X = generator.normal(size=(NUM_ROWS, 2))
+X[3, 1] = CANARY
+y = generator.integers(0, 2, NUM_ROWS).astype(float)
+y[5] = CANARY
+GROUPS = generator.integers(0, 3, NUM_ROWS)
+WHOLE = {"X": X, "y": y}
+
+
+def with_value(value: float) -> np.ndarray:
+    changed = X.copy()
+    changed[0, 0] = value
+    return changed
+
+
+def weights() -> jax.Array:
+    return numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+
+
+def linear(X, y=None):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
+def assert_refuses(exception: type[Exception], words: list[str], call, *args, **kwargs) -> None:
+    """Holds a refusal to what a reader needs: short, plain, complete, and without records."""
+    with pytest.raises(exception) as caught:
+        call(*args, **kwargs)
+    message = str(caught.value)
+    for word in words:
+        assert word in message
+    assert caught.type is exception  # ours, and no other kind of it
+    assert 40 < len(message) <= 300
+    assert "\n" not in message
+    assert "Traceback" not in message
+    assert "object at 0x" not in message
+    assert message.endswith(".")
+    assert message.count(". ") <= 1  # one sentence, or two
+    assert ": " in message  # what to write instead comes after a colon
+    assert str(int(CANARY))[:6] not in message
+    assert not getattr(caught.value, "__notes__", [])
+    # A cause is printed, too: only the line of the user's model that is to blame may be one.
+    cause = caught.value.__cause__
+    assert cause is None or str(int(CANARY))[:6] not in str(cause)
+
+
+def fit(**changes: Any) -> dppvi.FitResult:
+    """A fit that would be fine without the changes."""
+    arguments = {
+        "model": linear,
+        "guide": None,
+        "data": WHOLE,
+        "rng_key": jax.random.key(0),
+        "clients": 3,
+        "budget": BUDGET,
+        "num_rounds": 2,
+        "progress_bar": False,
+    }
+    return dppvi.fit(**{**arguments, **changes})
+
+
+class Bad(NamedTuple):
+    """Arguments of ``fit`` that differ from a good call, and words of the answer."""
+
+    words: list[str]
+    changes: dict[str, Any]
+    exception: type[Exception] = ValueError
+
+
+def refused(table: dict[str, Bad]):
+    return pytest.mark.parametrize("bad", table.values(), ids=table.keys())
+
+
+PER_CLIENT = {"clients": None}
+
+DATA = {
+    "NaN": Bad(
+        ["data['X']", "finite", "NaN or infinite", "drop or impute"],
+        {"data": {"X": with_value(math.nan), "y": y}},
+    ),
+    "infinite": Bad(
+        ["data['X']", "finite", "NaN or infinite", "drop or impute"],
+        {"data": {"X": with_value(math.inf), "y": y}},
+    ),
+    "NaN at one client": Bad(
+        ["client 1's data['X']", "finite"],
+        {"data": [WHOLE, {"X": with_value(math.nan), "y": y}], **PER_CLIENT},
+    ),
+    "unequal lengths": Bad(
+        ["unequal lengths", "'X': 12", "'y': 5", "same number of rows"],
+        {"data": {"X": X, "y": y[:5]}},
+    ),
+    "unequal lengths at one client": Bad(
+        ["client 0's data", "'X': 12", "'y': 5"], {"data": [{"X": X, "y": y[:5]}], **PER_CLIENT}
+    ),
+    "no rows": Bad(["data", "at least one record", "empty"], {"data": {"X": X[:0], "y": y[:0]}}),
+    "an empty client": Bad(
+        ["client 1's data", "at least one record", "leave such a client out"],
+        {"data": [WHOLE, {"X": X[:0], "y": y[:0]}], **PER_CLIENT},
+    ),
+    "no arrays": Bad(["data", "empty mapping", '{"X": X, "y": y}'], {"data": {}}),
+    "no clients": Bad(["data", "empty list", 'data={"X": X'], {"data": []}, TypeError),
+    "nothing": Bad(["data", "got None", 'data={"X": X'], {"data": None}, TypeError),
+    "an array": Bad(["data", "float64 of shape (12, 2)"], {"data": X}, TypeError),
+    "a tuple of arrays": Bad(["data", "got a tuple"], {"data": (X, y)}, TypeError),
+    "text": Bad(
+        ["data['y']", "numbers", "<U1", "encode"], {"data": {"X": X, "y": np.full(12, "a")}}
+    ),
+    "objects": Bad(
+        ["data['y']", "numbers", "object"], {"data": {"X": X, "y": np.array([None] * 12)}}
+    ),
+    "ragged": Bad(
+        ["data['X']", "one shape", "ragged list", "pad"],
+        {"data": {"X": [[CANARY, 2.0], [3.0]], "y": [0, 1]}},
+    ),
+    "a constant": Bad(
+        ["data['y']", "one row per record", "model_kwargs"], {"data": {"X": X, "y": CANARY}}
+    ),
+    "integers too large": Bad(
+        ["data['y']", "int32", "floats"],
+        {"data": {"X": X, "y": np.full(12, int(CANARY) * 10**6)}},
+    ),
+    "other names at a client": Bad(
+        ["same names", "['X'] from client 1", "['X', 'y'] from client 0"],
+        {"data": [WHOLE, {"X": X}], **PER_CLIENT},
+    ),
+    "other columns at a client": Bad(
+        ["'X'", "(1,) from client 1", "(2,) from client 0"],
+        {"data": [WHOLE, {"X": X[:, :1], "y": y}], **PER_CLIENT},
+    ),
+}
+
+
+class TestData:
+    @refused(DATA)
+    def test_is_refused_with_a_sentence(self, bad):
+        assert_refuses(bad.exception, bad.words, fit, **bad.changes)
+
+
+CLIENTS = {
+    "more than rows": Bad(
+        ["clients", "13 clients", "12 rows", "clients=12 or less"], {"clients": 13}
+    ),
+    "none": Bad(["clients", "at least 1", "got 0", "clients=10"], {"clients": 0}),
+    "minus one": Bad(["clients", "at least 1", "got -1"], {"clients": -1}),
+    "a fraction": Bad(["clients", "whole number", "got 2.5"], {"clients": 2.5}),
+    "sizes": Bad(["clients", "whole number", "got a list"], {"clients": [4, 8]}),
+    "labels": Bad(["clients", "whole number", "float64 of shape (12,)"], {"clients": y}),
+    "data is per client": Bad(
+        ["one mapping a client", "clients", "got 2", "leave it out"],
+        {"data": [WHOLE, WHOLE], "clients": 2},
+    ),
+    "a partition of other rows": Bad(
+        ["row 12", "12 rows"], {"clients": dppvi.Partition((np.arange(13),))}
+    ),
+}
+
+
+class TestClients:
+    @refused(CLIENTS)
+    def test_is_refused_with_a_sentence(self, bad):
+        assert_refuses(bad.exception, bad.words, fit, **bad.changes)
+
+
+RUN = {
+    "no rng_key": Bad(
+        ["rng_key", "got None", "rng_key=jax.random.key(0)"], {"rng_key": None}, TypeError
+    ),
+    "an integer for a key": Bad(
+        ["rng_key", "got 0", "rng_key=jax.random.key(0)"], {"rng_key": 0}, TypeError
+    ),
+    "an array for a key": Bad(
+        ["rng_key", "float32 of shape (3,)"], {"rng_key": jnp.ones(3)}, TypeError
+    ),
+    "several keys": Bad(
+        ["rng_key", "single key", "shape (2,)", "keys[0]"],
+        {"rng_key": jax.random.split(jax.random.key(0))},
+    ),
+    "no budget": Bad(
+        ["budget", "got None", "PrivacyBudget(epsilon=1.0", "NonPrivate()"], {"budget": None}
+    ),
+    "a budget without privacy": Bad(
+        ["NonPrivate()", "budget", "DPOptimization()", "leave budget out"],
+        {"method": dppvi.NonPrivate()},
+    ),
+    "too few budgets": Bad(
+        ["2 budgets", "3 clients", "PrivacyBudget("], {"budget": [BUDGET, BUDGET]}
+    ),
+    "a number for a budget": Bad(
+        ["budget", "got 1.0", "PrivacyBudget("], {"budget": 1.0}, TypeError
+    ),
+    "a pair for a budget": Bad(
+        ["budget", "got 1.0", "PrivacyBudget("], {"budget": (1.0, 1e-5)}, TypeError
+    ),
+    "a word for a method": Bad(
+        ["method", "got 'dp'", "DPOptimization()"], {"method": "dp"}, TypeError
+    ),
+    "a class for a method": Bad(
+        ["method", "class NonPrivate", "DPOptimization()"], {"method": dppvi.NonPrivate}, TypeError
+    ),
+    "no rounds": Bad(["num_rounds", "at least 1", "got 0"], {"num_rounds": 0}),
+    "half a round": Bad(["num_rounds", "whole number", "got 0.5"], {"num_rounds": 0.5}),
+    "no damping": Bad(["damping", "above 0", "got 0", "damping=0.5"], {"damping": 0}),
+    "damping above one": Bad(["damping", "at most 1", "got 1.5"], {"damping": 1.5}),
+    "damping NaN": Bad(["damping", "got nan"], {"damping": math.nan}),
+    "a word for a seed": Bad(
+        ["insecure_noise_seed", "whole number", "got 'a'"], {"insecure_noise_seed": "a"}
+    ),
+}
+
+
+class TestRun:
+    @refused(RUN)
+    def test_is_refused_with_a_sentence(self, bad):
+        assert_refuses(bad.exception, bad.words, fit, **bad.changes)
+
+
+def returning(groups: Any):
+    return lambda round_number, num_clients: groups
+
+
+SCHEDULES = {
+    "one axis": Bad(
+        ["schedule", "(num_groups, group_size)", "shape (3,)", "numpyro_dppvi.sequential"],
+        {"schedule": lambda _, num_clients: np.arange(num_clients)},
+    ),
+    "nobody": Bad(["schedule", "shape (0, 1)"], {"schedule": returning(np.zeros((0, 1), int))}),
+    "fractions": Bad(["schedule", "float64"], {"schedule": returning([[0.0, 1.0]])}),
+    "groups of unequal size": Bad(
+        ["schedule", "unequal length"], {"schedule": returning([[0], [1, 2]])}
+    ),
+    "a client too many": Bad(
+        ["schedule", "client 3", "3 clients", "0 to 2"], {"schedule": returning([[1, 3]])}
+    ),
+    "a client below zero": Bad(
+        ["schedule", "client -1", "0 to 2"], {"schedule": returning([[2, -1]])}
+    ),
+    "a client twice": Bad(
+        ["schedule", "client 1 twice", "two groups"], {"schedule": returning([[0, 1, 1]])}
+    ),
+    "bad in a later round only": Bad(
+        ["schedule", "client 7"], {"schedule": lambda round_number, _: [[7 * round_number]]}
+    ),
+    "no function": Bad(
+        ["schedule", "got 'sequential'", "schedule=numpyro_dppvi.sequential"],
+        {"schedule": "sequential"},
+        TypeError,
+    ),
+}
+
+
+class TestSchedules:
+    @refused(SCHEDULES)
+    @pytest.mark.parametrize(
+        "run",
+        [{}, {"method": dppvi.NonPrivate(), "budget": None}],
+        ids=["with privacy", "without privacy"],
+    )
+    def test_is_refused_with_a_sentence(self, bad, run):
+        assert_refuses(bad.exception, bad.words, fit, **bad.changes, **run)
+
+
+class TestPieces:
+    @pytest.mark.parametrize("epsilon", [0, -1.0, math.nan, "1", None, True])
+    def test_epsilon_is_above_zero(self, epsilon):
+        words = ["epsilon", "above 0", f"got {epsilon!r}", "epsilon=1.0"]
+        assert_refuses(ValueError, words, dppvi.PrivacyBudget, epsilon, 1e-5)
+
+    @pytest.mark.parametrize("delta", [0, 1, 1.5, -0.1, math.nan, None])
+    def test_delta_is_between_zero_and_one(self, delta):
+        words = ["delta", "between 0 and 1", f"got {delta!r}", "delta=1e-5"]
+        assert_refuses(ValueError, words, dppvi.PrivacyBudget, 1.0, delta)
+
+    def test_numbers_of_numpy_are_numbers(self):
+        budget = dppvi.PrivacyBudget(np.int64(2), np.float32(0.25))
+        assert budget == dppvi.PrivacyBudget(2.0, 0.25)
+        assert type(budget.epsilon) is type(budget.delta) is float
+        assert type(dppvi.PoissonSampling(np.float32(0.5)).sampling_prob) is float
+        assert type(dppvi.DPOptimization(clip_norm=np.int64(2)).clip_norm) is float
+
+    def test_the_relation_is_one_of_two(self):
+        words = ["relation", "'replace_one' or 'add_or_remove_one'", "got 'swap'"]
+        with pytest.raises(ValueError, match="relation") as caught:
+            dppvi.PrivacyBudget(1.0, 1e-5, "swap")
+        assert all(word in str(caught.value) for word in words)
+
+    @pytest.mark.parametrize("sampling_prob", [0.0, 1.0, -0.5, 2, math.nan])
+    def test_sampling_prob_is_between_zero_and_one(self, sampling_prob):
+        words = ["sampling_prob", "between 0 and 1", f"got {sampling_prob!r}", "sampling_prob=0.1"]
+        assert_refuses(ValueError, words, dppvi.PoissonSampling, sampling_prob)
+
+    @pytest.mark.parametrize("clip_norm", [0, -2.5, math.inf, math.nan, "1"])
+    def test_clip_norm_is_above_zero(self, clip_norm):
+        words = ["clip_norm", "above 0", f"got {clip_norm!r}", "clip_norm=1.0"]
+        assert_refuses(ValueError, words, dppvi.DPOptimization, clip_norm=clip_norm)
+
+    @pytest.mark.parametrize("method", [dppvi.DPOptimization, dppvi.NonPrivate])
+    @pytest.mark.parametrize("steps", [0, -1, 1.5, None])
+    def test_num_local_steps_is_a_whole_number(self, method, steps):
+        words = ["num_local_steps", "whole number", f"got {steps!r}"]
+        assert_refuses(ValueError, words, method, num_local_steps=steps)
+
+    def test_num_draws_is_a_whole_number(self):
+        words = ["num_draws", "at least 1", "got 0"]
+        assert_refuses(ValueError, words, dppvi.MonteCarlo, 0)
+
+    def test_an_optimizer_is_one_of_optax(self):
+        words = ["optimizer", "optax", "got 0.05", "optax.adam"]
+        assert_refuses(TypeError, words, dppvi.DPOptimization, optimizer=0.05)
+
+    def test_a_sampler_is_a_sampler(self):
+        words = ["sampler", "got 0.1", "PoissonSampling(0.1)"]
+        assert_refuses(TypeError, words, dppvi.DPOptimization, sampler=0.1)
+        words = ["sampler", "the class FullBatch"]
+        assert_refuses(TypeError, words, dppvi.DPOptimization, sampler=dppvi.FullBatch)
+
+    def test_an_expectation_is_a_function(self):
+        words = ["expectation", "got 10", "MonteCarlo(10)"]
+        assert_refuses(TypeError, words, dppvi.NonPrivate, expectation=10)
+
+
+# ---------------------------------------------------------------------------------------------
+# Models. What a model is fed comes first, then what is in it.
+
+
+def needs_a_constant(X, y, num_groups):
+    linear(X, y)
+
+
+ARGUMENTS = {
+    "no argument that the model knows": Bad(
+        ["no argument 'a'", "data", "takes X, y"], {"data": {"a": X, "b": y}}
+    ),
+    "one argument too many": Bad(["no argument 'v'", "data"], {"data": {**WHOLE, "v": y}}),
+    "an argument too few": Bad(
+        ["argument 'X'", "data={'X': ...}", "model_kwargs"], {"data": {"y": y}}
+    ),
+    "a constant too few": Bad(
+        ["argument 'num_groups'", "model_kwargs={'num_groups': ...}"], {"model": needs_a_constant}
+    ),
+    "a constant too many": Bad(
+        ["no argument 'bias'", "model_kwargs"], {"model_kwargs": {"bias": 1}}
+    ),
+    "data that is a constant, too": Bad(
+        ["'X'", "both data and model_kwargs"], {"model_kwargs": {"X": 1}}
+    ),
+    "the outcome is left out": Bad(
+        ["latent 'y'", "data plate 'records'", "data={'y': ...}"], {"data": {"X": X}}
+    ),
+    "no model": Bad(["model", "function", "got None"], {"model": None}),
+}
+
+
+class TestArguments:
+    @refused(ARGUMENTS)
+    def test_is_refused_with_a_sentence(self, bad):
+        assert_refuses(dppvi.UnsupportedModelError, bad.words, fit, **bad.changes)
+
+
+def unobserved(X):
+    weights()
+
+
+def unobserved_outcome(X, y):
+    numpyro.sample("y", dist.Normal(X @ weights(), 1))
+
+
+def unobserved_in_a_plate(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("outcome", dist.Normal(X @ w, 1))
+
+
+def observes_a_constant(X, y):
+    numpyro.sample("pilot", dist.Normal(weights().sum(), 1), obs=1.0)
+
+
+def no_latent(X, y):
+    numpyro.sample("y", dist.Normal(X.sum(axis=1), 1), obs=y)
+
+
+def discrete_latent(X, y):
+    k = numpyro.sample("k", dist.Categorical(jnp.ones(3) / 3))
+    numpyro.sample("y", dist.Normal(X[:, 0] + k, 1), obs=y)
+
+
+def latent_in_the_plate(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        u = numpyro.sample("u", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(X @ w + u, 1), obs=y)
+
+
+def latent_in_a_subsampled_plate(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0], subsample_size=4) as rows:
+        u = numpyro.sample("u", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(X[rows] @ w + u, 1), obs=y[rows])
+
+
+def latent_in_a_plate_of_stated_size(X, y):
+    w = weights()
+    with numpyro.plate("records", 12):
+        u = numpyro.sample("u", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(X @ w + u, 1), obs=y)
+
+
+def discrete_latent_in_the_plate(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        u = numpyro.sample("u", dist.Bernoulli(0.5))
+        numpyro.sample("y", dist.Normal(X @ w + u, 1), obs=y)
+
+
+def vector_of_one_latent_a_row(X, y):
+    w = weights()
+    u = numpyro.sample("u", dist.Normal(0, 1).expand([X.shape[0]]).to_event(1))
+    numpyro.sample("y", dist.Normal(X @ w + u, 1).to_event(1), obs=y)
+
+
+def as_long_as_the_data(X, y):
+    u = numpyro.sample("u", dist.Normal(0, 1).expand([12]).to_event(1))
+    numpyro.sample("y", dist.Normal(X[:, 0] + u, 1).to_event(1), obs=y)
+
+
+def parameter(X, y):
+    noise = numpyro.param("noise", 1.0, constraint=dist.constraints.positive)
+    numpyro.sample("y", dist.Normal(X @ weights(), noise), obs=y)
+
+
+def improper_prior(X, y):
+    w = numpyro.sample("w", dist.ImproperUniform(dist.constraints.real, (), (2,)))
+    numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
+def improper_prior_in_a_plate(X, y):
+    with numpyro.plate("columns", 2):
+        w = numpyro.sample("w", dist.ImproperUniform(dist.constraints.positive, (), ()))
+    numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
+def counts_groups(X, y, g):
+    a = numpyro.sample("a", dist.Normal(0, 1).expand([len(np.unique(g))]).to_event(1))
+    numpyro.sample("y", dist.Normal(a[g], 1), obs=y)
+
+
+def counts_groups_with_jax(X, y, g):
+    a = numpyro.sample("a", dist.Normal(0, 1).expand([len(jnp.unique(g))]).to_event(1))
+    numpyro.sample("y", dist.Normal(a[g], 1), obs=y)
+
+
+def largest_group(X, y, g):
+    with numpyro.plate("groups", int(g.max()) + 1):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(a[g], 1), obs=y)
+
+
+def looks_at_values(X, y):
+    sign = 1.0 if X.sum() > 0 else -1.0
+    numpyro.sample("y", dist.Normal(sign * (X @ weights()), 1), obs=y)
+
+
+def drops_rows(X, y):
+    w = weights()
+    numpyro.sample("y", dist.Normal(X[y > 0] @ w, 1), obs=y[y > 0])
+
+
+def prior_from_data(X, y):
+    w = numpyro.sample("w", dist.Normal(0, X.std(axis=0)).to_event(1))
+    numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
+def moving_support(X, y):
+    top = numpyro.sample("top", dist.HalfNormal(1))
+    w = numpyro.sample("w", dist.Uniform(0, top))
+    numpyro.sample("y", dist.Normal(X[:, 0] * w, 1), obs=y)
+
+
+class BadModel(NamedTuple):
+    """A model that cannot be fitted, words of the answer, and a data argument more."""
+
+    model: Any
+    words: list[str]
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+ITS_OWN = ["latent 'u'", "clients cannot share", "observe it", "integrate it out"]
+GROUPED = {"g": GROUPS}
+VALUES = ["depends on the values of its data", "model_kwargs={'num_groups': 8}"]
+
+MODELS = [
+    BadModel(unobserved_outcome, ["latent 'y'", "one value a record", "obs=y"]),
+    BadModel(unobserved_in_a_plate, ["latent 'outcome'", "data plate 'records'", "obs=y"]),
+    BadModel(observes_a_constant, ["no observed site", "depends on data", "obs=y"]),
+    BadModel(no_latent, ["no latent", "numpyro.sample"]),
+    BadModel(discrete_latent, ["latent 'k'", "discrete", "sum it out", "MixtureSameFamily"]),
+    BadModel(latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
+    BadModel(latent_in_a_subsampled_plate, [*ITS_OWN, "data plate 'records'"]),
+    BadModel(latent_in_a_plate_of_stated_size, [*ITS_OWN, "data plate 'records'"]),
+    BadModel(discrete_latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
+    BadModel(vector_of_one_latent_a_row, [*ITS_OWN, "one value a record"]),
+    BadModel(as_long_as_the_data, ["runs on 12 rows only", "X.shape[0]"]),
+    BadModel(parameter, ["numpyro.param('noise')", "no prior", "numpyro.sample('noise'"]),
+    BadModel(improper_prior, ["latent 'w'", "improper", "dist.Normal(0, 10)"]),
+    BadModel(improper_prior_in_a_plate, ["latent 'w'", "improper", "dist.Normal(0, 10)"]),
+    BadModel(counts_groups, [*VALUES, "len(np.unique(...))"], GROUPED),
+    BadModel(counts_groups_with_jax, [*VALUES, "len(np.unique(...))"], GROUPED),
+    BadModel(largest_group, [*VALUES, "int(...)"], GROUPED),
+    BadModel(looks_at_values, [*VALUES, "an if on an array"]),
+    BadModel(drops_rows, [*VALUES, "boolean index"]),
+    BadModel(prior_from_data, ["prior of latent 'w'", "depends on the data", "model_kwargs"]),
+    BadModel(moving_support, ["support of latent 'w'", "another latent", "fixed support"]),
+]
+
+
+class TestModels:
+    @pytest.mark.parametrize("bad", MODELS, ids=lambda bad: bad.model.__name__)
+    def test_is_refused_with_a_sentence(self, bad):
+        data = {**WHOLE, **bad.more}
+        assert_refuses(dppvi.UnsupportedModelError, bad.words, fit, model=bad.model, data=data)
+
+    def test_without_an_outcome_it_is_refused(self):
+        words = ["observes nothing", "obs=y", "data={'y': ...}"]
+        assert_refuses(dppvi.UnsupportedModelError, words, fit, model=unobserved, data={"X": X})
+
+    def test_an_error_of_the_models_own_is_left_as_it_is(self):
+        """A user finds a mistake in a model by its own message and line."""
+
+        def mistaken(X, y):
+            raise RuntimeError("my own mistake")
+
+        with pytest.raises(RuntimeError, match="my own mistake"):
+            fit(model=mistaken)
+
+
+# ---------------------------------------------------------------------------------------------
+# Guides.
+
+
+def by_hand(X, y=None):
+    numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+
+
+def another_model(X, y=None):
+    linear(X, y)
+
+
+ALLOWED = ["guide", "None", "AutoNormal(model)", "AutoDiagonalNormal(model)"]
+CORRELATED = "do not multiply within one mean-field family"
+
+GUIDES = {
+    "AutoMultivariateNormal": (
+        autoguide.AutoMultivariateNormal(linear),
+        [*ALLOWED, "an AutoMultivariateNormal", CORRELATED],
+    ),
+    "AutoLowRankMultivariateNormal": (
+        autoguide.AutoLowRankMultivariateNormal(linear),
+        [*ALLOWED, "an AutoLowRankMultivariateNormal", CORRELATED],
+    ),
+    "AutoLaplaceApproximation": (
+        autoguide.AutoLaplaceApproximation(linear),
+        [*ALLOWED, "an AutoLaplaceApproximation", CORRELATED],
+    ),
+    "AutoDelta": (autoguide.AutoDelta(linear), [*ALLOWED, "an AutoDelta", "a point"]),
+    "by hand": (by_hand, [*ALLOWED, "function by_hand", "by hand are not read yet"]),
+    "partial": (functools.partial(by_hand), [*ALLOWED, "by hand are not read yet"]),
+    "a class": (
+        autoguide.AutoNormal,
+        [*ALLOWED, "the class AutoNormal", "call it with the model"],
+    ),
+    "a word": ("AutoNormal", [*ALLOWED, "got 'AutoNormal'"]),
+    "of another model": (
+        autoguide.AutoNormal(another_model),
+        ["guide", "another model", "AutoNormal(model)"],
+    ),
+}
+
+
+class TestGuides:
+    @pytest.mark.parametrize(("guide", "words"), GUIDES.values(), ids=GUIDES.keys())
+    def test_is_refused_with_a_sentence(self, guide, words):
+        assert_refuses(dppvi.UnsupportedModelError, words, fit, guide=guide)
+
+
+# ---------------------------------------------------------------------------------------------
+# The checks above can fail.
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Too short: a.",
+        "a sentence about X without an end, and with what to write: X=1",
+        f"X holds {CANARY:.0f}, which is a record: leave it out, say, and try again.",
+        "a sentence about X that has\na line break: write X in one line, say, and not in two.",
+        "One sentence about X: write it so. Another sentence about X. And a third one on top.",
+        "X must be positive and so it should, but nothing says what to write instead of that.",
+        f"X is wrong: {'very ' * 60}wrong.",
+    ],
+)
+def test_a_poor_sentence_is_found(message):
+    def refuse():
+        raise ValueError(message)
+
+    with pytest.raises(AssertionError):
+        assert_refuses(ValueError, [], refuse)
+
+
+def test_a_chained_record_is_found():
+    def refuse():
+        raise ValueError("X is wrong for this reason: leave it out, say.") from KeyError(CANARY)
+
+    with pytest.raises(AssertionError):
+        assert_refuses(ValueError, ["X"], refuse)
+
+
+def test_what_is_refused_above_would_work_without_the_mistake():
+    result = fit(num_rounds=1)
+    assert result.posterior.names == ("w",)

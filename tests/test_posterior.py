@@ -1,0 +1,419 @@
+"""What a fit gives back: draws, moments, predictions, a guide for NumPyro, and no record."""
+
+import functools
+import gc
+import types
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoNormal
+from scipy import stats
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi.families import NormalCoordinates
+from numpyro_dppvi.guides import family_of
+from numpyro_dppvi.latents import from_model
+from numpyro_dppvi.posterior import Posterior
+
+KEY = jax.random.key(0)
+NUM_COLUMNS = 3
+X_TEST = jnp.array([[1.0, 0.0, 0.0], [0.0, 2.0, -1.0]])
+
+
+def model(X, y=None, *, shift=0.0):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_COLUMNS]).to_event(1))
+    noise = numpyro.sample("noise", dist.HalfNormal(1))
+    shares = numpyro.sample("shares", dist.Dirichlet(jnp.ones(3)))
+    with numpyro.plate("groups", 2):
+        numpyro.sample("a", dist.Normal(0, 1))
+    mean = numpyro.deterministic("mean", X @ w + shift)
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(mean + 0 * shares[0], noise), obs=y)
+
+
+COORDINATES = {
+    "w": NormalCoordinates(jnp.array([1.0, -2.0, 0.5]), jnp.log(jnp.array([0.1, 0.2, 0.3]))),
+    "noise": NormalCoordinates(jnp.array(-1.0), jnp.log(jnp.array(0.25))),
+    "shares": NormalCoordinates(jnp.array([0.5, -0.5]), jnp.log(jnp.array([0.3, 0.3]))),
+    "a": NormalCoordinates(jnp.array([3.0, 4.0]), jnp.log(jnp.array([0.5, 2.0]))),
+}
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    """A posterior that is known, because no fit made it."""
+    records = {"X": jax.ShapeDtypeStruct((9, NUM_COLUMNS), float), "y": jnp.zeros(9)}
+    space = from_model(model, records)
+    family = family_of(None, model, space)
+    return Posterior(family.natural(COORDINATES), family, space, model, {}, {"method": "none"})
+
+
+@pytest.fixture(scope="module")
+def draws(posterior):
+    return posterior.sample(KEY, (4000,))
+
+
+class TestSample:
+    def test_latents_come_in_the_models_order(self, posterior):
+        assert posterior.names == ("w", "noise", "shares", "a")
+
+    @pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+    def test_shapes_are_those_asked_for_and_the_latents_own(self, posterior, shape):
+        shapes = {name: value.shape for name, value in posterior.sample(KEY, shape).items()}
+        assert shapes == {
+            "w": (*shape, 3),
+            "noise": shape,
+            "shares": (*shape, 3),
+            "a": (*shape, 2),
+        }
+
+    def test_draws_have_the_moments_of_the_normal(self, draws):
+        for name in ("w", "a"):
+            scale = np.exp(COORDINATES[name].log_scale)
+            error = (np.mean(draws[name], axis=0) - COORDINATES[name].loc) / scale
+            np.testing.assert_allclose(error, 0, atol=0.06)
+            np.testing.assert_allclose(np.std(draws[name], axis=0) / scale, 1, atol=0.05)
+
+    def test_draws_are_in_their_supports(self, draws):
+        assert np.all(draws["noise"] > 0)
+        assert np.all(draws["shares"] > 0)
+        np.testing.assert_allclose(np.sum(draws["shares"], axis=-1), 1, rtol=1e-5)
+
+    def test_draws_are_independent_over_latents_and_entries(self, draws):
+        flat = np.concatenate([draws["w"], draws["noise"][:, None], draws["a"]], axis=1)
+        correlation = np.corrcoef(flat.T)
+        np.testing.assert_allclose(correlation, np.eye(len(correlation)), atol=0.08)
+        # These two have unconstrained values of one shape, and would be equal under one key.
+        between = np.corrcoef(draws["shares"][:, 0], draws["a"][:, 0])[0, 1]
+        np.testing.assert_allclose(between, 0, atol=0.08)
+
+    def test_a_key_gives_the_same_draws_again_and_another_key_others(self, posterior):
+        first = posterior.sample(KEY)["w"]
+        np.testing.assert_array_equal(first, posterior.sample(KEY)["w"])
+        assert np.all(first != posterior.sample(jax.random.key(1))["w"])
+
+    def test_a_key_is_required(self, posterior):
+        with pytest.raises(TypeError, match=r"rng_key.*got 0: write rng_key=jax.random.key\(0\)"):
+            posterior.sample(0, (3,))
+
+
+class TestMoments:
+    def test_of_normal_latents_are_exact(self, posterior):
+        for name in ("w", "a"):
+            np.testing.assert_allclose(posterior.mean[name], COORDINATES[name].loc, rtol=1e-5)
+            expected = np.exp(COORDINATES[name].log_scale)
+            np.testing.assert_allclose(posterior.stddev[name], expected, rtol=1e-5)
+
+    def test_of_a_positive_latent_are_those_of_the_log_normal(self, posterior):
+        expected = stats.lognorm(0.25, scale=np.exp(-1.0))
+        np.testing.assert_allclose(posterior.mean["noise"], expected.mean(), rtol=0.02)
+        np.testing.assert_allclose(posterior.stddev["noise"], expected.std(), rtol=0.05)
+
+    def test_of_a_simplex_sum_to_one(self, posterior):
+        assert posterior.mean["shares"].shape == posterior.stddev["shares"].shape == (3,)
+        np.testing.assert_allclose(np.sum(posterior.mean["shares"]), 1, rtol=1e-4)
+
+    def test_are_the_same_at_every_look(self, posterior):
+        np.testing.assert_array_equal(posterior.mean["noise"], posterior.mean["noise"])
+
+
+class TestDistribution:
+    def test_is_numpyros_with_the_latents_shape(self, posterior):
+        for name, shape in {"w": (3,), "noise": (), "shares": (3,), "a": (2,)}.items():
+            distribution = posterior.distribution(name)
+            assert isinstance(distribution, dist.Distribution)
+            assert distribution.batch_shape == ()
+            assert distribution.event_shape == shape
+
+    def test_has_the_density_of_the_constrained_value(self, posterior):
+        expected = stats.lognorm(0.25, scale=np.exp(-1.0)).logpdf(0.4)
+        actual = posterior.distribution("noise").log_prob(0.4)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+
+    def test_of_an_unconstrained_latent_is_plain(self, posterior):
+        expected = stats.norm([3, 4], [0.5, 2]).logpdf([3.5, 3.5]).sum()
+        actual = posterior.distribution("a").log_prob(jnp.array([3.5, 3.5]))
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+        assert not isinstance(posterior.distribution("a"), dist.TransformedDistribution)
+
+    def test_an_unknown_latent_is_refused_by_name(self, posterior):
+        with pytest.raises(KeyError, match=r"no latent 'v'; there are w, noise, shares, a\."):
+            posterior.distribution("v")
+
+
+def assert_predicts(y: jax.Array, shift: float = 0.0) -> None:
+    """Predictions for ``X_TEST``: normal in w, with the noise's second moment on top."""
+    w = COORDINATES["w"]
+    noise = stats.lognorm(0.25, scale=np.exp(-1.0))
+    variance = X_TEST**2 @ np.exp(2 * w.log_scale) + noise.var() + noise.mean() ** 2
+    np.testing.assert_allclose(np.mean(y, axis=0), X_TEST @ w.loc + shift, atol=0.05)
+    np.testing.assert_allclose(np.std(y, axis=0), np.sqrt(variance), rtol=0.06)
+
+
+@pytest.fixture(scope="module")
+def predictions(posterior):
+    return posterior.predictive(KEY, 4000, X=X_TEST)
+
+
+class TestPredictive:
+    def test_draws_what_the_model_observes_and_computes(self, predictions):
+        shapes = {name: value.shape for name, value in predictions.items()}
+        assert shapes == {"y": (4000, 2), "mean": (4000, 2)}
+
+    def test_has_the_right_distribution(self, predictions):
+        assert_predicts(predictions["y"])
+
+    def test_agrees_with_numpyros_predictive(self, posterior):
+        """The guide and its parameters are all that plain NumPyro needs."""
+        predict = Predictive(
+            model, guide=posterior.guide, params=posterior.params, num_samples=4000
+        )
+        drawn = predict(jax.random.key(1), X=X_TEST)
+        assert_predicts(drawn["y"])
+        assert drawn["mean"].shape == (4000, 2)
+
+    def test_public_arguments_are_remembered(self, posterior):
+        moved = Posterior(
+            posterior.natural, posterior.family, posterior.space, model, {"shift": 5.0}, {}
+        )
+        assert_predicts(moved.predictive(KEY, 4000, X=X_TEST)["y"], shift=5.0)
+        assert_predicts(moved.predictive(KEY, 4000, X=X_TEST, shift=7.0)["y"], shift=7.0)
+
+    def test_a_missing_argument_is_named(self, posterior):
+        words = r"needs the model's argument 'X': write predictive\(key, X=\.\.\.\)"
+        with pytest.raises(TypeError, match=words):
+            posterior.predictive(KEY)
+
+    def test_an_unknown_argument_is_named(self, posterior):
+        with pytest.raises(TypeError, match=r"'Z', which is no argument.*it takes X, y, shift\."):
+            posterior.predictive(KEY, X=X_TEST, Z=X_TEST)
+
+    def test_a_key_is_required(self, posterior):
+        with pytest.raises(TypeError, match="rng_key"):
+            posterior.predictive(None, X=X_TEST)
+
+
+class TestGuide:
+    def test_parameters_are_named_as_autonormal_names_them(self, posterior):
+        records = {"X": jnp.ones((2, NUM_COLUMNS)), "y": jnp.ones(2)}
+        auto = AutoNormal(model)
+        with numpyro.handlers.seed(rng_seed=0):
+            auto(**records)
+        theirs = numpyro.handlers.trace(numpyro.handlers.seed(auto, 0)).get_trace(**records)
+        expected = {
+            name: site["value"].shape for name, site in theirs.items() if site["type"] == "param"
+        }
+        assert {name: value.shape for name, value in posterior.params.items()} == expected
+
+    def test_draws_from_the_posterior_by_itself(self, posterior):
+        drawn = Predictive(posterior.guide, num_samples=4000)(KEY)["a"]
+        np.testing.assert_allclose(np.mean(drawn, axis=0), [3, 4], atol=0.15)
+        np.testing.assert_allclose(np.std(drawn, axis=0), [0.5, 2], rtol=0.06)
+
+    def test_draws_follow_parameters_that_are_given(self, posterior):
+        params = {**posterior.params, "a_auto_loc": jnp.array([-50.0, 50.0])}
+        seeded = numpyro.handlers.seed(posterior.guide, 0)
+        values = numpyro.handlers.substitute(seeded, data=params)()
+        np.testing.assert_allclose(values["a"], [-50, 50], atol=10)
+
+    def test_takes_any_arguments_and_looks_at_none(self, posterior):
+        seeded = numpyro.handlers.seed(posterior.guide, 0)
+        first = seeded("anything", at=object())
+        second = numpyro.handlers.seed(posterior.guide, 0)()
+        jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+# ---------------------------------------------------------------------------------------------
+# No record is held.
+
+# Planted in the data and looked for everywhere. In float32 it reads 123456.78125.
+CANARY = 123456.78
+
+
+def _children(thing: Any) -> list[Any]:
+    """What an object refers to: attributes, items, slots, closures, defaults, bound arguments."""
+    if isinstance(thing, types.FunctionType):  # its globals are the module's, not its own
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if cell != types.CellType()]
+        return [*cells, thing.__defaults__, thing.__kwdefaults__, thing.__dict__]
+    return gc.get_referents(thing)
+
+
+def _is_boring(thing: Any) -> bool:
+    shared = (type, types.ModuleType, types.CodeType, types.FrameType)
+    return isinstance(thing, shared) or (isinstance(thing, dict) and "__builtins__" in thing)
+
+
+def reachable(root: Any) -> list[Any]:
+    """Every object that can be reached from one."""
+    found, waiting, seen = [], [root], set()
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or _is_boring(thing):
+            continue
+        seen.add(id(thing))
+        found.append(thing)  # kept, so that no address is used twice
+        if not isinstance(thing, (np.ndarray, jax.Array)):
+            waiting += _children(thing)
+    return found
+
+
+def holds_canary(thing: Any) -> bool:
+    if isinstance(thing, str):
+        return "123456" in thing
+    if isinstance(thing, (np.ndarray, jax.Array)):
+        if isinstance(thing, jax.Array) and jnp.issubdtype(thing.dtype, jax.dtypes.prng_key):
+            return False
+        array = np.asarray(thing)
+        return array.dtype.kind == "f" and bool(np.any(np.isclose(array, CANARY, rtol=1e-6)))
+    return isinstance(thing, float) and abs(thing - CANARY) < 1
+
+
+def culprits(root: Any) -> list[Any]:
+    return [thing for thing in reachable(root) if holds_canary(thing)]
+
+
+def canaries() -> dict[str, np.ndarray]:
+    """Records with a canary in every array and every client."""
+    generator = np.random.default_rng(0)
+    X, y = generator.normal(size=(8, NUM_COLUMNS)), generator.normal(size=8)
+    X[::2, 1] = CANARY
+    y[1::2] = CANARY
+    return {"X": X, "y": y}
+
+
+@dataclass
+class _Holder:
+    """Something that keeps what it is given."""
+
+    kept: Any
+
+    def method(self) -> None:
+        """Does nothing."""
+
+
+class _Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+class _Slots:
+    __slots__ = ("kept",)
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+
+def regression(X, y=None, *, shift=0.0):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_COLUMNS]).to_event(1))
+    noise = numpyro.sample("noise", dist.LogNormal(0, 1))
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w + shift, noise), obs=y)
+
+
+def _guide_run_on_rows(X: np.ndarray) -> AutoNormal:
+    guide = AutoNormal(regression)
+    numpyro.handlers.seed(guide, 0)(X=jnp.asarray(X), y=jnp.zeros(len(X)))
+    return guide
+
+
+HIDING_PLACES = {
+    "itself": lambda X: X,
+    "on the device": jnp.asarray,
+    "containers": lambda X: {"a": [1, (X,)]},
+    "view": lambda X: X[3:],
+    "text": lambda X: f"the largest is {X.max()}",
+    "number": lambda X: float(X.max()),
+    "dataclass": _Holder,
+    "slots": _Slots,
+    "NamedTuple": lambda X: _Pair(None, X),
+    "bound method": lambda X: _Holder(X).method,
+    "closure": lambda X: lambda: X,
+    "default": lambda X: lambda kept=X: kept,
+    "keyword default": lambda X: lambda *, kept=X: kept,
+    "partial": lambda X: functools.partial(print, X),
+    "compiled function": lambda X: jax.jit(lambda: X),
+    "guide that was run": _guide_run_on_rows,  # NumPyro's keep the rows they are set up on
+}
+
+
+@pytest.mark.parametrize("hide", HIDING_PLACES.values(), ids=HIDING_PLACES.keys())
+def test_a_record_that_is_held_is_found(hide):
+    assert culprits(hide(canaries()["X"]))
+
+
+@pytest.fixture(scope="module", params=["with privacy", "without privacy"])
+def result(request):
+    """A fit of canaries, by a guide that was run on them before."""
+    data = canaries()
+    run = {"method": dppvi.NonPrivate(num_local_steps=2)}
+    if request.param == "with privacy":
+        run = {"budget": dppvi.PrivacyBudget(1.0, 1e-5)}
+    guide = AutoNormal(regression)
+    numpyro.handlers.seed(guide, 0)(**data)
+    return dppvi.fit(
+        regression,
+        guide,
+        data,
+        rng_key=KEY,
+        clients=2,
+        num_rounds=2,
+        model_kwargs={"shift": 0.5},
+        progress_bar=False,
+        **run,
+    )
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda result: result,
+        lambda result: result.posterior,
+        lambda result: result.posterior_at(1),
+        lambda result: result.guide,
+        lambda result: result.params,
+        lambda result: result.state,
+        lambda result: result.ledger,
+        lambda result: result.history,
+        lambda result: result.privacy_statement(),
+        lambda result: str(result.privacy_statement()) + result.privacy_statement().to_json(),
+        repr,
+        lambda result: result.posterior.to_arviz(num_samples=3),
+    ],
+    ids=[
+        "result",
+        "posterior",
+        "posterior_at",
+        "guide",
+        "params",
+        "state",
+        "ledger",
+        "history",
+        "statement",
+        "text of the statement",
+        "text of the result",
+        "to_arviz",
+    ],
+)
+def test_no_part_of_a_result_holds_a_record(result, part):
+    assert culprits(part(result)) == []
+
+
+def test_a_result_was_walked_through(result):
+    """The walk does reach the numbers that a result is made of, and the model's closure."""
+    found = reachable(result)
+    assert any(thing is result.state.prior["w"].linear for thing in found)
+    assert any(thing is regression for thing in found)
+    assert any(thing is result.posterior.space.log_likelihood for thing in found)
+
+
+def test_a_result_goes_through_numpyros_predictive(result):
+    predict = Predictive(regression, guide=result.guide, params=result.params, num_samples=3)
+    assert predict(KEY, X=X_TEST)["y"].shape == (3, 2)
+    assert result.posterior.predictive(KEY, 3, X=X_TEST)["y"].shape == (3, 2)
