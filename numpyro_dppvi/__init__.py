@@ -10,9 +10,17 @@ import importlib.metadata
 from numpyro_dppvi import factors, families, privacy
 from numpyro_dppvi._result import Status
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.algorithm import Algorithm, PVIState, RoundInfo, pvi
+from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
 from numpyro_dppvi.fit import FitResult, History, fit
-from numpyro_dppvi.methods import DPOptimization, NonPrivate
+from numpyro_dppvi.methods import (
+    BayesianCommitteeMachine,
+    DPOptimization,
+    GlobalVI,
+    LocalAveraging,
+    NonPrivate,
+    ParameterPerturbation,
+    VirtualClients,
+)
 from numpyro_dppvi.objective import MonteCarlo, SphericalCubature
 from numpyro_dppvi.partition import Partition, Shards, partition, split_evenly, stack, stack_clients
 from numpyro_dppvi.planning import plan_privacy
@@ -27,12 +35,22 @@ from numpyro_dppvi.privacy import (
     PrivacyStatement,
     SecretKeys,
 )
-from numpyro_dppvi.schedules import sequential, synchronous
+from numpyro_dppvi.rounds import RoundInfo
+from numpyro_dppvi.schedules import Asynchronous, random_subset, sequential, synchronous
+from numpyro_dppvi.server import TrustedAggregator
 
 __version__ = importlib.metadata.version("numpyro-dppvi")
 
 __all__ = [
     # run
+    "Asynchronous",
+    "BayesianCommitteeMachine",
+    "GlobalVI",
+    "LocalAveraging",
+    "ParameterPerturbation",
+    "TrustedAggregator",
+    "VirtualClients",
+    "random_subset",
     "DPOptimization",
     "FitResult",
     "FullBatch",

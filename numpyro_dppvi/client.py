@@ -4,6 +4,7 @@ Everything here sees records. What leaves is the change of natural parameters, m
 mechanism whose events the ledger was charged with beforehand.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,113 +17,212 @@ from numpyro_dppvi import factors, local, objective
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
-from numpyro_dppvi.privacy import add_noise, clipped_sum
+from numpyro_dppvi.methods import (
+    DPOptimization,
+    GlobalVI,
+    LocalAveraging,
+    Method,
+    NonPrivate,
+    ShardMethod,
+    VirtualClients,
+)
+from numpyro_dppvi.privacy import add_noise, clipped, clipped_sum
 
 # Per-record gradients are made and clipped in chunks of rows that stay in a core's cache
 # (2^18 floats are 1 MiB). It changes no result.
 _FLOATS_PER_CHUNK = 2**18
 
 
-class Shard(NamedTuple):
-    """One client's records, padded.
+class LocalData(NamedTuple):
+    """One client's records, padded, and its own numbers.
 
     Attributes:
         records: Arrays by argument name, shape ``(capacity, ...)``.
         num_records: How many rows count, a scalar.
-        noise_std: Noise on every entry of a sum this client releases, a scalar.
+        num_shards: How many shards the records are cut into, a scalar.
+        noise_std: Noise on every entry of a sum that this client releases, a scalar.
+        weight: What a sum over shards is multiplied by before noise, a scalar.
     """
 
     records: Mapping[str, Array]
     num_records: Array
+    num_shards: Array
     noise_std: Array
+    weight: Array
+
+
+class Layout(NamedTuple):
+    """Sizes that are compiled in.
+
+    Attributes:
+        physical_size: Rows of a sampled batch.
+        num_shards: Shards of the client that has most.
+        shard_capacity: Rows of the largest shard.
+    """
+
+    physical_size: int
+    num_shards: int
+    shard_capacity: int
+
+
+class Message(NamedTuple):
+    """What a visit makes.
+
+    Attributes:
+        change: What leaves the client: eta* - eta_q after the privacy mechanism.
+        kept: The clipped changes without noise that the client's own factors follow, shaped like
+            those factors. They never leave. ``None`` if the client's factor is public.
+    """
+
+    change: Natural
+    kept: Natural | None
 
 
 def visit(
     space: LatentSpace,
     family: MeanField,
     method: Method,
-    physical_size: int,
+    layout: Layout,
     q: Natural,
-    factor: Natural,
-    shard: Shard,
+    own: Natural,
+    data: LocalData,
     learning_rate: Array,
     rng_key: PRNGKey,
     secret_key: PRNGKey,
-) -> Natural:
-    """One local solve from ``q`` with cavity q / factor; returns the change eta* - eta_q.
+) -> Message:
+    """Solves the client's local problem, or one a shard, starting from ``q``.
 
     Args:
         space: The model.
         family: The family of q.
         method: What to do; its numbers are compiled in.
-        physical_size: Rows of a sampled batch.
+        layout: Sizes.
         q: The current approximation.
-        factor: The client's factor t_m.
-        shard: The client's records.
+        own: What to divide out of q for the cavity: the client's factor t_m, or with virtual
+            clients the factors t_{m,k} of its shards on a leading axis.
+        data: The client's records.
         learning_rate: For Adam, where the method names no optimiser.
         rng_key: Key for draws of the latents, no secret.
         secret_key: Key for noise and batches.
 
     Returns:
-        The change; zero where the solve failed, so that a failure shows nothing.
+        The message; its change is zero (before noise) where a solve failed, so that a failure
+        shows nothing.
     """
-    gradient = _gradient(space, family, method, physical_size, factors.divide(q, factor), shard)
-    steps = method.num_local_steps
-    keys = (jax.random.split(rng_key, steps), jax.random.split(secret_key, steps))
     optimizer = optax.adam(learning_rate) if method.optimizer is None else method.optimizer
-    end = local.solve(keys, family.coordinates(q), gradient, optimizer)
-    change = factors.divide(family.natural(end), q)
-    return factors.select(factors.is_finite(change), change, factors.unit(change))
+
+    def solve(own: Natural, records_part: local.Gradient, keys: Any) -> Natural:
+        cavity = factors.divide(q, own)
+
+        def gradient(keys: Any, coordinates: Coordinates) -> Coordinates:
+            free = jax.grad(objective.cavity_loss, argnums=2)(family, cavity, coordinates)
+            return jax.tree.map(jnp.add, free, records_part(keys, coordinates))
+
+        end = local.solve(keys, family.coordinates(q), gradient, optimizer)
+        return factors.divide(family.natural(end), q)
+
+    keys = jax.random.split(rng_key, method.num_local_steps)
+    if isinstance(method, DPOptimization | NonPrivate):
+        secret_keys = jax.random.split(secret_key, method.num_local_steps)
+        part = _records_part(space, family, method, layout, data)
+        change = solve(own, part, (keys, secret_keys))
+        finite = factors.is_finite(change)
+        return Message(factors.select(finite, change, factors.unit(change)), None)
+    return _perturbed(space, family, method, layout, own, data, solve, keys, secret_key)
 
 
-def _gradient(
+def _perturbed(
     space: LatentSpace,
     family: MeanField,
-    method: Method,
-    physical_size: int,
-    cavity: Natural,
-    shard: Shard,
+    method: ShardMethod,
+    layout: Layout,
+    own: Natural,
+    data: LocalData,
+    solve: Callable[[Natural, local.Gradient, Any], Natural],
+    keys: PRNGKey,
+    secret_key: PRNGKey,
+) -> Message:
+    """Solves for every shard, clips the changes, and releases their noisy weighted sum.
+
+    Parameter perturbation is one shard; local averaging raises the likelihood to the number of
+    shards and takes the mean; virtual clients have a factor a shard and take the sum. Noise is
+    added once, to the sum.
+    """
+    virtual = isinstance(method, VirtualClients)
+    exponent = data.num_shards if isinstance(method, LocalAveraging) else 1.0
+
+    def change_of(number: Array, own: Natural) -> Natural:
+        rows, present = _shard(data, layout, number)
+
+        def records_part(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
+            gradient = _exact_sum(space, family, method, rows, present, key, coordinates)
+            return factors.power(gradient, exponent)
+
+        return solve(own, records_part, keys)
+
+    numbers = jnp.arange(layout.num_shards)
+    changes = jax.vmap(change_of, (0, 0 if virtual else None))(numbers, own)
+    each = clipped(changes, numbers < data.num_shards, method.clip_norm)
+    mean_or_sum = factors.power(factors.total(each), data.weight)
+    return Message(
+        add_noise(secret_key, mean_or_sum, data.noise_std), each if virtual else mean_or_sum
+    )
+
+
+def _shard(data: LocalData, layout: Layout, number: Array) -> tuple[Mapping[str, Array], Array]:
+    """Rows ``number``, ``number + num_shards``, ... of the records, and which of them count.
+
+    A record's shard is a function of its place alone: replacing a record changes one shard.
+    """
+    places = number + data.num_shards * jnp.arange(layout.shard_capacity)
+    present = (places < data.num_records) & (number < data.num_shards)
+    return jax.tree.map(lambda leaf: leaf[places], dict(data.records)), present
+
+
+def _records_part(
+    space: LatentSpace,
+    family: MeanField,
+    method: DPOptimization | NonPrivate,
+    layout: Layout,
+    data: LocalData,
 ) -> local.Gradient:
-    """The loss's gradient: the cavity's part exactly, the records' part as the method says."""
+    """The gradient of the client's record losses, exactly or by a privacy mechanism."""
+    if isinstance(method, DPOptimization):
+        return functools.partial(noisy_gradient, space, family, method, layout, data)
 
-    def records_part(keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates) -> Coordinates:
-        if isinstance(method, NonPrivate):
-            return _exact_sum(space, family, method, shard, keys[0], coordinates)
-        return _noisy_sum(space, family, method, physical_size, shard, keys, coordinates)
+    def exact(keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates) -> Coordinates:
+        capacity = jax.tree.leaves(data.records)[0].shape[0]
+        present = jnp.arange(capacity) < data.num_records
+        return _exact_sum(space, family, method, data.records, present, keys[0], coordinates)
 
-    def gradient(keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates) -> Coordinates:
-        free = jax.grad(objective.cavity_loss, argnums=2)(family, cavity, coordinates)
-        return jax.tree.map(jnp.add, free, records_part(keys, coordinates))
-
-    return gradient
+    return exact
 
 
 def _exact_sum(
     space: LatentSpace,
     family: MeanField,
-    method: NonPrivate,
-    shard: Shard,
+    method: NonPrivate | ShardMethod,
+    rows: Mapping[str, Array],
+    present: Array,
     rng_key: PRNGKey,
     coordinates: Coordinates,
 ) -> Coordinates:
-    """Gradient of the sum of all record losses."""
+    """Gradient of the sum of the record losses of the rows that are present."""
 
     def loss(coordinates: Coordinates) -> Array:
         points = method.expectation(rng_key, family, coordinates)
-        losses = jax.vmap(objective.record_loss, (None, None, 0))(space, points, shard.records)
-        present = jnp.arange(losses.shape[0]) < shard.num_records
+        losses = jax.vmap(objective.record_loss, (None, None, 0))(space, points, rows)
         return jnp.sum(jnp.where(present, losses, 0))
 
     return jax.grad(loss)(coordinates)
 
 
-def _noisy_sum(
+def noisy_gradient(
     space: LatentSpace,
     family: MeanField,
-    method: DPOptimization,
-    physical_size: int,
-    shard: Shard,
+    method: DPOptimization | GlobalVI,
+    layout: Layout,
+    data: LocalData,
     keys: tuple[PRNGKey, PRNGKey],
     coordinates: Coordinates,
 ) -> Coordinates:
@@ -133,11 +233,11 @@ def _noisy_sum(
     """
     rng_key, secret_key = keys
     batch_key, noise_key = jax.random.split(secret_key)
-    capacity = jax.tree.leaves(shard.records)[0].shape[0]
-    batch = method.sampler.draw(batch_key, shard.num_records, capacity, physical_size)
-    rows = shard.records
+    capacity = jax.tree.leaves(data.records)[0].shape[0]
+    batch = method.sampler.draw(batch_key, data.num_records, capacity, layout.physical_size)
+    rows = data.records
     if batch.rows is not None:
-        rows = jax.tree.map(lambda leaf: leaf[batch.rows], shard.records)
+        rows = jax.tree.map(lambda leaf: leaf[batch.rows], data.records)
 
     def gradient_of(row: Mapping[str, Array]) -> Coordinates:
         def loss(coordinates: Coordinates) -> Array:
@@ -146,17 +246,17 @@ def _noisy_sum(
 
         return jax.grad(loss)(coordinates)
 
-    def clipped(rows: Mapping[str, Array], mask: Array) -> Coordinates:
+    def sum_of(rows: Mapping[str, Array], mask: Array) -> Coordinates:
         return clipped_sum(jax.vmap(gradient_of)(rows), mask, method.clip_norm)
 
     floats_per_row = _floats_per_row(family, method, rng_key, coordinates)
-    total = _sum_in_chunks(clipped, rows, batch.mask, _FLOATS_PER_CHUNK // floats_per_row)
-    noisy = add_noise(noise_key, total, shard.noise_std)
+    total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats_per_row)
+    noisy = add_noise(noise_key, total, data.noise_std)
     return jax.tree.map(lambda leaf: leaf / method.sampler.sampling_prob, noisy)
 
 
 def _floats_per_row(
-    family: MeanField, method: DPOptimization, rng_key: PRNGKey, coordinates: Coordinates
+    family: MeanField, method: DPOptimization | GlobalVI, rng_key: PRNGKey, coordinates: Coordinates
 ) -> int:
     """Size of what one record's gradient needs in memory: its gradient at every point."""
     points = jax.eval_shape(lambda c: method.expectation(rng_key, family, c), coordinates)
@@ -164,16 +264,16 @@ def _floats_per_row(
 
 
 def _sum_in_chunks(
-    clipped: Callable[[Mapping[str, Array], Array], Coordinates],
+    sum_of: Callable[[Mapping[str, Array], Array], Coordinates],
     rows: Mapping[str, Array],
     mask: Array,
     largest_chunk: int,
 ) -> Coordinates:
-    """Adds up ``clipped`` over equal chunks of rows."""
+    """Adds up ``sum_of`` over equal chunks of rows."""
     num_rows = mask.shape[0]
     num_chunks = math.ceil(num_rows / max(1, largest_chunk))
     if num_chunks == 1:
-        return clipped(rows, mask)
+        return sum_of(rows, mask)
     chunk = math.ceil(num_rows / num_chunks)
 
     def chunked(leaf: Array) -> Array:
@@ -183,10 +283,10 @@ def _sum_in_chunks(
     chunks = jax.tree.map(chunked, (dict(rows), mask))
     zero = jax.tree.map(
         lambda s: jnp.zeros(s.shape, s.dtype),
-        jax.eval_shape(clipped, *jax.tree.map(lambda leaf: leaf[0], chunks)),
+        jax.eval_shape(sum_of, *jax.tree.map(lambda leaf: leaf[0], chunks)),
     )
 
     def add(total: Coordinates, piece: Any) -> tuple[Coordinates, None]:
-        return jax.tree.map(jnp.add, total, clipped(*piece)), None
+        return jax.tree.map(jnp.add, total, sum_of(*piece)), None
 
     return jax.lax.scan(add, zero, chunks)[0]

@@ -13,8 +13,9 @@ from tqdm.auto import tqdm
 from numpyro_dppvi import _validate, methods, planning, schedules
 from numpyro_dppvi._result import Status
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, Records
-from numpyro_dppvi.algorithm import Algorithm, PVIState, RoundInfo, pvi
-from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
+from numpyro_dppvi.algorithm import Algorithm, PVIState, assemble
+from numpyro_dppvi.baselines import GlobalState, global_vi
+from numpyro_dppvi.methods import AnyMethod, DPOptimization, GlobalVI, NonPrivate
 from numpyro_dppvi.partition import (
     Partition,
     Shards,
@@ -32,6 +33,8 @@ from numpyro_dppvi.privacy import (
     PrivacyStatement,
     SecretKeys,
 )
+from numpyro_dppvi.rounds import RoundInfo
+from numpyro_dppvi.server import TrustedAggregator
 
 Data: TypeAlias = Records | Sequence[Records]
 
@@ -72,8 +75,8 @@ class FitResult:
     plan: PrivacyPlan | None
     history: History
     status: Status
-    state: PVIState
-    method: Method
+    state: PVIState | GlobalState
+    method: AnyMethod
     insecure_noise_seed: int | None
 
     @property
@@ -116,12 +119,13 @@ def fit(
     *,
     rng_key: PRNGKey | None = None,
     clients: int | Partition | None = None,
-    method: Method | None = None,
+    method: AnyMethod | None = None,
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None = None,
     schedule: schedules.Schedule = schedules.sequential,
     num_rounds: int = 10,
     damping: float = 0.4,
     model_kwargs: Mapping[str, Any] | None = None,
+    trusted_aggregator: bool | TrustedAggregator = False,
     progress_bar: bool = True,
     insecure_noise_seed: int | None = None,
 ) -> FitResult:
@@ -138,7 +142,9 @@ def fit(
         rng_key: A JAX key. It seeds the split of rows and draws of latents, never the noise.
         clients: With one mapping: a number of clients to split its rows over at random, or a
             ``Partition``. Not given when data is already per client.
-        method: ``DPOptimization(...)`` (the default) or ``NonPrivate(...)``.
+        method: ``DPOptimization(...)`` (the default), ``VirtualClients(...)``,
+            ``LocalAveraging(...)``, ``ParameterPerturbation(...)``, ``NonPrivate(...)`` or one of
+            the baselines ``BayesianCommitteeMachine(...)`` and ``GlobalVI(...)``.
         budget: A ``PrivacyBudget``, or one a client.
 
     Most people can stop here. Other arguments:
@@ -149,6 +155,9 @@ def fit(
         num_rounds: Rounds; in each, the schedule's clients send one change.
         damping: In (0, 1]; the share of a change that is merged.
         model_kwargs: Public arguments of the model.
+        trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
+            noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some may drop
+            out.
         progress_bar: Whether to show one.
         insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
 
@@ -166,24 +175,67 @@ def fit(
     _validate.positive_int("num_rounds", num_rounds)
     split_key, init_key, round_key = jax.random.split(key, 3)
     shards, sizes = _shards(data, clients, split_key)
-    plan = _plan(method, budget, num_rounds, sizes, schedule)
-    algorithm = pvi(
-        model,
-        guide,
-        _pooled_shapes(shards, sum(sizes)),
-        method=method,
-        client_sizes=sizes,
-        plan=plan,
-        schedule=schedule,
-        damping=damping,
-        model_kwargs=model_kwargs,
-        secret_keys=SecretKeys(insecure_noise_seed),
-    )
-    state, history = _run(algorithm, init_key, round_key, shards, num_rounds, progress_bar)
+    run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
+    # All rounds at once: a bad schedule must not come to light when rounds have been spent.
+    schedules.num_visits(run.schedule, run.num_rounds, len(sizes))
+    plan = None
+    if not isinstance(method, NonPrivate) or budget is not None:
+        plan = planning.plan_wired(run, budget, sizes)
+    task = _Task(model, guide, _pooled_shapes(shards, sum(sizes)), sizes, model_kwargs or {})
+    algorithm = _algorithm(task, run, plan, damping, SecretKeys(insecure_noise_seed))
+    state, history = _run(algorithm, init_key, round_key, shards, run.num_rounds, progress_bar)
     attrs = _attrs(method, plan, state.ledger)
     posterior = dataclasses.replace(algorithm.posterior(state), attrs=attrs)
     status = _status(history)
+    if isinstance(state, PVIState):
+        state = state._replace(private=None)  # what clients keep to themselves stays behind
     return FitResult(posterior, plan, history, status, state, method, insecure_noise_seed)
+
+
+class _Task(NamedTuple):
+    """What is to be fitted."""
+
+    model: Model
+    guide: Any
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    client_sizes: tuple[int, ...]
+    model_kwargs: Mapping[str, Any]
+
+
+def _algorithm(
+    task: _Task,
+    run: planning.Wiring,
+    plan: PrivacyPlan | None,
+    damping: float,
+    secret_keys: SecretKeys,
+) -> Algorithm:
+    """The algorithm that a method asks for."""
+    if isinstance(run.method, GlobalVI) and plan is not None and run.trusted is not None:
+        return global_vi(
+            task.model,
+            task.guide,
+            task.shapes,
+            method=run.method,
+            client_sizes=task.client_sizes,
+            plan=plan,
+            trusted=run.trusted,
+            model_kwargs=task.model_kwargs,
+            secret_keys=secret_keys,
+        )
+    return assemble(
+        task.model,
+        task.guide,
+        task.shapes,
+        run.method,
+        task.client_sizes,
+        plan,
+        run.schedule,
+        damping if run.damping is None else run.damping,
+        task.model_kwargs,
+        secret_keys,
+        run.trusted,
+        prior_left_out=1 - 1 / len(task.client_sizes) if run.splits_prior else 0.0,
+    )
 
 
 def _run(
@@ -193,7 +245,7 @@ def _run(
     shards: Shards,
     num_rounds: int,
     progress_bar: bool,
-) -> tuple[PVIState, History]:
+) -> tuple[Any, History]:
     """The rounds."""
     state = algorithm.init(init_key)
     naturals: list[Natural] = []
@@ -252,29 +304,13 @@ def _pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStr
     }
 
 
-def _plan(
-    method: Method,
-    budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
-    num_rounds: int,
-    sizes: Sequence[int],
-    schedule: schedules.Schedule,
-) -> PrivacyPlan | None:
-    # All rounds at once: a bad schedule must not come to light when rounds have been spent.
-    schedules.num_visits(schedule, num_rounds, len(sizes))
-    if isinstance(method, NonPrivate) and budget is None:
-        return None
-    return planning.plan_privacy(
-        method, budget, num_rounds=num_rounds, client_sizes=sizes, schedule=schedule
-    )
-
-
 def _status(history: History) -> Status:
     if history.rejected.any():
         return Status.REJECTED
     return Status.PROJECTED if history.projected.any() else Status.COMPLETED
 
 
-def _attrs(method: Method, plan: PrivacyPlan | None, ledger: Ledger) -> dict[str, str | float]:
+def _attrs(method: AnyMethod, plan: PrivacyPlan | None, ledger: Ledger) -> dict[str, str | float]:
     """Facts about the run that travel with an export."""
     facts: dict[str, str | float] = {
         "inference_library": "numpyro_dppvi",

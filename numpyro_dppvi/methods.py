@@ -1,8 +1,9 @@
 """The methods: what a client does in a visit, as frozen values."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import optax
 
@@ -13,7 +14,28 @@ from numpyro_dppvi.privacy import FullBatch, Sampler
 # How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
 # whose priors have a width of about one: see default_learning_rate.
 _NOISE_TRAVEL = 1 / 3
-_NON_PRIVATE_LEARNING_RATE = 0.05
+_NOISELESS_LEARNING_RATE = 0.05
+
+
+def _check_pieces(optimizer: Any, expectation: Any) -> None:
+    if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"optimizer must be an optax optimiser, got {_validate.shown(optimizer)}: write "
+            "optimizer=optax.adam(0.05), say."
+        )
+    if isinstance(expectation, type) or not callable(expectation):
+        raise TypeError(
+            "expectation must be MonteCarlo(...) or another function to points, got "
+            f"{_validate.shown(expectation)}: write expectation=MonteCarlo(10), say."
+        )
+
+
+def _check_sampler(sampler: Any) -> None:
+    if isinstance(sampler, type) or not hasattr(sampler, "dp_event"):
+        raise TypeError(
+            f"sampler must be FullBatch() or PoissonSampling(...), got "
+            f"{_validate.shown(sampler)}: write sampler=PoissonSampling(0.1), say."
+        )
 
 
 @dataclass(frozen=True)
@@ -49,11 +71,7 @@ class DPOptimization:
         object.__setattr__(self, "clip_norm", _validate.positive("clip_norm", self.clip_norm))
         _validate.positive_int("num_local_steps", self.num_local_steps)
         _check_pieces(self.optimizer, self.expectation)
-        if isinstance(self.sampler, type) or not hasattr(self.sampler, "dp_event"):
-            raise TypeError(
-                "sampler must be FullBatch() or PoissonSampling(...), got "
-                f"{_validate.shown(self.sampler)}: write sampler=PoissonSampling(0.1), say."
-            )
+        _check_sampler(self.sampler)
 
 
 @dataclass(frozen=True)
@@ -79,29 +97,193 @@ class NonPrivate:
         _check_pieces(self.optimizer, self.expectation)
 
 
-Method: TypeAlias = DPOptimization | NonPrivate
+@dataclass(frozen=True)
+class ParameterPerturbation:
+    """One local solve a visit; the change of natural parameters is clipped and noised (Sec. 4.2).
+
+    The noise does not shrink with the number of records: a baseline, seldom of use. It is the
+    limit of :class:`LocalAveraging` and :class:`VirtualClients` with one shard.
+
+    Args:
+        clip_norm: Bound on the L2 norm of the change of all natural parameters.
+        num_local_steps: Optimiser steps a visit; they cost no privacy.
+        optimizer: Any optax optimiser. ``None`` is Adam.
+        expectation: Points of q for the expected log likelihood.
+
+    Raises:
+        ValueError: If a number is outside its range.
+        TypeError: If the optimiser or expectation is none.
+    """
+
+    clip_norm: float = 1.0
+    num_local_steps: int = 10
+    optimizer: optax.GradientTransformation | None = None
+    expectation: Expectation = MonteCarlo()
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _check_pieces(self.optimizer, self.expectation)
+
+
+@dataclass(frozen=True)
+class LocalAveraging:
+    """Clients average the changes of local models, one a shard of their records (Algorithm 2).
+
+    Every shard starts from q, with the client's own cavity and a likelihood that is raised to the
+    number of shards. The mean of the clipped changes is released with noise over the number of
+    shards: more shards, less noise, but a noisier mean (Theorem 4).
+
+    Args:
+        num_shards: One number for all clients, or one a client; at most a client's records.
+        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters.
+        num_local_steps: Optimiser steps a visit; they cost no privacy.
+        optimizer: Any optax optimiser. ``None`` is Adam.
+        expectation: Points of q for the expected log likelihood.
+
+    Raises:
+        ValueError: If a number is outside its range.
+        TypeError: If the optimiser or expectation is none.
+    """
+
+    num_shards: int | tuple[int, ...]
+    clip_norm: float = 1.0
+    num_local_steps: int = 10
+    optimizer: optax.GradientTransformation | None = None
+    expectation: Expectation = MonteCarlo()
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _check_pieces(self.optimizer, self.expectation)
+
+
+@dataclass(frozen=True)
+class VirtualClients:
+    """Every shard of a client's records is a client of its own, with its own factor (Algorithm 3).
+
+    The sum of the clipped changes is released with noise. The shards' factors stay at the client:
+    they follow the clipped changes without noise, and never leave.
+
+    Args:
+        num_shards: One number for all clients, or one a client; at most a client's records.
+        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters.
+        num_local_steps: Optimiser steps a visit; they cost no privacy.
+        optimizer: Any optax optimiser. ``None`` is Adam.
+        expectation: Points of q for the expected log likelihood.
+
+    Raises:
+        ValueError: If a number is outside its range.
+        TypeError: If the optimiser or expectation is none.
+    """
+
+    num_shards: int | tuple[int, ...]
+    clip_norm: float = 1.0
+    num_local_steps: int = 10
+    optimizer: optax.GradientTransformation | None = None
+    expectation: Expectation = MonteCarlo()
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _check_pieces(self.optimizer, self.expectation)
+
+
+@dataclass(frozen=True)
+class BayesianCommitteeMachine:
+    """A baseline with one communication: clients fit alone, and their posteriors are multiplied.
+
+    Tresp (2000); the paper's BCM. It is one synchronous, undamped round, whatever schedule,
+    damping and number of rounds are asked for.
+
+    Args:
+        prior: ``"same"``: every client uses the whole prior, and the surplus is divided out
+            afterwards. ``"split"``: every client uses the prior's M-th root.
+        local: What a client does; its ``num_local_steps`` are all the steps there are.
+
+    Raises:
+        ValueError: If the prior is neither.
+    """
+
+    prior: str = "same"
+    local: DPOptimization = DPOptimization(num_local_steps=30)
+
+    def __post_init__(self) -> None:
+        _validate.choice("prior", self.prior, ("same", "split"))
+
+
+@dataclass(frozen=True)
+class GlobalVI:
+    """A baseline with one communication a step: central DP-VI under a trusted aggregator.
+
+    Jälkö, Dikmen and Honkela (2017). In every round all clients send a clipped sum of gradients
+    with their share of the noise, and the server takes one optimiser step.
+
+    Args:
+        clip_norm: Bound on the joint L2 norm of one record's gradient.
+        optimizer: Any optax optimiser; its state lives through all rounds. ``None`` is Adam.
+        sampler: ``FullBatch()`` or ``PoissonSampling(sampling_prob)``, at every client.
+        expectation: Points of q for the expected log likelihood.
+
+    Raises:
+        ValueError: If a number is outside its range.
+        TypeError: If the optimiser, sampler or expectation is none.
+    """
+
+    clip_norm: float = 2.5
+    optimizer: optax.GradientTransformation | None = None
+    sampler: Sampler = FullBatch()
+    expectation: Expectation = MonteCarlo()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip_norm", _validate.positive("clip_norm", self.clip_norm))
+        _check_pieces(self.optimizer, self.expectation)
+        _check_sampler(self.sampler)
+
+
+ShardMethod: TypeAlias = ParameterPerturbation | LocalAveraging | VirtualClients
+Method: TypeAlias = DPOptimization | NonPrivate | ShardMethod
+AnyMethod: TypeAlias = Method | BayesianCommitteeMachine | GlobalVI
 
 
 def check(method: Any) -> None:
     """Refuses what is not a method."""
-    if not isinstance(method, Method):
+    if not isinstance(method, AnyMethod):
+        names = ", ".join(cls.__name__ for cls in get_args(AnyMethod))
         raise TypeError(
-            f"method must be DPOptimization(...) or NonPrivate(...), got "
-            f"{_validate.shown(method)}: write method=DPOptimization(), say."
+            f"method must be one of {names}, got {_validate.shown(method)}: write "
+            "method=DPOptimization(), say."
         )
 
 
-def _check_pieces(optimizer: Any, expectation: Any) -> None:
-    if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(
-            f"optimizer must be an optax optimiser, got {_validate.shown(optimizer)}: write "
-            "optimizer=optax.adam(0.05), say."
+def shards_by_client(method: Method, client_sizes: Sequence[int]) -> tuple[int, ...]:
+    """How many shards each client cuts its records into.
+
+    Raises:
+        ValueError: If there is not one number for each client, or a client has fewer records.
+    """
+    chosen = getattr(method, "num_shards", 1)
+    num_shards = (chosen,) * len(client_sizes) if isinstance(chosen, int) else tuple(chosen)
+    if len(num_shards) != len(client_sizes):
+        raise ValueError(
+            f"num_shards must be one number or one a client, got {len(num_shards)} numbers for "
+            f"{len(client_sizes)} clients."
         )
-    if isinstance(expectation, type) or not callable(expectation):
-        raise TypeError(
-            "expectation must be MonteCarlo(...) or another function to points, got "
-            f"{_validate.shown(expectation)}: write expectation=MonteCarlo(10), say."
-        )
+    for client, (shards, size) in enumerate(zip(num_shards, client_sizes, strict=True)):
+        if shards > size:
+            raise ValueError(
+                f"num_shards must be at most a client's records, got {shards} shards for client "
+                f"{client}'s {size} records: write num_shards={size}, or fewer."
+            )
+    return num_shards
+
+
+def _check_numbers(method: ShardMethod) -> None:
+    object.__setattr__(method, "clip_norm", _validate.positive("clip_norm", method.clip_norm))
+    _validate.positive_int("num_local_steps", method.num_local_steps)
+    chosen = getattr(method, "num_shards", 1)
+    if isinstance(chosen, Sequence):
+        chosen = tuple(chosen)
+        object.__setattr__(method, "num_shards", chosen)
+    for number in chosen if isinstance(chosen, tuple) else (chosen,):
+        _validate.positive_int("num_shards", number)
 
 
 def default_learning_rate(method: Method, num_releases: int, damping: float) -> float:
@@ -120,6 +302,6 @@ def default_learning_rate(method: Method, num_releases: int, damping: float) -> 
     Returns:
         The learning rate, in units of (location, log standard deviation).
     """
-    if isinstance(method, NonPrivate) or num_releases == 0:
-        return _NON_PRIVATE_LEARNING_RATE
+    if not isinstance(method, DPOptimization) or num_releases == 0:
+        return _NOISELESS_LEARNING_RATE
     return _NOISE_TRAVEL / (damping * math.sqrt(num_releases))

@@ -1,19 +1,54 @@
 """From a method, a budget and a schedule to a privacy plan, before any data is read."""
 
+import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from numpyro_dppvi import _validate, methods, schedules
-from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
+import optax
+
+from numpyro_dppvi import _validate, methods, schedules, server
+from numpyro_dppvi.methods import (
+    AnyMethod,
+    BayesianCommitteeMachine,
+    DPOptimization,
+    GlobalVI,
+    LocalAveraging,
+    NonPrivate,
+    ShardMethod,
+)
 from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, plan
+from numpyro_dppvi.server import TrustedAggregator
+
+
+class Wiring(NamedTuple):
+    """How a method is run: some methods fix what others leave to the caller.
+
+    Attributes:
+        method: What a client does.
+        schedule: Which clients each round visits.
+        num_rounds: Rounds of the run.
+        damping: The share of a change that is merged; ``None`` leaves it to the caller.
+        trusted: The trusted aggregator, or ``None``.
+        splits_prior: Whether each client gets the prior's M-th root for its own.
+    """
+
+    method: Any
+    schedule: schedules.Schedule
+    num_rounds: int
+    damping: float | None
+    trusted: TrustedAggregator | None
+    splits_prior: bool
 
 
 def plan_privacy(
-    method: Method,
+    method: AnyMethod,
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     *,
     num_rounds: int,
     client_sizes: Sequence[int],
     schedule: schedules.Schedule = schedules.sequential,
+    trusted_aggregator: bool | TrustedAggregator = False,
 ) -> PrivacyPlan:
     """Says what a run will release and cost, and calibrates its noise; reads no data.
 
@@ -23,6 +58,7 @@ def plan_privacy(
         num_rounds: Rounds of the run.
         client_sizes: Number of records of each client; these are public.
         schedule: Which clients each round visits.
+        trusted_aggregator: Whether only the sum of a round's messages is seen.
 
     Returns:
         The plan, which prints as a table. ``fit`` makes the same one from the same arguments.
@@ -32,34 +68,83 @@ def plan_privacy(
     """
     methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)
-    if isinstance(method, NonPrivate):
+    sizes = [int(size) for size in client_sizes]
+    for number, size in enumerate(sizes):
+        _validate.positive_int(f"client_sizes[{number}]", size)
+    return plan_wired(wiring(method, schedule, num_rounds, trusted_aggregator), budget, sizes)
+
+
+def plan_wired(
+    run: Wiring, budget: PrivacyBudget | Sequence[PrivacyBudget] | None, sizes: Sequence[int]
+) -> PrivacyPlan:
+    """What :func:`plan_privacy` does, once it is settled how the method is run."""
+    if isinstance(run.method, NonPrivate):
         raise ValueError(
             "NonPrivate() adds no noise, and no budget covers that: write "
             "method=DPOptimization() to keep to the budget, or leave budget out."
         )
-    sizes = [int(size) for size in client_sizes]
-    for number, size in enumerate(sizes):
-        _validate.positive_int(f"client_sizes[{number}]", size)
     budgets = _one_each(budget, len(sizes))
-    return _plan(method, budgets, num_rounds, sizes, schedule)
+    visits = schedules.num_visits(run.schedule, run.num_rounds, len(sizes)).tolist()
+    num_shares = None
+    if run.trusted is not None:
+        for round_number in range(run.num_rounds):
+            run.trusted.check(run.schedule(round_number, len(sizes)), len(sizes))
+        num_shares = run.trusted.num_shares(len(sizes))
+    if isinstance(run.method, DPOptimization | GlobalVI):
+        steps = run.method.num_local_steps if isinstance(run.method, DPOptimization) else 1
+        sampler, clip_norm = run.method.sampler, run.method.clip_norm
+        return plan.of_gradients(budgets, sampler, clip_norm, steps, visits, sizes, num_shares)
+    num_shards = methods.shards_by_client(run.method, sizes)
+    averaged = isinstance(run.method, LocalAveraging)
+    clip_norm = run.method.clip_norm
+    return plan.of_changes(budgets, clip_norm, num_shards, averaged, visits, sizes, num_shares)
 
 
-def _plan(
-    method: DPOptimization,
-    budgets: Sequence[PrivacyBudget],
-    num_rounds: int,
-    sizes: Sequence[int],
+def wiring(
+    method: AnyMethod,
     schedule: schedules.Schedule,
-) -> PrivacyPlan:
-    visits = schedules.num_visits(schedule, num_rounds, len(sizes))
-    return plan.make(
-        budgets,
-        method.sampler,
-        method.clip_norm,
-        method.num_local_steps,
-        [int(v) for v in visits],
-        sizes,
-    )
+    num_rounds: int,
+    trusted_aggregator: bool | TrustedAggregator,
+) -> Wiring:
+    """Settles how a method is run.
+
+    Raises:
+        ValueError: If a trusted aggregator is asked for with a method that cannot use one, or
+            left out with one that needs it.
+    """
+    trusted = server.aggregator(trusted_aggregator)
+    name = type(method).__name__
+    if isinstance(method, GlobalVI):
+        if trusted is None:
+            raise ValueError(
+                "GlobalVI() needs a trusted aggregator, because every step adds up all clients' "
+                "gradients: write trusted_aggregator=True."
+            )
+        return Wiring(method, schedules.synchronous, num_rounds, None, trusted, False)
+    if trusted is not None and not isinstance(method, ShardMethod):
+        raise ValueError(
+            f"{name}() gains nothing from a trusted aggregator, because each client's noise "
+            "protects its own steps: leave trusted_aggregator out, or write "
+            "method=VirtualClients(num_shards=50)."
+        )
+    if isinstance(method, BayesianCommitteeMachine):
+        split = method.prior == "split"
+        return Wiring(_alone(method.local), schedules.synchronous, 1, 1.0, None, split)
+    return Wiring(method, schedule, num_rounds, None, trusted, False)
+
+
+def _alone(method: DPOptimization) -> DPOptimization:
+    """The same method with the learning rate of a client that nobody helps."""
+    if method.optimizer is not None:
+        return method
+    rate = methods.default_learning_rate(method, method.num_local_steps, damping=1.0)
+    return dataclasses.replace(method, optimizer=_adam(rate))
+
+
+@functools.cache
+def _adam(learning_rate: float) -> optax.GradientTransformation:
+    """One object a rate, so that equal methods share a compilation."""
+    return optax.adam(learning_rate)
 
 
 def _one_each(

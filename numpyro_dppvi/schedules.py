@@ -6,6 +6,7 @@ group start from the same approximation, and their changes are merged together.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +26,61 @@ def synchronous(round_number: int, num_clients: int) -> np.ndarray:
     """All clients at once, from the same approximation; shape (1, M)."""
     del round_number
     return np.arange(num_clients)[None, :]
+
+
+def random_subset(group_size: int, seed: int = 0) -> Schedule:
+    """Every round one group of ``group_size`` clients, drawn at random by a public seed.
+
+    Whose turn it is is public, so nothing is saved on privacy by it.
+    """
+    _validate.positive_int("group_size", group_size)
+
+    def schedule(round_number: int, num_clients: int) -> np.ndarray:
+        if group_size > num_clients:
+            raise ValueError(
+                f"group_size must be at most the number of clients, got {group_size} for "
+                f"{num_clients} clients."
+            )
+        rng = np.random.default_rng((seed, round_number))
+        return rng.choice(num_clients, (1, group_size), replace=False)
+
+    return schedule
+
+
+@dataclass(frozen=True)
+class Asynchronous:
+    """Clients work at their own pace; changes are merged as they come, on whatever q is by then.
+
+    A simulation with given latencies: client m's k-th message arrives at k times its latency.
+    Each visit starts from the q that the client pulled when it sent its message before. A round
+    is as many messages as there are clients.
+
+    Args:
+        latencies: Time that each client takes for a visit, in any unit; above 0.
+
+    Raises:
+        ValueError: If a latency is not above 0.
+    """
+
+    latencies: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "latencies", tuple(self.latencies))
+        for latency in self.latencies:
+            _validate.positive("latencies", latency)
+
+    def __call__(self, round_number: int, num_clients: int) -> np.ndarray:
+        """The clients whose messages arrive in this round, in their order; shape (M, 1)."""
+        if len(self.latencies) != num_clients:
+            raise ValueError(
+                f"latencies must be one a client, got {len(self.latencies)} for {num_clients} "
+                "clients."
+            )
+        first, last = round_number * num_clients, (round_number + 1) * num_clients
+        # The fastest client alone sends no more than `last` messages by the end of this round.
+        arrivals = np.outer(np.arange(1, last + 1), self.latencies).ravel()
+        order = np.argsort(arrivals, kind="stable")[first:last]
+        return (order % num_clients)[:, None]
 
 
 def num_visits(schedule: Schedule, num_rounds: int, num_clients: int) -> np.ndarray:

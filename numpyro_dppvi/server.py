@@ -1,9 +1,11 @@
 """What the server does: merge changes into factors, refine the prior's factor. Sees no record."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from numpyro_dppvi import factors, local, objective
@@ -16,6 +18,58 @@ from numpyro_dppvi.latents import LatentSpace
 _PRIOR_EXPECTATION = objective.MonteCarlo(64)
 _PRIOR_STEPS = 200
 _FIRST_PRIOR_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class TrustedAggregator:
+    """A party, or a protocol, that shows the server nothing but the sum of the clients' messages.
+
+    The clients' noise then protects the sum jointly: each adds a share (paper, Theorems 6 and 8).
+    A client that drops out takes its share with it. The others' shares are sized so that
+    ``max_dropouts`` may be missing; a round with fewer clients is refused before any release.
+
+    Args:
+        max_dropouts: How many clients may be missing from a round.
+
+    Raises:
+        ValueError: If the number is negative.
+    """
+
+    max_dropouts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_dropouts < 0:
+            raise ValueError(
+                f"max_dropouts must be at least 0, got {self.max_dropouts}: write "
+                "TrustedAggregator(max_dropouts=1), say."
+            )
+
+    def num_shares(self, num_clients: int) -> int:
+        """The least number of clients whose shares make up the noise of a sum."""
+        if self.max_dropouts >= num_clients:
+            raise ValueError(
+                f"max_dropouts must be below the number of clients, got {self.max_dropouts} for "
+                f"{num_clients} clients."
+            )
+        return num_clients - self.max_dropouts
+
+    def check(self, groups: np.ndarray, num_clients: int) -> None:
+        """Refuses a round in which too few clients' shares would meet in one sum."""
+        present = groups.shape[1]
+        if groups.shape[0] != 1 or present < self.num_shares(num_clients):
+            raise ValueError(
+                f"with a trusted aggregator a round must be one group of at least "
+                f"{self.num_shares(num_clients)} of the {num_clients} clients, got "
+                f"{groups.shape[0]} groups of {present}: write schedule=synchronous, or "
+                "TrustedAggregator(max_dropouts=...)."
+            )
+
+
+def aggregator(trusted: bool | TrustedAggregator) -> TrustedAggregator | None:
+    """What ``trusted_aggregator=`` means: ``True`` allows no client to drop out."""
+    if isinstance(trusted, TrustedAggregator):
+        return trusted
+    return TrustedAggregator() if trusted else None
 
 
 class MergeInfo(NamedTuple):

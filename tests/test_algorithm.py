@@ -15,8 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import algorithm as algorithm_module
-from numpyro_dppvi import factors
+from numpyro_dppvi import factors, rounds
 
 NOISE = 1.7
 PRIOR_LOC, PRIOR_SCALE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7])
@@ -209,13 +208,13 @@ def test_all_rounds_share_one_compilation():
         logistic(X, y)
 
     fit(model, rng_key=jax.random.key(0), num_rounds=2)
-    before = algorithm_module._run_round._cache_size()
+    before = rounds.run._cache_size()
     # More rounds, other seeds, budgets or damping, and a model typed again: nothing compiles.
     fit(model, rng_key=jax.random.key(1), num_rounds=5, damping=0.2)
     fit(logistic, rng_key=jax.random.key(2), num_rounds=3, budget=dppvi.PrivacyBudget(3.0))
-    assert algorithm_module._run_round._cache_size() == before
+    assert rounds.run._cache_size() == before
     fit(model, rng_key=jax.random.key(1), method=dppvi.DPOptimization(num_local_steps=2))
-    assert algorithm_module._run_round._cache_size() == before + 1  # the counter does count
+    assert rounds.run._cache_size() == before + 1  # the counter does count
 
 
 def test_a_model_that_reads_something_changeable_is_read_again():

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_dppvi import factors
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
 
 
@@ -122,6 +123,11 @@ class MeanField:
     def log_partition(self, natural: Natural) -> Array:
         """The sum of the log partitions."""
         return jnp.sum(jnp.stack([f.log_partition(natural[name]) for name, f in self.members]))
+
+    def jeffreys(self, p: Natural, q: Natural) -> Array:
+        """KL(p || q) + KL(q || p) in nats: <eta_p - eta_q, E_p[T] - E_q[T]>."""
+        means = [self.statistics(self.coordinates(natural)) for natural in (p, q)]
+        return factors.inner(factors.divide(p, q), factors.divide(*means))
 
     def in_domain(self, natural: Natural) -> Array:
         """Whether every latent's distribution is proper."""

@@ -5,9 +5,9 @@ it can be read and audited alone.
 """
 
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
-from numpyro_dppvi.privacy.clipping import clipped_sum
+from numpyro_dppvi.privacy.clipping import clipped, clipped_sum
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
-from numpyro_dppvi.privacy.mechanisms import GaussianSum, add_noise
+from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
 from numpyro_dppvi.privacy.noise import SecretKeys
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
 from numpyro_dppvi.privacy.sampling import Batch, FullBatch, PoissonSampling, Sampler
@@ -19,8 +19,10 @@ __all__ = [
     "ClientPlan",
     "Entry",
     "FullBatch",
+    "GaussianShardSum",
     "GaussianSum",
     "Ledger",
+    "Mechanism",
     "PoissonSampling",
     "PrivacyBudget",
     "PrivacyPlan",
@@ -29,6 +31,7 @@ __all__ = [
     "Sampler",
     "SecretKeys",
     "add_noise",
+    "clipped",
     "clipped_sum",
     "unit_sensitivity",
 ]

@@ -1,4 +1,4 @@
-"""Bounded contributions: every record's vector is clipped to one joint norm, then summed."""
+"""Bounded contributions: every vector is clipped to one joint norm, and then, mostly, summed."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,11 @@ from numpyro_dppvi._typing import Array, PyTree
 _ROUNDING_MARGIN = 1e-5
 
 
-def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyTree:
-    """Sums vectors, each clipped to joint L2 norm ``clip_norm`` over the whole tree.
+def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyTree:
+    """Clips vectors, each to joint L2 norm ``clip_norm`` over the whole tree.
 
     =========================================  ==========================================
-    a record whose vector                      contributes
+    a vector that                              becomes
     =========================================  ==========================================
     has norm <= ``clip_norm``                  itself (less one part in 10^5 at the bound)
     has a larger norm                          the same direction at norm ``clip_norm``
@@ -24,35 +24,53 @@ def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) ->
     =========================================  ==========================================
 
     Args:
-        contributions: Tree of arrays of shape ``(num_records, ...)``.
-        mask: Booleans of shape ``(num_records,)``; false rows count for nothing.
+        contributions: Tree of arrays of shape ``(num_vectors, ...)``.
+        mask: Booleans of shape ``(num_vectors,)``; false ones count for nothing.
         clip_norm: The bound, a scalar.
 
     Returns:
-        Tree of arrays without the leading axis. Replacing one record moves it by at most
+        The clipped vectors, shaped as they came.
+    """
+    factor, kept = _factors(contributions, mask, clip_norm)
+    return jax.tree.map(
+        lambda leaf, whole: (factor[:, None] * leaf).astype(whole.dtype).reshape(whole.shape),
+        kept,
+        contributions,
+    )
+
+
+def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyTree:
+    """The sum of what :func:`clipped` gives, made without keeping it.
+
+    Returns:
+        Tree of arrays without the leading axis. Replacing one vector moves it by at most
         ``2 * clip_norm``; adding or removing one by at most ``clip_norm``.
     """
+    factor, kept = _factors(contributions, mask, clip_norm)
+
+    def total(leaf: Array, whole: Array) -> Array:
+        # Matrix units of an accelerator would round to 11 bits or fewer by default.
+        product = jnp.matmul(factor, leaf, precision=jax.lax.Precision.HIGHEST)
+        return product.astype(whole.dtype).reshape(whole.shape[1:])
+
+    return jax.tree.map(total, kept, contributions)
+
+
+def _factors(contributions: PyTree, mask: Array, clip_norm: Array | float) -> tuple[Array, PyTree]:
+    """What to multiply each vector by, and the vectors as rows, zero where they do not count."""
     leaves = jax.tree.leaves(contributions)
     rows = mask.shape[0]
     finite = mask
     for leaf in leaves:
         finite = finite & jnp.all(jnp.isfinite(leaf.reshape(rows, -1)), axis=1)
-
-    def kept(leaf: Array) -> Array:
-        # where, not a product: NaN * 0 is NaN
-        return jnp.where(finite[:, None], leaf.reshape(rows, -1), 0)
-
-    squared = sum(jnp.sum(kept(leaf) ** 2, axis=1) for leaf in leaves)
+    # where, not a product: NaN * 0 is NaN
+    kept = jax.tree.map(
+        lambda leaf: jnp.where(finite[:, None], leaf.reshape(rows, -1), 0), contributions
+    )
+    squared = sum(jnp.sum(leaf**2, axis=1) for leaf in jax.tree.leaves(kept))
     factor = jnp.minimum(1.0, (1 - _ROUNDING_MARGIN) * clip_norm / jnp.sqrt(squared))
     # Squares that overflow make the factor 0. Squares that vanish make the norm too short.
-    factor = jnp.where(squared > _least_square(leaves), factor, 0.0)
-
-    def total(leaf: Array) -> Array:
-        # Matrix units of an accelerator would round to 11 bits or fewer by default.
-        product = jnp.matmul(factor, kept(leaf), precision=jax.lax.Precision.HIGHEST)
-        return product.astype(leaf.dtype).reshape(leaf.shape[1:])
-
-    return jax.tree.map(total, contributions)
+    return jnp.where(squared > _least_square(leaves), factor, 0.0), kept
 
 
 def _least_square(leaves: list[Array]) -> float:

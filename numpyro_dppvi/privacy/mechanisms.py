@@ -1,6 +1,8 @@
-"""The Gaussian mechanism on sums of clipped contributions; its sensitivity and its event."""
+"""The Gaussian mechanism on sums of clipped vectors; its sensitivity and its event."""
 
+import math
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import dp_accounting as dpa
 import jax
@@ -13,7 +15,7 @@ from numpyro_dppvi.privacy.sampling import Sampler
 
 @dataclass(frozen=True)
 class GaussianSum:
-    """The release of one noisy sum of clipped contributions of a sampled batch.
+    """The release of one noisy sum of clipped contributions of a sampled batch of records.
 
     Sampling, clipping, noise and the accounting event come from this one value.
 
@@ -23,6 +25,8 @@ class GaussianSum:
         sampler: How the batch is drawn.
         num_records: How many records the client holds (public).
         physical_size: How many rows a batch has at most.
+        num_shares: Clients whose noise adds up to the noise of the sum that is released; 1
+            without a trusted aggregator.
     """
 
     clip_norm: float
@@ -30,6 +34,7 @@ class GaussianSum:
     sampler: Sampler
     num_records: int
     physical_size: int
+    num_shares: int = 1
 
     def sensitivity(self, relation: Relation) -> float:
         """The most that the sum can move between neighbouring data sets, in L2 norm."""
@@ -37,13 +42,94 @@ class GaussianSum:
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise on every entry of the sum."""
+        """Standard deviation of the noise on every entry of the released sum."""
         return self.noise_multiplier * self.clip_norm
+
+    @property
+    def share_std(self) -> float:
+        """Standard deviation of the noise that this client adds."""
+        return self.noise_std / math.sqrt(self.num_shares)
 
     @property
     def dp_event(self) -> dpa.DpEvent:
         """The event that one release is charged as (noise in units of ``clip_norm``)."""
         return self.sampler.dp_event(self.noise_multiplier, self.num_records, self.physical_size)
+
+    @property
+    def name(self) -> str:
+        """The mechanism in words."""
+        return "Gaussian noise on a sum of clipped per-record gradients"
+
+    @property
+    def batch(self) -> str:
+        """What enters one sum, in words."""
+        prob = self.sampler.sampling_prob
+        if prob == 1:
+            return "full batch"
+        return f"Poisson q={prob:g} (~{prob * self.num_records:.0f} rows)"
+
+
+@dataclass(frozen=True)
+class GaussianShardSum:
+    """The release of one noisy, weighted sum of clipped changes, one a shard of the records.
+
+    A record lies in one shard, and a shard's clipped change may become any other vector of norm
+    C whether the record is replaced, added or removed: the sum moves by up to 2 C under either
+    relation (paper, Theorems 2 and 3).
+
+    Args:
+        clip_norm: Bound on the joint L2 norm of one shard's change.
+        noise_multiplier: Standard deviation of the noise divided by ``clip_norm``, before the
+            weight.
+        num_shards: How many shards.
+        num_records: How many records the client holds (public).
+        relation: The neighbouring relation, which the event's unit depends on.
+        weight: What the sum and its noise are multiplied by: 1, or one over the number of shards.
+        num_shares: Clients whose noise adds up to the noise of the sum that is released; 1
+            without a trusted aggregator.
+    """
+
+    clip_norm: float
+    noise_multiplier: float
+    num_shards: int
+    num_records: int
+    relation: Relation
+    weight: float = 1.0
+    num_shares: int = 1
+
+    def sensitivity(self, relation: Relation) -> float:
+        """The most that the weighted sum can move between neighbouring data sets, in L2 norm."""
+        del relation
+        return unit_sensitivity("replace_one") * self.clip_norm * self.weight
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on every entry of the released sum."""
+        return self.noise_multiplier * self.clip_norm * self.weight
+
+    @property
+    def share_std(self) -> float:
+        """Standard deviation of the noise that this client adds."""
+        return self.noise_std / math.sqrt(self.num_shares)
+
+    @property
+    def dp_event(self) -> dpa.DpEvent:
+        """The event of one release: noise per sensitivity, in the accountant's unit."""
+        unit = unit_sensitivity(self.relation)
+        return dpa.GaussianDpEvent(unit * self.noise_std / self.sensitivity(self.relation))
+
+    @property
+    def name(self) -> str:
+        """The mechanism in words."""
+        return "Gaussian noise on a sum of clipped changes of natural parameters, one a shard"
+
+    @property
+    def batch(self) -> str:
+        """What enters one sum, in words."""
+        return "all records" if self.num_shards == 1 else f"{self.num_shards} shards"
+
+
+Mechanism: TypeAlias = GaussianSum | GaussianShardSum
 
 
 def add_noise(rng_key: PRNGKey, total: PyTree, noise_std: Array | float) -> PyTree:

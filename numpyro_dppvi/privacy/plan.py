@@ -1,5 +1,6 @@
 """The privacy plan: what will be released and what it will cost, before any data is read."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,8 @@ from numpyro_dppvi.privacy import accounting, calibrate
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.ledger import Ledger
-from numpyro_dppvi.privacy.mechanisms import GaussianSum
-from numpyro_dppvi.privacy.sampling import Sampler
+from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
+from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ClientPlan:
     """
 
     budget: PrivacyBudget
-    mechanism: GaussianSum
+    mechanism: Mechanism
     num_visits: int
     releases_per_visit: int
 
@@ -58,8 +59,14 @@ class PrivacyPlan:
 
     @property
     def noise_std(self) -> np.ndarray:
-        """Noise on every entry of a released sum, by client, shape ``(num_clients,)``."""
-        return np.array([client.mechanism.noise_std for client in self.clients])
+        """Noise that each client adds to every entry it releases, shape ``(num_clients,)``."""
+        return np.array([client.mechanism.share_std for client in self.clients])
+
+    @property
+    def physical_size(self) -> int:
+        """Rows of a padded batch; 0 where no batches are drawn."""
+        mechanism = self.clients[0].mechanism
+        return mechanism.physical_size if isinstance(mechanism, GaussianSum) else 0
 
     def ledger(self) -> Ledger:
         """An empty ledger that holds the plan's budgets."""
@@ -73,31 +80,76 @@ class PrivacyPlan:
         return "\n".join(["Privacy plan (nothing has been read yet)", *table(self.clients)])
 
 
-def make(
+def of_gradients(
     budgets: Sequence[PrivacyBudget],
     sampler: Sampler,
     clip_norm: float,
     releases_per_visit: int,
     num_visits: Sequence[int],
     client_sizes: Sequence[int],
+    num_shares: int | None = None,
 ) -> PrivacyPlan:
-    """Calibrates every client's noise to its own budget, size and number of visits."""
+    """Plans noisy sums of per-record gradients.
+
+    Every client's noise is calibrated to its own budget, size and number of visits. With a
+    trusted aggregator (``num_shares`` clients add noise to one sum) the largest serves all.
+    """
     physical_size = sampler.physical_size(client_sizes)
-    clients = []
-    for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True):
-        releases = max(1, visits * releases_per_visit)
-        noise = calibrate.noise_multiplier(budget, releases, sampler, size, physical_size)
-        mechanism = GaussianSum(clip_norm, noise, sampler, size, physical_size)
-        clients.append(ClientPlan(budget, mechanism, visits, releases_per_visit))
+    noise = [
+        calibrate.noise_multiplier(
+            budget, max(1, visits * releases_per_visit), sampler, size, physical_size
+        )
+        for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
+    ]
+    if num_shares is not None:
+        noise = [max(noise)] * len(noise)
+    clients = [
+        ClientPlan(
+            budget,
+            GaussianSum(clip_norm, z, sampler, size, physical_size, num_shares or 1),
+            visits,
+            releases_per_visit,
+        )
+        for budget, z, visits, size in zip(budgets, noise, num_visits, client_sizes, strict=True)
+    ]
     return PrivacyPlan(tuple(clients))
 
 
-def describe_sampler(mechanism: GaussianSum) -> str:
-    """The sampler in words, with its expected batch."""
-    prob = mechanism.sampler.sampling_prob
-    if prob == 1:
-        return "full batch"
-    return f"Poisson q={prob:g} (~{prob * mechanism.num_records:.0f} rows)"
+def of_changes(
+    budgets: Sequence[PrivacyBudget],
+    clip_norm: float,
+    num_shards: Sequence[int],
+    averaged: bool,
+    num_visits: Sequence[int],
+    client_sizes: Sequence[int],
+    num_shares: int | None = None,
+) -> PrivacyPlan:
+    """Plans noisy sums (or means) of changes, one a shard; one release a visit.
+
+    With a trusted aggregator the sum over clients is released: its noise covers the client whose
+    weight is the largest (paper, Theorems 6 and 8).
+    """
+    noise = []
+    for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True):
+        # A shard's change moves by 2 C under either relation, as a record's does when replaced.
+        replaced = dataclasses.replace(budget, relation="replace_one")
+        noise.append(calibrate.noise_multiplier(replaced, max(1, visits), FullBatch(), size, size))
+    weights = [1 / shards if averaged else 1.0 for shards in num_shards]
+    if num_shares is not None:
+        noise, weights = [max(noise)] * len(noise), [max(weights)] * len(noise)
+    clients = []
+    for m, budget in enumerate(budgets):
+        mechanism = GaussianShardSum(
+            clip_norm=clip_norm,
+            noise_multiplier=noise[m],
+            num_shards=num_shards[m],
+            num_records=client_sizes[m],
+            relation=budget.relation,
+            weight=weights[m],
+            num_shares=num_shares or 1,
+        )
+        clients.append(ClientPlan(budget, mechanism, num_visits[m], 1))
+    return PrivacyPlan(tuple(clients))
 
 
 def table(clients: Sequence[ClientPlan]) -> list[str]:
@@ -110,9 +162,9 @@ def table(clients: Sequence[ClientPlan]) -> list[str]:
             [
                 str(first) if first == last else f"{first}-{last}",
                 str(mechanism.num_records),
-                describe_sampler(mechanism),
+                mechanism.batch,
                 f"{mechanism.clip_norm:g}",
-                f"{mechanism.noise_std:.4g}",
+                f"{mechanism.share_std:.4g}",
                 f"{client.num_visits} x {client.releases_per_visit}",
                 f"{client.epsilon:.4f} of {client.budget.epsilon:g}",
                 f"{client.budget.delta:g}",

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpyro_dppvi.privacy import accounting
 from numpyro_dppvi.privacy.ledger import Ledger
-from numpyro_dppvi.privacy.plan import PrivacyPlan, describe_sampler
+from numpyro_dppvi.privacy.plan import PrivacyPlan
 
 NOT_COVERED = (
     "choices made by looking at the data: tuning, preprocessing, choice of model, stopping",
@@ -75,13 +75,14 @@ class PrivacyStatement:
                     "client": number,
                     "records": mechanism.num_records,
                     "relation": budget.relation,
-                    "mechanism": "Gaussian noise on a sum of clipped per-record gradients",
-                    "sampler": describe_sampler(mechanism),
-                    "physical_batch": mechanism.physical_size,
+                    "mechanism": mechanism.name,
+                    "batch": mechanism.batch,
                     "clip_norm": mechanism.clip_norm,
                     "sensitivity": mechanism.sensitivity(budget.relation),
                     "noise_multiplier": mechanism.noise_multiplier,
                     "noise_std": mechanism.noise_std,
+                    "own_noise_std": mechanism.share_std,
+                    "noise_shared_by": mechanism.num_shares,
                     "releases": sum(count for _, count in composition),
                     "epsilon_spent": float(spent[number]),
                     "epsilon_budget": budget.epsilon,

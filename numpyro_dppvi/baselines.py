@@ -1,0 +1,154 @@
+"""Baselines from the same pieces, otherwise wired: central variational inference, step by step.
+
+The Bayesian committee machine needs no code of its own: it is one synchronous, undamped round.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from numpyro_dppvi import _validate, client, factors, guides, latents, objective, schedules, server
+from numpyro_dppvi._typing import Array, Coordinates, Model, Natural, PRNGKey
+from numpyro_dppvi.algorithm import Algorithm, check_plan, entries
+from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.methods import GlobalVI
+from numpyro_dppvi.partition import Shards
+from numpyro_dppvi.posterior import Posterior
+from numpyro_dppvi.privacy import Ledger, PrivacyPlan, SecretKeys
+from numpyro_dppvi.rounds import RoundInfo
+from numpyro_dppvi.server import TrustedAggregator
+
+_LEARNING_RATE = 0.02
+
+
+class GlobalState(NamedTuple):
+    """Everything the next step needs; all of it was released, in sums over all clients.
+
+    Attributes:
+        round: How many steps have been taken.
+        natural: Natural parameters of q.
+        coordinates: The same, as the optimiser sees them.
+        optimizer: The optimiser's state.
+        ledger: What was released.
+    """
+
+    round: int
+    natural: Natural
+    coordinates: Coordinates
+    optimizer: optax.OptState
+    ledger: Ledger
+
+
+class _Problem(NamedTuple):
+    space: LatentSpace
+    family: MeanField
+    method: GlobalVI
+    layout: client.Layout
+    rest: frozenset[str]
+
+
+def global_vi(
+    model: Model,
+    guide: Any,
+    records: Mapping[str, Any],
+    *,
+    method: GlobalVI,
+    client_sizes: Sequence[int],
+    plan: PrivacyPlan,
+    trusted: TrustedAggregator,
+    model_kwargs: Mapping[str, Any] | None = None,
+    secret_keys: SecretKeys = SecretKeys(),
+) -> Algorithm:
+    """Central DP-VI (Jälkö et al. 2017) as ``init / step / posterior``; arguments as of ``pvi``."""
+    num_clients = len(client_sizes)
+    check_plan(method, plan, num_clients)
+    space = latents.from_model(model, records, model_kwargs)
+    family = guides.family_of(guide, model, space)
+    prior = guides.prior_factor(family, space)
+    layout = client.Layout(plan.physical_size, 1, max(client_sizes))
+    problem = _Problem(space, family, method, layout, prior.rest)
+    noise_std = jnp.asarray(plan.noise_std)
+    optimizer = _optimizer(method)
+
+    def init(rng_key: PRNGKey) -> GlobalState:
+        first = jax.jit(lambda key: server.first_prior(space, family, prior, key))(
+            _validate.rng_key(rng_key)
+        )
+        coordinates = family.coordinates(first)
+        return GlobalState(0, first, coordinates, optimizer.init(coordinates), plan.ledger())
+
+    def step(rng_key: PRNGKey, state: GlobalState, shards: Shards) -> tuple[GlobalState, RoundInfo]:
+        groups = schedules.synchronous(state.round, num_clients)
+        trusted.check(groups, num_clients)
+        ledger = state.ledger.charge(entries(plan, state.round, groups))
+        key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
+        keys = (key, secret_keys.round_key(state.round))
+        moved = (state.coordinates, state.optimizer)
+        coordinates, optimizer_state, natural, info = _step(
+            problem, prior.exact, noise_std, moved, shards, keys
+        )
+        return GlobalState(state.round + 1, natural, coordinates, optimizer_state, ledger), info
+
+    def posterior(state: GlobalState) -> Posterior:
+        return Posterior(state.natural, family, space, model, dict(model_kwargs or {}), {})
+
+    return Algorithm(init, step, posterior)
+
+
+def _optimizer(method: GlobalVI) -> optax.GradientTransformation:
+    return optax.adam(_LEARNING_RATE) if method.optimizer is None else method.optimizer
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def _step(
+    problem: _Problem,
+    exact_prior: Natural,
+    noise_std: Array,
+    moved: tuple[Coordinates, optax.OptState],
+    shards: Shards,
+    keys: tuple[PRNGKey, PRNGKey],
+) -> tuple[Coordinates, optax.OptState, Natural, RoundInfo]:
+    """One step on the sum of all clients' noisy gradients."""
+    space, family, method = problem.space, problem.family, problem.method
+    coordinates, state = moved
+
+    def of_client(number: Array) -> Coordinates:
+        data = client.LocalData(
+            {name: leaf[number] for name, leaf in shards.records.items()},
+            shards.num_records[number],
+            jnp.ones((), int),
+            noise_std[number],
+            jnp.ones(()),
+        )
+        # One set of draws for all records; noise and batches of each client's own.
+        own = (keys[0], jax.random.fold_in(keys[1], number))
+        return client.noisy_gradient(space, family, method, problem.layout, data, own, coordinates)
+
+    numbers = jnp.arange(noise_std.shape[0])
+    total = factors.total(jax.lax.map(of_client, numbers, batch_size=min(numbers.size, 16)))
+
+    def free(coordinates: Coordinates) -> Array:
+        loss = objective.cavity_loss(family, exact_prior, coordinates)
+        if problem.rest:
+            points = method.expectation(keys[0], family, coordinates)
+            loss += objective.prior_loss(space, points, problem.rest)
+        return loss
+
+    gradient = jax.tree.map(jnp.add, jax.grad(free)(coordinates), total)
+    updates, state = _optimizer(method).update(gradient, state, coordinates)
+    after = optax.apply_updates(coordinates, updates)
+    natural, before = family.natural(after), family.natural(coordinates)
+    good = family.in_domain(natural)
+    after, state = factors.select(good, (after, state), moved)
+    natural = factors.select(good, natural, before)
+    return (
+        after,
+        state,
+        natural,
+        RoundInfo(family.jeffreys(before, natural), jnp.zeros((), int), (~good).astype(int)),
+    )

@@ -1,0 +1,228 @@
+"""One round as one compiled program: group after group of clients, visited side by side."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dppvi import client, factors, server
+from numpyro_dppvi._typing import Array, Natural, PRNGKey
+from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.guides import PriorFactor
+from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.methods import Method, NonPrivate
+from numpyro_dppvi.partition import Shards
+from numpyro_dppvi.server import MergeInfo
+
+# Local problems of one group that are solved side by side; the rest wait. Bounds memory.
+_SOLVES_AT_ONCE = 512
+_CLIENTS_AT_ONCE = 16
+
+
+class Problem(NamedTuple):
+    """What is compiled in: equal problems share one compiled program.
+
+    Attributes:
+        space: The model.
+        family: The family of q.
+        method: What a client does.
+        layout: Sizes.
+        rest: Latents whose prior does not lie in the family.
+        refined: Latents whose part of the prior's factor is refined.
+        aggregated: Whether the server sees only the sum of the changes.
+    """
+
+    space: LatentSpace
+    family: MeanField
+    method: Method
+    layout: client.Layout
+    rest: frozenset[str]
+    refined: frozenset[str]
+    aggregated: bool
+
+
+class Numbers(NamedTuple):
+    """What is handed to the compiled program.
+
+    Attributes:
+        exact_prior: The part of the prior that lies in the family.
+        noise_std: Noise that each client adds, shape ``(M,)``.
+        num_shards: Shards of each client, shape ``(M,)``.
+        weight: What each client's sum over shards is multiplied by, shape ``(M,)``.
+        damping: The share of a change that is merged.
+        learning_rate: For Adam, where the method names no optimiser.
+        prior_left_out: The power of the prior that a client's cavity leaves out, 0 but for a
+            committee machine with a split prior.
+    """
+
+    exact_prior: Natural
+    noise_std: Array
+    num_shards: Array
+    weight: Array
+    damping: Array
+    learning_rate: Array
+    prior_left_out: Array
+
+
+class Factors(NamedTuple):
+    """What a round changes.
+
+    Attributes:
+        prior: The prior's factor.
+        clients: The clients' factors, or the one of all together, on a leading axis.
+        private: Factors that stay at their clients, or ``None``.
+        pulled: The q that each client starts from, or ``None`` for the current one.
+    """
+
+    prior: Natural
+    clients: Natural
+    private: Natural | None
+    pulled: Natural | None
+
+
+class RoundInfo(NamedTuple):
+    """What a round did; functions of released values only.
+
+    Attributes:
+        movement: Jeffreys divergence between q before and after the round, in nats.
+        projected: Entries of the product of the clients' factors that were raised to zero, summed
+            over the round's merges.
+        rejected: Merges that were refused because q would have left its domain.
+    """
+
+    movement: Array
+    projected: Array
+    rejected: Array
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def first_prior(problem: Problem, numbers: Numbers, rng_key: PRNGKey) -> Natural:
+    """The prior's factor to begin with."""
+    parts = PriorFactor(numbers.exact_prior, problem.rest, problem.refined)
+    return server.first_prior(problem.space, problem.family, parts, rng_key)
+
+
+@functools.partial(jax.jit, static_argnames="problem")
+def run(
+    problem: Problem,
+    numbers: Numbers,
+    start: Factors,
+    shards: Shards,
+    groups: Array,
+    keys: tuple[PRNGKey, PRNGKey],
+) -> tuple[Factors, RoundInfo]:
+    """One round: the prior's factor, then group after group of clients.
+
+    Args:
+        problem: What is compiled in.
+        numbers: What is not.
+        start: The factors before.
+        shards: All clients' records.
+        groups: Client numbers, shape ``(num_groups, group_size)``.
+        keys: The round's key and its secret key.
+
+    Returns:
+        The factors after, and what happened.
+    """
+    before = server.approximation(start.prior, start.clients)
+    if problem.refined:
+        key = jax.random.fold_in(keys[0], shards.num_records.shape[0])
+        start = start._replace(prior=_refined_prior(problem, numbers, start, key))
+
+    def group_step(now: Factors, group: tuple[Array, Array]) -> tuple[Factors, MergeInfo]:
+        clients, index = group
+        group_keys = jax.tree.map(lambda key: jax.random.fold_in(key, index), keys)
+        q = server.approximation(now.prior, now.clients)
+        messages = jax.lax.map(
+            lambda number: _visit(problem, numbers, q, now, shards, group_keys, number),
+            clients,
+            batch_size=_batch_size(problem, clients.size),
+        )
+        return _merged(problem, numbers, now, clients, messages)
+
+    end, merges = jax.lax.scan(group_step, start, (groups, jnp.arange(groups.shape[0])))
+    movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients))
+    return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in merges))
+
+
+def _batch_size(problem: Problem, group_size: int) -> int | None:
+    """Clients that are solved side by side; ``None`` for one after the other."""
+    if group_size == 1:  # a batch of one is many times slower than no batch at all
+        return None
+    return min(group_size, _CLIENTS_AT_ONCE, max(1, _SOLVES_AT_ONCE // problem.layout.num_shards))
+
+
+def _merged(
+    problem: Problem, numbers: Numbers, now: Factors, clients: Array, messages: client.Message
+) -> tuple[Factors, MergeInfo]:
+    """The server's merge, and the clients' own factors after it."""
+    changes, targets = messages.change, clients
+    if problem.aggregated:
+        changes = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, keepdims=True), changes)
+        targets = jnp.zeros(1, clients.dtype)
+    project = not isinstance(problem.method, NonPrivate)
+    merged, info = server.merge(
+        problem.family, now.prior, now.clients, targets, changes, numbers.damping, project
+    )
+    after = now._replace(clients=merged)
+    if now.private is not None:
+        # What the server refused did not happen at the clients, either.
+        share = jnp.where(info.rejected, 0.0, numbers.damping)
+        kept = factors.power(messages.kept, share)
+        after = after._replace(
+            private=jax.tree.map(lambda all_, c: all_.at[clients].add(c), now.private, kept)
+        )
+    if now.pulled is not None:
+        q = server.approximation(after.prior, after.clients)
+        pulled = jax.tree.map(lambda all_, leaf: all_.at[clients].set(leaf), now.pulled, q)
+        after = after._replace(pulled=pulled)
+    return after, info
+
+
+def _visit(
+    problem: Problem,
+    numbers: Numbers,
+    q: Natural,
+    now: Factors,
+    shards: Shards,
+    keys: tuple[PRNGKey, PRNGKey],
+    number: Array,
+) -> client.Message:
+    """One client's visit, with keys of its own."""
+
+    def of_client(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[number], tree)
+
+    data = client.LocalData(
+        dict(of_client(shards.records)),
+        *of_client((shards.num_records, numbers.num_shards, numbers.noise_std, numbers.weight)),
+    )
+    left_out = factors.power(now.prior, numbers.prior_left_out)
+    own = of_client(now.clients if now.private is None else now.private)
+    # Broadcasts over the shards of a virtual client.
+    own = factors.multiply(own, left_out)
+    rng_key, secret_key = jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
+    message = client.visit(
+        problem.space,
+        problem.family,
+        problem.method,
+        problem.layout,
+        q if now.pulled is None else of_client(now.pulled),
+        own,
+        data,
+        numbers.learning_rate,
+        rng_key,
+        secret_key,
+    )
+    return message._replace(change=factors.multiply(message.change, left_out))
+
+
+def _refined_prior(problem: Problem, numbers: Numbers, start: Factors, rng_key: PRNGKey) -> Natural:
+    """The prior's factor after its own damped update; needs no data and costs no privacy."""
+    parts = PriorFactor(numbers.exact_prior, problem.rest, problem.refined)
+    q = server.approximation(start.prior, start.clients)
+    change = server.refine_prior(problem.space, problem.family, parts, q, start.prior, rng_key)
+    refined = factors.multiply(start.prior, factors.power(change, numbers.damping))
+    good = problem.family.in_domain(server.approximation(refined, start.clients))
+    return factors.select(good, refined, start.prior)
