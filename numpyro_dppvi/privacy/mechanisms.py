@@ -114,9 +114,13 @@ class GaussianShardSum:
 
     @property
     def dp_event(self) -> dpa.DpEvent:
-        """The event of one release: noise per sensitivity, in the accountant's unit."""
-        unit = unit_sensitivity(self.relation)
-        return dpa.GaussianDpEvent(unit * self.noise_std / self.sensitivity(self.relation))
+        """The event of one release: noise per sensitivity, in the accountant's unit.
+
+        Weight and clipping norm cancel. They are left out, because rounding would let clients
+        with equal budgets have unequal events, some of them a hair above the budget.
+        """
+        unit = unit_sensitivity(self.relation) / unit_sensitivity("replace_one")
+        return dpa.GaussianDpEvent(unit * self.noise_multiplier)
 
     @property
     def name(self) -> str:
