@@ -8,8 +8,8 @@ class Status(enum.Enum):
 
     COMPLETED = "All rounds ran and every merge was accepted."
     PROJECTED = (
-        "All rounds ran. Noise took some factors' precisions below zero; they were raised to zero "
-        "(see history.projected)."
+        "All rounds ran. Where noise took a precision of the posterior below the prior's, it was "
+        "raised back to that (see history.projected)."
     )
     REJECTED = (
         "All rounds ran, but some merges would have left the family's domain and were refused "
