@@ -6,11 +6,12 @@ python -m benchmarks accuracy --seeds 5
 
 import argparse
 
-from benchmarks import accuracy, selection, speed
+from benchmarks import accuracy, methods, selection, speed
 
 TABLES = {
     "accuracy": accuracy.private,
     "nonprivate": accuracy.non_private,
+    "methods": methods.table,
     "speed": lambda _seeds: speed.table(),
     "selection": selection.table,
 }

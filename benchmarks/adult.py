@@ -40,9 +40,13 @@ def selection() -> adult.AdultData:
     return adult.selection_split(adult.load())
 
 
-def setting(data: adult.AdultData, num_clients: int, seed: int = 0) -> Setting:
-    """Splits the training rows evenly over clients, in the paper's balanced way."""
-    partition = dppvi.partition(jax.random.key(seed), data.y_train, num_clients)
+SPLITS = {"balanced": (0.0, 0.0), "unbalanced 1": (0.75, 0.95), "unbalanced 2": (0.7, -3.0)}
+"""The paper's splits: size factor rho and class-balance factor kappa."""
+
+
+def setting(data: adult.AdultData, num_clients: int, split: str = "balanced") -> Setting:
+    """Splits the training rows over clients in one of the paper's ways."""
+    partition = dppvi.partition(jax.random.key(0), data.y_train, num_clients, *SPLITS[split])
     return Setting(data, partition, dppvi.stack(records(data), partition))
 
 

@@ -38,6 +38,10 @@ def table(repeats: int = 7) -> None:
         compiling, seconds = _round(where, method, schedule, repeats)
         ratio = f"{numpy_seconds / seconds:>8.1f}" if method is poisson else f"{'':>8}"
         print(f"{name:<58} {compiling:>9.1f} {1000 * seconds:>9.0f} {ratio}")
+    virtual = dppvi.VirtualClients(50, 0.01, 10)
+    compiling, seconds = _round(where, virtual, dppvi.synchronous, repeats)
+    name = "virtual clients, 50 shards, 10 steps, synchronous"
+    print(f"{name:<58} {compiling:>9.1f} {1000 * seconds:>9.0f}")
     # By hand one knows that a record's gradient is a residual times its row.
     name = "50 steps of 244 rows, this one model by hand in NumPy"
     print(f"{name:<58} {'':>9} {1000 * numpy_seconds:>9.0f} {1:>8.1f}")

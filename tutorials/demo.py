@@ -120,8 +120,10 @@ def write_files(
 
 def save_forest(exported: Any, features: list[str], path: Path) -> None:
     """ArviZ's forest plot of some weights, with either of ArviZ's plotting interfaces."""
-    forest = az.plot_forest(exported, var_names=["w"], coords={"feature": features}, combined=True)
-    if hasattr(forest, "savefig"):  # ArviZ 1.x
+    old = hasattr(az, "InferenceData")  # ArviZ 0.x
+    options = {"combined": True} if old else {"combined": True, "labels": ["feature"]}
+    forest = az.plot_forest(exported, var_names=["w"], coords={"feature": features}, **options)
+    if not old:
         forest.savefig(path)
         return
     axis = forest[0]
