@@ -120,7 +120,7 @@ def write_files(
 
 def save_forest(exported: Any, features: list[str], path: Path) -> None:
     """ArviZ's forest plot of some weights, with either of ArviZ's plotting interfaces."""
-    old = hasattr(az, "InferenceData")  # ArviZ 0.x
+    old = az.__version__.startswith("0.")
     options = {"combined": True} if old else {"combined": True, "labels": ["feature"]}
     forest = az.plot_forest(exported, var_names=["w"], coords={"feature": features}, **options)
     if not old:
