@@ -108,7 +108,8 @@ class ParameterPerturbation:
         clip_norm: Bound on the L2 norm of the change of all natural parameters.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
-        expectation: Points of q for the expected log likelihood.
+        expectation: Points of q for the expected log likelihood; few do, because the noise of
+            the draws averages out over shards, steps and rounds.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -118,7 +119,7 @@ class ParameterPerturbation:
     clip_norm: float = 1.0
     num_local_steps: int = 10
     optimizer: optax.GradientTransformation | None = None
-    expectation: Expectation = MonteCarlo()
+    expectation: Expectation = MonteCarlo(2)
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -138,7 +139,8 @@ class LocalAveraging:
         clip_norm: Bound on the L2 norm of one shard's change of all natural parameters.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
-        expectation: Points of q for the expected log likelihood.
+        expectation: Points of q for the expected log likelihood; few do, because the noise of
+            the draws averages out over shards, steps and rounds.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -149,7 +151,7 @@ class LocalAveraging:
     clip_norm: float = 1.0
     num_local_steps: int = 10
     optimizer: optax.GradientTransformation | None = None
-    expectation: Expectation = MonteCarlo()
+    expectation: Expectation = MonteCarlo(2)
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -168,7 +170,8 @@ class VirtualClients:
         clip_norm: Bound on the L2 norm of one shard's change of all natural parameters.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
-        expectation: Points of q for the expected log likelihood.
+        expectation: Points of q for the expected log likelihood; few do, because the noise of
+            the draws averages out over shards, steps and rounds.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -179,7 +182,7 @@ class VirtualClients:
     clip_norm: float = 1.0
     num_local_steps: int = 10
     optimizer: optax.GradientTransformation | None = None
-    expectation: Expectation = MonteCarlo()
+    expectation: Expectation = MonteCarlo(2)
 
     def __post_init__(self) -> None:
         _check_numbers(self)

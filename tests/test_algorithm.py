@@ -16,6 +16,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import factors, rounds
+from numpyro_dppvi.privacy import accounting
 
 NOISE = 1.7
 PRIOR_LOC, PRIOR_SCALE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7])
@@ -309,6 +310,37 @@ def test_a_seeded_run_is_reproducible_and_an_unseeded_one_is_not():
     np.testing.assert_array_equal(first.posterior.mean["w"], second.posterior.mean["w"])
     assert not np.array_equal(first.posterior.mean["w"], other.posterior.mean["w"])
     assert not np.array_equal(fit().posterior.mean["w"], fit().posterior.mean["w"])
+
+
+@pytest.mark.parametrize(
+    "sampler", [dppvi.FullBatch(), dppvi.PoissonSampling(0.25)], ids=["full", "poisson"]
+)
+def test_the_noise_that_is_drawn_is_the_noise_that_is_accounted(sampler):
+    """With nothing to learn and one plain gradient step, q moves by the noise alone."""
+    dimension, size = 2000, 8
+    records = {"X": np.zeros((size, dimension), np.float32), "y": np.zeros(size, np.int32)}
+    rate = 1e-3
+    method = dppvi.DPOptimization(2.0, 1, optax.sgd(rate), sampler)
+    result = dppvi.fit(
+        logistic,
+        None,
+        records,
+        rng_key=jax.random.key(0),
+        method=method,
+        budget=dppvi.PrivacyBudget(1.0),
+        num_rounds=1,
+        damping=1.0,
+        insecure_noise_seed=4,
+        progress_bar=False,
+    )
+    moved = result.params["w_auto_loc"] / rate * sampler.sampling_prob
+    mechanism = result.plan.clients[0].mechanism
+    # 2000 draws: five standard errors of their standard deviation are 8 %.
+    np.testing.assert_allclose(np.std(moved), mechanism.noise_std, rtol=0.08)
+    assert abs(np.mean(moved)) < 5 * mechanism.noise_std / np.sqrt(dimension)
+    cost = accounting.compose([(mechanism.dp_event, 1)])
+    assert accounting.epsilon(cost, 1e-5, "replace_one") <= 1.0
+    assert sum(n for _, n in result.ledger.composition(0)) == 1
 
 
 def test_clients_and_rounds_get_noise_of_their_own():

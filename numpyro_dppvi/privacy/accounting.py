@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 import dp_accounting as dpa
+import numpy as np
 from dp_accounting import pld
 
 from numpyro_dppvi.privacy.budget import Relation, neighboring_relation, unit_sensitivity
@@ -57,7 +58,8 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
             count * (unit_sensitivity(relation) / _noise_multiplier(event)) ** 2
             for event, count in composition
         )
-        return float(dpa.get_epsilon_gaussian(1 / math.sqrt(squared), delta))
+        with np.errstate(divide="ignore"):  # it tries epsilons whose delta rounds to 0
+            return float(dpa.get_epsilon_gaussian(1 / math.sqrt(squared), delta))
     safe_delta = delta - _ROUNDING_PER_EVENT * sum(count for _, count in composition)
     if safe_delta <= 0:
         return math.inf

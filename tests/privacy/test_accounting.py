@@ -27,8 +27,9 @@ CLOSED_FORM = {
     (10, 25, 1e-5): 0.93846984,
     (20, 40, 1e-5): 0.81972833,
 }
-# Poisson: (q, releases, noise, delta) -> epsilon for replace-one and for add-or-remove-one.
-# Checked against a Fourier accountant and against the PRV accountant, to 1e-5.
+# Poisson: (q, releases, noise, delta) -> epsilon for replace-one and for add-or-remove-one, upper
+# bounds on a grid of 1e-4, which is up to 4e-5 above the limit of fine grids. Checked against a
+# Fourier accountant and the PRV accountant.
 POISSON = {
     (0.01, 1000, 1.0, 1e-5): (2.8434458118, 1.8282436456),
     (0.01, 1000, 2.0, 1e-5): (1.2052096037, 0.6220485251),
@@ -69,7 +70,7 @@ class TestExactAnswers:
         prob, releases, noise, delta = case
         found = epsilon([(poisson(prob, noise), releases)], delta, relation)
         published = POISSON[case][RELATIONS.index(relation)]
-        assert published - 1e-6 <= found <= published + 2e-4
+        assert published - 4e-5 <= found <= published + 2e-4
 
     @pytest.mark.parametrize(("prob", "noise"), [(0.1, 1.5), (0.02, 0.8), (0.9, 5.0)])
     def test_one_poisson_release_costs_the_integral_over_its_worst_pair(self, prob, noise):
@@ -256,8 +257,7 @@ class TestLimits:
         assert epsilon([(event, 1)]) == math.inf
         assert epsilon([(event, 1), (gaussian(10.0), 5)]) == math.inf
 
-    def test_no_noise_costs_nothing_that_delta_does_not_cover(self):
-        # A delta that is too small for the accountant gives no number rather than a wrong one.
+    def test_a_delta_too_small_for_the_accountant_gives_no_number_rather_than_a_wrong_one(self):
         assert epsilon([(poisson(0.1, 8.0), 1000)], delta=1e-14) == math.inf
         assert epsilon([(gaussian(8.0), 1000)], delta=1e-14) < math.inf
 
