@@ -35,8 +35,8 @@ ENTRIES = (
     Entry(
         "virtual clients, 15 rounds",
         {
-            "method": dppvi.VirtualClients(200, 0.01, 5, optax.adam(0.05)),
-            "damping": 0.2,
+            "method": dppvi.VirtualClients(400, 0.023, 10, optax.adam(0.05)),
+            "damping": 0.1,
             "num_rounds": 15,
         },
         ((0.8402, -0.3526), (0.8385, -0.3506), (0.8386, -0.3481)),
@@ -53,7 +53,7 @@ ENTRIES = (
     Entry(
         "local averaging, 15 rounds",
         {
-            "method": dppvi.LocalAveraging(100, 1.5, 5, optax.adam(0.02)),
+            "method": dppvi.LocalAveraging(100, 1.0, 10, optax.adam(0.02)),
             "damping": 0.1,
             "num_rounds": 15,
         },

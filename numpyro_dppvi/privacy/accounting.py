@@ -51,7 +51,8 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
     """
     if not composition:
         return 0.0
-    if any(_noise_multiplier(event) == 0 for event, _ in composition):
+    noise = [_noise_multiplier(event) for event, _ in composition]
+    if not all(multiplier > 0 for multiplier in noise):  # a NaN, too
         return math.inf
     if all(isinstance(event, dpa.GaussianDpEvent) for event, _ in composition):
         squared = sum(

@@ -17,8 +17,11 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, PRNGKey
 
 # The batch is padded to its expected size plus this many standard deviations, beyond which it
-# would be cut; the accountant is told. Five cost less than .01 % of epsilon (docs/privacy.md).
+# would be cut; the accountant is told. Five cost next to nothing (docs/privacy.md).
 _PADDING_DEVIATIONS = 5.0
+# Small batches are skewed: as many more rows make the same quantile of a binomial distribution
+# (Cornish and Fisher's correction, (z^2 - 1) / 6).
+_PADDING_SKEW = 4.0
 # Inclusion compares 30 random bits with a threshold: see PoissonSampling.draw.
 _BITS = 30
 
@@ -114,9 +117,10 @@ class PoissonSampling:
         object.__setattr__(self, "sampling_prob", prob)
 
     def physical_size(self, client_sizes: Sequence[int]) -> int:
-        """Expected batch of the largest client plus five standard deviations, rounded up."""
+        """Rows that the largest client's batch exceeds in one of three million draws at most."""
         n, q = max(client_sizes), self.sampling_prob
-        return min(n, math.ceil(n * q + _PADDING_DEVIATIONS * math.sqrt(n * q * (1 - q))))
+        deviation = math.sqrt(n * q * (1 - q))
+        return min(n, math.ceil(n * q + _PADDING_DEVIATIONS * deviation + _PADDING_SKEW))
 
     def draw(
         self, rng_key: PRNGKey, num_records: Array, capacity: int, physical_size: int

@@ -235,11 +235,12 @@ def included_words(monkeypatch, prob, words, physical_size=None):
 
 class TestPhysicalSize:
     @given(st.floats(1e-6, 0.999), st.lists(st.integers(1, 10**6), min_size=1, max_size=5))
-    def test_is_five_deviations_above_the_mean_of_the_largest_client(self, prob, sizes):
+    def test_is_hardly_ever_exceeded_and_not_wasteful(self, prob, sizes):
         size, largest = PoissonSampling(prob).physical_size(sizes), max(sizes)
         assert 1 <= size <= largest
+        assert stats.binom.sf(size, largest, prob) < 1 / 3e6
         mean, deviation = largest * prob, math.sqrt(largest * prob * (1 - prob))
-        assert size == largest or mean + 5 * deviation <= size < mean + 5 * deviation + 1
+        assert size == largest or size < mean + 5 * deviation + 5
 
     def test_is_the_largest_client_for_full_batches(self):
         assert FullBatch().physical_size([3, 9, 4]) == 9

@@ -1,0 +1,242 @@
+"""What people and machines read is what was planned, released and spent."""
+
+import json
+import math
+import re
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numpyro_dppvi.privacy import (
+    Entry,
+    FullBatch,
+    Ledger,
+    PoissonSampling,
+    PrivacyBudget,
+    PrivacyStatement,
+)
+from numpyro_dppvi.privacy.plan import of_changes, of_gradients
+
+# Clients 0 and 1 are equal, 2 is larger, 3 and 4 are equal again, 4 is never visited.
+BUDGETS = [PrivacyBudget(1.0)] * 3 + [PrivacyBudget(2.5, 1e-6)] * 2
+SIZES = [120, 120, 300, 80, 80]
+VISITS = [10, 10, 10, 4, 0]
+
+
+def full_batch_plan(clip_norm=1.5):
+    return of_gradients(BUDGETS, FullBatch(), clip_norm, 3, VISITS, SIZES)
+
+
+def carried_out(plan, visits):
+    """The plan's ledger after some visits to each client."""
+    ledger = plan.ledger()
+    for number, (client, count) in enumerate(zip(plan.clients, visits, strict=True)):
+        for visit in range(count):
+            event = client.mechanism.dp_event
+            ledger = ledger.charge([Entry(visit, number, event, client.releases_per_visit)])
+    return ledger
+
+
+def statement(plan, visits, insecure_seed=False):
+    return PrivacyStatement("DPOptimization", plan, carried_out(plan, visits), insecure_seed)
+
+
+def cells(line):
+    return re.split(r"\s{2,}", line.strip())
+
+
+class TestPlan:
+    def test_calibrates_each_client_to_its_own_budget_and_visits(self):
+        plan = full_batch_plan()
+        for client, budget, visits in zip(plan.clients, BUDGETS, VISITS, strict=True):
+            assert client.num_releases == 3 * visits
+            # A client that is never visited gets noise for one visit.
+            noise = (
+                2
+                * math.sqrt(3 * max(visits, 1 / 3))
+                * dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+            )
+            assert client.mechanism.noise_multiplier == pytest.approx(noise, rel=1e-8)
+            assert client.mechanism.noise_std == 1.5 * client.mechanism.noise_multiplier
+        np.testing.assert_array_equal(plan.noise_std, [c.mechanism.noise_std for c in plan.clients])
+        np.testing.assert_allclose(plan.epsilons, [1.0, 1.0, 1.0, 2.5, 0.0], rtol=1e-9)
+
+    def test_no_client_is_planned_beyond_its_budget(self):
+        plans = [
+            full_batch_plan(),
+            of_gradients(BUDGETS, PoissonSampling(0.1), 1.5, 3, VISITS, SIZES),
+            of_changes(BUDGETS, 0.7, [3, 3, 7, 1, 1], True, VISITS, SIZES),
+            of_changes(BUDGETS, 0.7, [3, 3, 7, 1, 1], False, VISITS, SIZES, num_shares=5),
+        ]
+        for plan in plans:
+            for client in plan.clients:
+                assert client.epsilon <= client.budget.epsilon
+
+    @settings(deadline=None, max_examples=300)
+    @given(
+        st.floats(0.01, 20.0),
+        st.floats(1e-10, 1e-2),
+        st.sampled_from(["replace_one", "add_or_remove_one"]),
+        st.floats(0.01, 100.0),
+        st.integers(1, 9),
+    )
+    def test_rounding_breaks_no_budget(self, epsilon, delta, relation, clip_norm, num_shards):
+        # A plan that is a hair too dear would be refused in its last round.
+        budgets = [PrivacyBudget(epsilon, delta, relation)] * 2
+        plan = of_changes(budgets, clip_norm, [num_shards, 1], True, [10, 7], [90, 90])
+        for client, budget in zip(plan.clients, budgets, strict=True):
+            assert client.epsilon <= budget.epsilon
+            event, mechanism = client.mechanism.dp_event, client.mechanism
+            unit = 2.0 if relation == "replace_one" else 1.0
+            per_sensitivity = mechanism.noise_std / mechanism.sensitivity(relation)
+            assert event.noise_multiplier == pytest.approx(unit * per_sensitivity, rel=1e-12)
+
+    def test_one_batch_shape_serves_all_clients(self):
+        sampler = PoissonSampling(0.1)
+        plan = of_gradients(BUDGETS, sampler, 1.5, 3, VISITS, SIZES)
+        assert plan.physical_size == sampler.physical_size(SIZES)
+        assert {client.mechanism.physical_size for client in plan.clients} == {plan.physical_size}
+        # Only where more records than rows can come up is the batch ever cut.
+        for client, size in zip(plan.clients, SIZES, strict=True):
+            cut = isinstance(client.mechanism.dp_event, dpa.TruncatedSubsampledGaussianDpEvent)
+            assert cut == (size > plan.physical_size)
+
+    def test_the_ledger_starts_empty_with_the_plans_budgets(self):
+        ledger = full_batch_plan().ledger()
+        assert ledger.budgets == tuple(BUDGETS)
+        assert ledger.entries == ()
+        assert not ledger.spent().any()
+
+    def test_prints_one_line_for_equal_clients(self):
+        plan = full_batch_plan()
+        title, header, *lines = str(plan).splitlines()
+        assert "nothing has been read yet" in title
+        rows = [dict(zip(cells(header), cells(line), strict=True)) for line in lines]
+        assert [row["client"] for row in rows] == ["0-1", "2", "3", "4"]
+        for row in rows:
+            client = plan.clients[int(row["client"].split("-")[0])]
+            assert int(row["records"]) == client.mechanism.num_records
+            assert row["batch"] == "full batch"
+            assert float(row["clip"]) == 1.5
+            assert float(row["noise std"]) == pytest.approx(client.mechanism.noise_std, rel=5e-4)
+            visits, releases = map(int, row["releases"].split(" x "))
+            assert (visits, releases) == (client.num_visits, 3)
+            spent, budget = map(float, row["epsilon"].split(" of "))
+            assert spent == pytest.approx(client.epsilon, abs=5e-5)
+            assert budget == client.budget.epsilon
+            assert float(row["delta"]) == client.budget.delta
+
+    def test_names_the_sampler_and_its_expected_batch(self):
+        plan = of_gradients([PrivacyBudget(1.0)], PoissonSampling(0.1), 1.0, 1, [5], [230])
+        assert "Poisson q=0.1 (~23 rows)" in str(plan)
+
+
+class TestStatement:
+    def test_its_numbers_are_the_plans_and_the_ledgers(self):
+        plan, visits = full_batch_plan(), [10, 7, 10, 1, 0]
+        facts = json.loads(statement(plan, visits).to_json())
+        assert facts["private"] is True
+        assert facts["method"] == "DPOptimization"
+        spent = carried_out(plan, visits).spent()
+        assert facts["max_epsilon"] == spent.max()
+        rows = zip(facts["clients"], plan.clients, visits, spent, strict=True)
+        for number, (row, client, count, epsilon) in enumerate(rows):
+            mechanism, budget = client.mechanism, client.budget
+            assert row["client"] == number
+            assert row["records"] == SIZES[number]
+            assert row["relation"] == budget.relation
+            assert row["batch"] == "full batch"
+            assert row["clip_norm"] == 1.5
+            assert row["sensitivity"] == 3.0
+            assert row["noise_multiplier"] == mechanism.noise_multiplier
+            assert row["noise_std"] == mechanism.noise_std
+            assert row["releases"] == 3 * count
+            assert row["epsilon_spent"] == epsilon <= budget.epsilon
+            assert row["epsilon_budget"] == budget.epsilon
+            assert row["delta"] == budget.delta
+            assert "Balle and Wang" in row["accountant"]
+            # And they fit together: nothing but the statement is needed to check its epsilon.
+            if count:
+                per_release = row["noise_std"] / row["sensitivity"]
+                exact = dpa.get_epsilon_gaussian(per_release / math.sqrt(3 * count), budget.delta)
+                assert row["epsilon_spent"] == pytest.approx(exact, rel=1e-9)
+
+    def test_its_text_says_the_same(self):
+        visits = [10, 10, 10, 1, 0]
+        mine = statement(full_batch_plan(), visits)
+        facts, text = mine.as_dict(), str(mine)
+        lines = text.splitlines()
+        start = next(n for n, line in enumerate(lines) if line.strip().startswith("clients "))
+        header = cells(lines[start])
+        assert header == [
+            "clients",
+            "records",
+            "releases",
+            "clip",
+            "noise std",
+            "epsilon spent",
+            "of budget",
+            "delta",
+        ]
+        rows = [line.split() for line in lines[start + 1 : start + 5]]
+        assert [row[0] for row in rows] == ["0-1", "2", "3", "4"]
+        for row in rows:
+            client = facts["clients"][int(row[0].split("-")[0])]
+            names = ("records", "releases", "clip_norm", "noise_std", "epsilon_spent")
+            names += ("epsilon_budget", "delta")
+            for cell, name in zip(row[1:], names, strict=True):
+                assert float(cell) == pytest.approx(client[name], rel=5e-4, abs=5e-5)
+        assert f"epsilon = {facts['max_epsilon']:.4f}" in text
+        assert f"dp-accounting {facts['versions']['dp-accounting']}" in text
+        assert "neighbours by replace_one" in text
+        assert all(item in text for item in facts["not_covered"])
+
+    def test_names_all_relations_accountants_and_mechanisms(self):
+        budgets = [PrivacyBudget(1.0), PrivacyBudget(1.0, relation="add_or_remove_one")]
+        plan = of_gradients(budgets, PoissonSampling(0.2), 1.0, 1, [3, 3], [50, 50])
+        text = str(statement(plan, [3, 3]))
+        assert "neighbours by add_or_remove_one, replace_one" in text
+        assert "privacy loss distribution" in text
+        by_client = statement(plan, [3, 3]).as_dict()["clients"]
+        assert [row["sensitivity"] for row in by_client] == [2.0, 1.0]
+
+    def test_says_whose_noise_protects_a_sum_over_clients(self):
+        budgets = [PrivacyBudget(1.0)] * 4
+        plan = of_changes(budgets, 1.0, [2] * 4, False, [5] * 4, [50] * 4, num_shares=4)
+        for row in statement(plan, [5] * 4).as_dict()["clients"]:
+            assert row["noise_shared_by"] == 4
+            assert row["own_noise_std"] * 2 == pytest.approx(row["noise_std"])
+
+    def test_says_where_the_noise_came_from(self):
+        plan = full_batch_plan()
+        secret, seeded = (statement(plan, [1] * 4 + [0], seed) for seed in (False, True))
+        for form in (str, PrivacyStatement.to_json):
+            assert "operating system" in form(secret)
+            assert "known seed" not in form(secret)
+            assert "whoever knows it can remove the noise" in form(seeded)
+            assert "operating system" not in form(seeded)
+
+    def test_of_a_run_that_released_nothing(self):
+        facts = json.loads(statement(full_batch_plan(), [0] * 5).to_json())
+        assert facts["max_epsilon"] == 0
+        assert {row["releases"] for row in facts["clients"]} == {0}
+
+    def test_of_an_infinite_budget_says_so(self):
+        plan = of_gradients([PrivacyBudget(math.inf)], FullBatch(), 1.0, 1, [2], [50])
+        facts = json.loads(statement(plan, [2]).to_json())
+        assert facts["clients"][0]["epsilon_spent"] == math.inf
+        assert "epsilon = inf" in str(statement(plan, [2]))
+
+    def test_of_a_run_without_privacy_promises_nothing(self):
+        without = PrivacyStatement("NonPrivate", None, Ledger(), insecure_seed=False)
+        text, facts = str(without), json.loads(without.to_json())
+        assert "NonPrivate adds no noise" in text
+        assert "no differential privacy" in text
+        assert not re.search(r"\d", text)
+        assert facts["private"] is False
+        assert facts["clients"] == []
+        assert facts["max_epsilon"] is None
+        assert facts["noise"] == "none"
