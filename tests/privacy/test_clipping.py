@@ -8,7 +8,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from numpyro_dppvi.privacy import clipped_sum
+from numpyro_dppvi.privacy import clipped, clipped_sum
 
 NUM_RECORDS = 6
 SHAPES = [
@@ -20,7 +20,7 @@ NASTY = [np.nan, np.inf, -np.inf, 1e30, -1e30, 1e15, 1e-19, 1e-22, 1e-40, 0.0, -
 
 seeds = st.integers(0, 2**32 - 1)
 precisions = pytest.mark.parametrize("dtype", [np.float32, np.float64])
-clipped = jax.jit(clipped_sum)
+summed, each = jax.jit(clipped_sum), jax.jit(clipped)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def longest_contribution(clip, tree, clip_norm):
 @given(data=st.data())
 def test_no_record_contributes_more_than_the_bound(dtype, data):
     tree, clip_norm = data.draw(trees(dtype)), data.draw(clip_norms(dtype))
-    longest = longest_contribution(clipped, tree, clip_norm)
+    longest = longest_contribution(summed, tree, clip_norm)
     target(longest / float(clip_norm))
     assert longest <= clip_norm  # exactly: no tolerance
 
@@ -116,7 +116,7 @@ def test_the_norm_is_joint_or_the_bound_is_broken(clip):
         "log_scale": rng.normal(size=(NUM_RECORDS, 3)),
     }
     assert longest_contribution(clip, tree, 1.0) > 1.2
-    assert longest_contribution(clipped, tree, 1.0) <= 1.0
+    assert longest_contribution(summed, tree, 1.0) <= 1.0
 
 
 @precisions
@@ -144,7 +144,7 @@ def test_the_bound_holds_where_squares_vanish(dtype):
     # The first square is a normal number, the others are flushed to zero.
     row = np.sqrt(np.finfo(dtype).tiny) * np.array([[1.05, 0.95, 0.95]], dtype)
     clip_norm = dtype(1e-3) * row[0, 0]
-    assert norm(clipped(row, np.ones(1, bool), clip_norm)) <= clip_norm
+    assert norm(summed(row, np.ones(1, bool), clip_norm)) <= clip_norm
 
 
 @precisions
@@ -157,7 +157,7 @@ def test_replacing_one_record_moves_the_sum_by_twice_the_bound_at_most(dtype, da
     others = [hnp.arrays(dtype, (1, *shape), elements=st.sampled_from(NASTY)) for shape in shapes]
     neighbour = replaced(tree, treedef.unflatten(data.draw(st.tuples(*others))), 2)
     mask = np.ones(NUM_RECORDS, bool)
-    moved = norm(minus(clipped(tree, mask, clip_norm), clipped(neighbour, mask, clip_norm)))
+    moved = norm(minus(summed(tree, mask, clip_norm), summed(neighbour, mask, clip_norm)))
     target(moved / float(clip_norm))
     assert moved <= 2 * float(clip_norm)
 
@@ -169,7 +169,7 @@ def test_removing_one_record_moves_the_sum_by_the_bound_at_most(dtype, data, rec
     tree, clip_norm = data.draw(trees(dtype)), data.draw(clip_norms(dtype))
     mask = np.ones(NUM_RECORDS, bool)
     without = mask & (np.arange(NUM_RECORDS) != record)
-    moved = norm(minus(clipped(tree, mask, clip_norm), clipped(tree, without, clip_norm)))
+    moved = norm(minus(summed(tree, mask, clip_norm), summed(tree, without, clip_norm)))
     target(moved / float(clip_norm))
     assert moved <= float(clip_norm)
 
@@ -180,7 +180,7 @@ def test_the_worst_neighbours_come_as_close_as_they_can(dtype):
     tree = {"x": np.zeros((NUM_RECORDS, 3), dtype)}
     there, back = ({"x": np.full((1, 3), value, dtype)} for value in (1e15, -1e15))
     mask = np.ones(NUM_RECORDS, bool)
-    one, other = (clipped(replaced(tree, new, 2), mask, dtype(2.5)) for new in (there, back))
+    one, other = (summed(replaced(tree, new, 2), mask, dtype(2.5)) for new in (there, back))
     assert 5.0 * (1 - 3e-5) <= norm(minus(one, other)) <= 5.0
 
 
@@ -194,10 +194,10 @@ def test_masked_rows_count_for_nothing_whatever_they_hold(dtype, data, mask):
     )
     jax.tree.map(
         np.testing.assert_array_equal,
-        clipped(tree, mask, clip_norm),
-        clipped(zeroed, np.ones(NUM_RECORDS, bool), clip_norm),
+        summed(tree, mask, clip_norm),
+        summed(zeroed, np.ones(NUM_RECORDS, bool), clip_norm),
     )
-    nothing = clipped(tree, np.zeros(NUM_RECORDS, bool), clip_norm)
+    nothing = summed(tree, np.zeros(NUM_RECORDS, bool), clip_norm)
     assert norm(nothing) == 0
 
 
@@ -212,8 +212,8 @@ def test_a_record_with_one_bad_entry_contributes_nothing_and_spoils_nothing(dtyp
     mask = np.ones(NUM_RECORDS, bool)
     jax.tree.map(
         np.testing.assert_array_equal,
-        clipped(tree, mask, dtype(1.0)),
-        clipped(tree, mask & ~bad, dtype(1.0)),
+        summed(tree, mask, dtype(1.0)),
+        summed(tree, mask & ~bad, dtype(1.0)),
     )
 
 
@@ -227,7 +227,7 @@ def test_short_vectors_pass_unchanged_and_long_ones_keep_their_direction(dtype, 
     mask = np.ones(NUM_RECORDS, bool)
 
     def parts(clip_norm):
-        total = clipped({"a": rows[:, :4], "b": rows[:, 4:]}, mask, dtype(clip_norm))
+        total = summed({"a": rows[:, :4], "b": rows[:, 4:]}, mask, dtype(clip_norm))
         assert all(leaf.dtype == dtype for leaf in total.values())
         return np.concatenate([total["a"], total["b"]])
 
@@ -244,9 +244,23 @@ def test_short_vectors_pass_unchanged_and_long_ones_keep_their_direction(dtype, 
     )
 
 
+@precisions
+@settings(deadline=None)
+@given(data=st.data(), mask=hnp.arrays(bool, NUM_RECORDS))
+def test_vectors_that_are_not_summed_are_clipped_alike(dtype, data, mask):
+    tree, clip_norm = data.draw(trees(dtype)), data.draw(clip_norms(dtype))
+    vectors = each(tree, mask, clip_norm)
+    assert jax.tree.map(np.shape, vectors) == jax.tree.map(np.shape, tree)
+    for record in range(NUM_RECORDS):
+        vector = jax.tree.map(lambda leaf, record=record: leaf[record], vectors)
+        assert norm(vector) <= clip_norm
+        alone = summed(tree, mask & (np.arange(NUM_RECORDS) == record), clip_norm)
+        assert norm(minus(vector, alone)) <= 1e-6 * clip_norm
+
+
 def test_leaves_of_several_precisions_keep_them_and_share_one_norm():
     tree = {"a": np.full((1, 3), 2.0, np.float32), "b": np.full((1, 3), -3.0, np.float64)}
-    total = clipped(tree, np.ones(1, bool), 1.0)
+    total = summed(tree, np.ones(1, bool), 1.0)
     assert {name: leaf.dtype for name, leaf in total.items()} == {"a": np.float32, "b": np.float64}
     assert 1 - 2e-5 <= norm(total) <= 1.0
     np.testing.assert_allclose(total["b"], -1.5 * total["a"], rtol=1e-6)
