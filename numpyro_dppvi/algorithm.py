@@ -42,8 +42,9 @@ class PVIState(NamedTuple):
         factors: The clients' factors t_m, on a leading axis; with a trusted aggregator the one
             factor of all clients together, because only the sum of changes is known.
         ledger: What was released.
-        private: Factors that never leave their clients (of virtual clients, or under a trusted
-            aggregator), clients on the leading axis; ``None`` where there are none.
+        private: The shards' factors that never leave their clients (of virtual clients, or of any
+            method under a trusted aggregator), clients and shards on the leading axes; ``None``
+            where there are none.
         pulled: With asynchronous clients, the q that each started from; else ``None``.
     """
 
@@ -151,7 +152,8 @@ def assemble(
     family = guides.family_of(guide, model, space)
     prior = guides.prior_factor(family, space)
     num_shards = methods.shards_by_client(method, client_sizes)
-    layout = _layout(plan, num_shards, client_sizes)
+    private = trusted is not None or isinstance(method, VirtualClients)
+    layout = _layout(plan, num_shards, client_sizes, private)
     problem = Problem(space, family, method, layout, prior.rest, prior.refined, trusted is not None)
     numbers = _numbers(method, plan, num_shards, prior.exact, damping, prior_left_out)
 
@@ -162,7 +164,7 @@ def assemble(
             prior=first,
             factors=factors.unit(first, 1 if trusted else num_clients),
             ledger=plan.ledger() if plan else Ledger(),
-            private=_private_factors(method, first, num_clients, layout, trusted),
+            private=_private_factors(first, num_clients, layout),
             pulled=_pulled(schedule, first, num_clients),
         )
 
@@ -185,12 +187,15 @@ def assemble(
 
 
 def _layout(
-    plan: PrivacyPlan | None, num_shards: Sequence[int], client_sizes: Sequence[int]
+    plan: PrivacyPlan | None,
+    num_shards: Sequence[int],
+    client_sizes: Sequence[int],
+    private: bool,
 ) -> Layout:
     capacity = max(
         -(-size // shards) for size, shards in zip(client_sizes, num_shards, strict=True)
     )
-    return Layout(plan.physical_size if plan else 0, max(num_shards), capacity)
+    return Layout(plan.physical_size if plan else 0, max(num_shards), capacity, private)
 
 
 def _numbers(
@@ -210,17 +215,11 @@ def _numbers(
     return Numbers(exact_prior, *(jnp.asarray(x) for x in arrays))
 
 
-def _private_factors(
-    method: Method,
-    like: Natural,
-    num_clients: int,
-    layout: Layout,
-    trusted: TrustedAggregator | None,
-) -> Natural | None:
-    """The factors that clients keep to themselves: 1 to begin with."""
-    if isinstance(method, VirtualClients):
-        return factors.unit(factors.unit(like, layout.num_shards), num_clients)
-    return factors.unit(like, num_clients) if trusted else None
+def _private_factors(like: Natural, num_clients: int, layout: Layout) -> Natural | None:
+    """The factors that clients keep to themselves, one a shard: 1 to begin with."""
+    if not layout.private:
+        return None
+    return factors.unit(factors.unit(like, layout.num_shards), num_clients)
 
 
 def _pulled(schedule: schedules.Schedule, q: Natural, num_clients: int) -> Natural | None:

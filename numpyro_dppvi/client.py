@@ -24,7 +24,6 @@ from numpyro_dppvi.methods import (
     Method,
     NonPrivate,
     ShardMethod,
-    VirtualClients,
 )
 from numpyro_dppvi.privacy import add_noise, clipped, clipped_sum
 
@@ -58,11 +57,13 @@ class Layout(NamedTuple):
         physical_size: Rows of a sampled batch.
         num_shards: Shards of the client that has most.
         shard_capacity: Rows of the largest shard.
+        private: Whether every shard has a factor of its own that never leaves the client.
     """
 
     physical_size: int
     num_shards: int
     shard_capacity: int
+    private: bool = False
 
 
 class Message(NamedTuple):
@@ -70,8 +71,8 @@ class Message(NamedTuple):
 
     Attributes:
         change: What leaves the client: eta* - eta_q after the privacy mechanism.
-        kept: The clipped changes without noise that the client's own factors follow, shaped like
-            those factors. They never leave. ``None`` if the client's factor is public.
+        kept: The clipped changes without noise, one a shard, that the shards' private factors
+            follow. They never leave. ``None`` if the client's factor is public.
     """
 
     change: Natural
@@ -98,8 +99,8 @@ def visit(
         method: What to do; its numbers are compiled in.
         layout: Sizes.
         q: The current approximation.
-        own: What to divide out of q for the cavity: the client's factor t_m, or with virtual
-            clients the factors t_{m,k} of its shards on a leading axis.
+        own: What to divide out of q for the cavity: the client's public factor t_m, or the private
+            factors t_{m,k} of its shards on a leading axis.
         data: The client's records.
         learning_rate: For Adam, where the method names no optimiser.
         rng_key: Key for draws of the latents, no secret.
@@ -145,10 +146,11 @@ def _perturbed(
     """Solves for every shard, clips the changes, and releases their noisy weighted sum.
 
     Parameter perturbation is one shard; local averaging raises the likelihood to the number of
-    shards and takes the mean; virtual clients have a factor a shard and take the sum. Noise is
-    added once, to the sum.
+    shards and takes the mean; virtual clients take the sum. Noise is added once, to the sum.
+
+    Without noise a factor may serve only the shard that made it: were it shared by a client's
+    shards, a record would move all their changes in the next round, and the sum by more than 2 C.
     """
-    virtual = isinstance(method, VirtualClients)
     exponent = data.num_shards if isinstance(method, LocalAveraging) else 1.0
 
     def change_of(number: Array, own: Natural) -> Natural:
@@ -161,12 +163,11 @@ def _perturbed(
         return solve(own, records_part, keys)
 
     numbers = jnp.arange(layout.num_shards)
-    changes = jax.vmap(change_of, (0, 0 if virtual else None))(numbers, own)
+    changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, own)
     each = clipped(changes, numbers < data.num_shards, method.clip_norm)
     mean_or_sum = factors.power(factors.total(each), data.weight)
-    return Message(
-        add_noise(secret_key, mean_or_sum, data.noise_std), each if virtual else mean_or_sum
-    )
+    released = add_noise(secret_key, mean_or_sum, data.noise_std)
+    return Message(released, each if layout.private else None)
 
 
 def _shard(data: LocalData, layout: Layout, number: Array) -> tuple[Mapping[str, Array], Array]:

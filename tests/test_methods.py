@@ -82,6 +82,7 @@ def compiled_visit(method, num_rows, num_columns, num_shards):
     prior = guides.prior_factor(family, space).exact
     layout = client.Layout(0, num_shards, -(-num_rows // num_shards))
     virtual = isinstance(method, dppvi.VirtualClients)
+    layout = layout._replace(private=virtual)
     own = factors.unit(prior, num_shards) if virtual else factors.unit(prior)
     weight = 1 / num_shards if isinstance(method, dppvi.LocalAveraging) else 1.0
 
@@ -130,6 +131,59 @@ def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method
                 np.testing.assert_array_equal(a[untouched], b[untouched])
     assert worst <= 2 * clip * weight * (1 + 1e-5)
     assert worst > 0.8 * clip * weight  # the search does reach far
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("method", SHARDED)
+def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
+    """Given what was released before, round two moves by no more than the sensitivity, either.
+
+    What clients keep to themselves goes into their next changes: a record may have touched the
+    private factor of its own shard and of no other.
+    """
+    clip, damping, row = 0.3, 0.5, 5
+    method = type(method)(**{**vars(method), "clip_norm": clip})
+    num_shards = getattr(method, "num_shards", 1)
+    weight = 1 / num_shards if isinstance(method, dppvi.LocalAveraging) else 1.0
+    X, y = logistic_data(24)
+    setting = {
+        "client_sizes": [12, 12],
+        "schedule": dppvi.synchronous,
+        "trusted_aggregator": trusted,
+    }
+    plan = dppvi.plan_privacy(method, NO_NOISE, num_rounds=2, **setting)
+    algorithm = dppvi.pvi(
+        logistic, None, {"X": X, "y": y}, method=method, plan=plan, damping=damping, **setting
+    )
+
+    def clients(X, y):
+        return dppvi.stack_clients([{"X": X[:12], "y": y[:12]}, {"X": X[12:], "y": y[12:]}])
+
+    def rounds(released=None):
+        state, _ = algorithm.step(jax.random.key(1), algorithm.init(jax.random.key(0)), data)
+        if released is not None:
+            state = state._replace(factors=released)
+        return state, algorithm.step(jax.random.key(1), state, data)[0]
+
+    data = clients(X, y)
+    first, second = rounds()
+    rng = np.random.default_rng(3)
+    worst = 0.0
+    for _ in range(15):
+        X_other, y_other = X.copy(), y.copy()
+        X_other[row] = rng.normal(size=3) * 10.0 ** rng.integers(-1, 5)
+        y_other[row] = rng.integers(2)
+        data = clients(X_other, y_other)
+        kept, other = rounds(first.factors)
+        moved = flat(factors.total(other.factors)) - flat(factors.total(second.factors))
+        worst = max(worst, np.linalg.norm(moved) / damping)
+        if first.private is not None:
+            untouched = np.ones((2, num_shards), bool)
+            untouched[0, row % num_shards] = False
+            for a, b in zip(*map(jax.tree.leaves, (kept.private, first.private)), strict=True):
+                np.testing.assert_array_equal(a[untouched], b[untouched])
+    assert worst <= 2 * clip * weight * (1 + 1e-4)
+    assert worst > 0.5 * clip * weight  # the search does reach far
 
 
 def test_an_unclipped_sum_would_fail_that_test():
