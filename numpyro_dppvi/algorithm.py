@@ -20,6 +20,8 @@ from numpyro_dppvi import _validate, factors, guides, latents, methods, rounds, 
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
 from numpyro_dppvi.client import Layout
 from numpyro_dppvi.methods import (
+    DPOptimization,
+    GlobalVI,
     LocalAveraging,
     Method,
     NonPrivate,
@@ -28,7 +30,14 @@ from numpyro_dppvi.methods import (
 )
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.posterior import Posterior
-from numpyro_dppvi.privacy import Entry, Ledger, PrivacyPlan, SecretKeys
+from numpyro_dppvi.privacy import (
+    Entry,
+    GaussianShardSum,
+    GaussianSum,
+    Ledger,
+    PrivacyPlan,
+    SecretKeys,
+)
 from numpyro_dppvi.rounds import Factors, Numbers, Problem, RoundInfo
 from numpyro_dppvi.server import TrustedAggregator
 
@@ -67,7 +76,8 @@ class Algorithm(NamedTuple):
     Attributes:
         init: ``rng_key -> state``.
         step: ``(rng_key, state, shards) -> (state, info)``: one round, charged to the state's
-            ledger before anything is computed.
+            ledger before anything is computed. Step from a state once: a second step from the
+            same one releases a second time, and its ledger knows of one release only.
         posterior: ``state -> Posterior``.
     """
 
@@ -111,7 +121,8 @@ def pvi(
 
     Raises:
         UnsupportedModelError: If the model or guide cannot be fitted.
-        ValueError: If the damping is outside (0, 1], or method and plan do not match.
+        ValueError: If the damping is outside (0, 1], or the plan is not the plan of this method,
+            these clients and this aggregator.
     """
     methods.check(method)
     return assemble(
@@ -147,7 +158,7 @@ def assemble(
     """What :func:`pvi` does; ``prior_left_out`` is the power of the prior that cavities lack."""
     _validate.half_open_unit("damping", damping)
     num_clients = len(client_sizes)
-    check_plan(method, plan, num_clients)
+    check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
     family = guides.family_of(guide, model, space)
     prior = guides.prior_factor(family, space)
@@ -169,6 +180,7 @@ def assemble(
         )
 
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
+        check_shards(shards, client_sizes)
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         if trusted:
             trusted.check(groups, num_clients)
@@ -239,15 +251,86 @@ def entries(plan: PrivacyPlan, round_number: int, groups: np.ndarray) -> list[En
     ]
 
 
-def check_plan(method: Any, plan: PrivacyPlan | None, num_clients: int) -> None:
-    """Refuses a plan without a private method, a private method without one, or one too short."""
+def check_plan(
+    method: Any,
+    plan: PrivacyPlan | None,
+    client_sizes: Sequence[int],
+    trusted: TrustedAggregator | None,
+) -> None:
+    """Refuses a plan that does not describe exactly what the method is going to release.
+
+    Noise, accounting and budgets come from the plan, clipping and sampling from the method: a
+    run under another method's plan would cost more than its statement says.
+    """
     if isinstance(method, NonPrivate) != (plan is None):
         raise ValueError(
             f"{type(method).__name__}() and {'no plan' if plan is None else 'a plan'} do not go "
             "together: private methods need plan=plan_privacy(...), NonPrivate() takes none."
         )
-    if plan is not None and len(plan.clients) != num_clients:
+    if plan is None:
+        return
+    if len(plan.clients) != len(client_sizes):
         raise ValueError(
-            f"the plan is for {len(plan.clients)} clients, but there are {num_clients}: make it "
-            "with client_sizes of the same length."
+            f"the plan is for {len(plan.clients)} clients, but there are {len(client_sizes)}: make "
+            "it with client_sizes of the same length."
         )
+    wanted = _planned(method, client_sizes, trusted)
+    for number, (mine, facts) in enumerate(zip(plan.clients, wanted, strict=True)):
+        kind = type(mine.mechanism).__name__
+        found = {**vars(mine), **vars(mine.mechanism), "mechanism": kind}
+        for name, value in facts.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"the plan does not describe this run: {name} is {found.get(name)} for client "
+                    f"{number} in the plan and {value} in the run: make it with plan_privacy(...) "
+                    "from the same method, client_sizes and trusted_aggregator."
+                )
+
+
+def _planned(
+    method: Any, client_sizes: Sequence[int], trusted: TrustedAggregator | None
+) -> list[dict[str, Any]]:
+    """What the plan of a run must say about each client, noise and visits aside."""
+    sizes = [int(size) for size in client_sizes]
+    common = {
+        "clip_norm": method.clip_norm,
+        "num_shares": trusted.num_shares(len(sizes)) if trusted else 1,
+    }
+    if isinstance(method, DPOptimization | GlobalVI):
+        common |= {
+            "mechanism": GaussianSum.__name__,
+            "sampler": method.sampler,
+            "physical_size": method.sampler.physical_size(sizes),
+            "releases_per_visit": getattr(method, "num_local_steps", 1),
+        }
+        return [{**common, "num_records": size} for size in sizes]
+    shards = methods.shards_by_client(method, sizes)
+    weights = [1 / n if isinstance(method, LocalAveraging) else 1.0 for n in shards]
+    if trusted:
+        weights = [max(weights)] * len(weights)
+    return [
+        {
+            **common,
+            "mechanism": GaussianShardSum.__name__,
+            "releases_per_visit": 1,
+            "num_records": size,
+            "num_shards": num_shards,
+            "weight": weight,
+        }
+        for size, num_shards, weight in zip(sizes, shards, weights, strict=True)
+    ]
+
+
+def check_shards(shards: Shards, client_sizes: Sequence[int]) -> None:
+    """Refuses records of other clients than those that the algorithm was built for."""
+    sizes = np.asarray(shards.num_records).tolist()
+    if sizes != [int(size) for size in client_sizes]:
+        raise ValueError(
+            f"shards must hold the clients that the algorithm was built for, got {_short(sizes)} "
+            f"records and client_sizes of {_short(list(client_sizes))}: stack the same clients."
+        )
+
+
+def _short(numbers: list[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:5])
+    return shown if len(numbers) <= 5 else f"{shown}, ... ({len(numbers)} clients)"

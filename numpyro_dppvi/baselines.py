@@ -13,7 +13,7 @@ import optax
 
 from numpyro_dppvi import _validate, client, factors, guides, latents, objective, schedules, server
 from numpyro_dppvi._typing import Array, Coordinates, Model, Natural, PRNGKey
-from numpyro_dppvi.algorithm import Algorithm, check_plan, entries
+from numpyro_dppvi.algorithm import Algorithm, check_plan, check_shards, entries
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import GlobalVI
@@ -66,7 +66,7 @@ def global_vi(
 ) -> Algorithm:
     """Central DP-VI (Jälkö et al. 2017) as ``init / step / posterior``; arguments as of ``pvi``."""
     num_clients = len(client_sizes)
-    check_plan(method, plan, num_clients)
+    check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
     family = guides.family_of(guide, model, space)
     prior = guides.prior_factor(family, space)
@@ -83,6 +83,7 @@ def global_vi(
         return GlobalState(0, first, coordinates, optimizer.init(coordinates), plan.ledger())
 
     def step(rng_key: PRNGKey, state: GlobalState, shards: Shards) -> tuple[GlobalState, RoundInfo]:
+        check_shards(shards, client_sizes)
         groups = schedules.synchronous(state.round, num_clients)
         trusted.check(groups, num_clients)
         ledger = state.ledger.charge(entries(plan, state.round, groups))

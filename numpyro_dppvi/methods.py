@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import optax
 
@@ -122,8 +122,7 @@ class ParameterPerturbation:
     expectation: Expectation = MonteCarlo(2)
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
-        _check_pieces(self.optimizer, self.expectation)
+        _check_shard_method(self)
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,7 @@ class LocalAveraging:
     expectation: Expectation = MonteCarlo(2)
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
-        _check_pieces(self.optimizer, self.expectation)
+        _check_shard_method(self)
 
 
 @dataclass(frozen=True)
@@ -185,8 +183,7 @@ class VirtualClients:
     expectation: Expectation = MonteCarlo(2)
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
-        _check_pieces(self.optimizer, self.expectation)
+        _check_shard_method(self)
 
 
 @dataclass(frozen=True)
@@ -203,13 +200,19 @@ class BayesianCommitteeMachine:
 
     Raises:
         ValueError: If the prior is neither.
+        TypeError: If ``local`` is another method.
     """
 
-    prior: str = "same"
+    prior: Literal["same", "split"] = "same"
     local: DPOptimization = DPOptimization(num_local_steps=30)
 
     def __post_init__(self) -> None:
         _validate.choice("prior", self.prior, ("same", "split"))
+        if not isinstance(self.local, DPOptimization):
+            raise TypeError(
+                f"local must be a DPOptimization, got {_validate.shown(self.local)}: write "
+                "local=DPOptimization(num_local_steps=30), say."
+            )
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,8 @@ def shards_by_client(method: Method, client_sizes: Sequence[int]) -> tuple[int, 
     return num_shards
 
 
-def _check_numbers(method: ShardMethod) -> None:
+def _check_shard_method(method: ShardMethod) -> None:
+    _check_pieces(method.optimizer, method.expectation)
     object.__setattr__(method, "clip_norm", _validate.positive("clip_norm", method.clip_norm))
     _validate.positive_int("num_local_steps", method.num_local_steps)
     chosen = getattr(method, "num_shards", 1)

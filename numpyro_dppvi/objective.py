@@ -1,4 +1,4 @@
-"""The local free energy of a client, given its cavity (paper Eq. 7, unnormalised cavity).
+"""The local free energy of a client, given its cavity (paper Eq. 5, Algorithm 1 step 3).
 
 The local objective of PVI is E_q[log p(x_m | theta)] - KL(q || cavity). Written with an
 unnormalised cavity it is E_q[log p(x_m | theta)] + <eta_cavity, E_q[T]> + H[q], which has the

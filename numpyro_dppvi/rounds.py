@@ -127,8 +127,9 @@ def run(
     """
     before = server.approximation(start.prior, start.clients)
     if problem.refined:
-        key = jax.random.fold_in(keys[0], shards.num_records.shape[0])
-        start = start._replace(prior=_refined_prior(problem, numbers, start, key))
+        prior_key, clients_key = jax.random.split(keys[0])
+        keys = (clients_key, keys[1])
+        start = start._replace(prior=_refined_prior(problem, numbers, start, prior_key))
 
     def group_step(now: Factors, group: tuple[Array, Array]) -> tuple[Factors, MergeInfo]:
         clients, index = group

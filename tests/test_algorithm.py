@@ -1,6 +1,7 @@
 """Partitioned inference against exact answers: closed forms, NumPyro's SVI, q as a product."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -392,6 +393,59 @@ def test_a_step_outside_the_budget_is_refused_and_changes_nothing():
     with pytest.raises(dppvi.BudgetExceededError, match="client 0's budget is used up"):
         pvi.step(jax.random.key(0), state, shards)
     np.testing.assert_allclose(state.ledger.spent(), plan.epsilons)
+
+
+GRADIENTS = dppvi.DPOptimization(1.0, 3)
+SHARDED = dppvi.LocalAveraging(4, 1.0)
+PLANNED = {"method": GRADIENTS, "client_sizes": [30, 30], "trusted_aggregator": False}
+
+
+@pytest.mark.parametrize(
+    ("planned", "run", "fact"),
+    [
+        ({}, {"method": dppvi.DPOptimization(2.0, 3)}, "clip_norm is 1.0"),
+        ({}, {"method": dppvi.DPOptimization(1.0, 4)}, "releases_per_visit is 3"),
+        (
+            {},
+            {"method": dppvi.DPOptimization(1.0, 3, sampler=dppvi.PoissonSampling(0.5))},
+            "sampler is FullBatch()",
+        ),
+        ({}, {"client_sizes": [30, 20]}, "num_records is 30 for client 1"),
+        ({}, {"method": SHARDED}, "mechanism is Gaussian"),
+        ({"method": SHARDED}, {}, "mechanism is Gaussian"),
+        ({"method": SHARDED}, {"method": dppvi.LocalAveraging(5, 1.0)}, "num_shards is 4"),
+        ({"method": SHARDED}, {"method": dppvi.VirtualClients(4, 1.0)}, "weight is 0.25"),
+        (
+            {"method": SHARDED, "trusted_aggregator": True},
+            {"method": SHARDED},
+            "num_shares is 2",
+        ),
+        (
+            {"method": SHARDED, "trusted_aggregator": True},
+            {"method": SHARDED, "trusted_aggregator": dppvi.TrustedAggregator(1)},
+            "num_shares is 2 for client 0 in the plan and 1 in the run",
+        ),
+    ],
+)
+def test_a_plan_of_another_run_is_refused(planned, run, fact):
+    """Noise and accounting come from the plan: it must be the plan of what is released."""
+    X, y = logistic_data(60)
+    wired = {"schedule": dppvi.synchronous}
+    plan = dppvi.plan_privacy(
+        **{"budget": dppvi.PrivacyBudget(1.0), "num_rounds": 2, **PLANNED, **wired, **planned}
+    )
+    with pytest.raises(ValueError, match=r"the plan does not describe this run: ") as caught:
+        dppvi.pvi(logistic, None, {"X": X, "y": y}, plan=plan, **{**PLANNED, **wired, **run})
+    assert re.search(fact.replace("(", r"\(").replace(")", r"\)"), str(caught.value))
+
+
+def test_records_of_other_clients_than_planned_are_refused():
+    X, y = logistic_data(60)
+    method = dppvi.NonPrivate(5)
+    pvi = dppvi.pvi(logistic, None, {"X": X, "y": y}, method=method, client_sizes=[30, 30])
+    shards = dppvi.stack_clients([{"X": X[:20], "y": y[:20]}, {"X": X[20:], "y": y[20:]}])
+    with pytest.raises(ValueError, match=r"got 20, 40 records and client_sizes of 30, 30"):
+        pvi.step(jax.random.key(0), pvi.init(jax.random.key(0)), shards)
 
 
 def test_fit_is_the_algorithm_in_a_loop():
