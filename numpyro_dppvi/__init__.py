@@ -21,7 +21,7 @@ from numpyro_dppvi.methods import (
     ParameterPerturbation,
     VirtualClients,
 )
-from numpyro_dppvi.objective import MonteCarlo, SphericalCubature
+from numpyro_dppvi.objective import Automatic, GaussHermite, MonteCarlo, SphericalCubature
 from numpyro_dppvi.partition import Partition, Shards, partition, split_evenly, stack, stack_clients
 from numpyro_dppvi.planning import plan_privacy
 from numpyro_dppvi.posterior import Posterior
@@ -44,6 +44,7 @@ __version__ = importlib.metadata.version("numpyro-dppvi")
 __all__ = [
     # run
     "Asynchronous",
+    "Automatic",
     "BayesianCommitteeMachine",
     "GlobalVI",
     "LocalAveraging",
@@ -54,6 +55,7 @@ __all__ = [
     "DPOptimization",
     "FitResult",
     "FullBatch",
+    "GaussHermite",
     "History",
     "MonteCarlo",
     "NonPrivate",

@@ -16,7 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi import _validate, factors, guides, latents, methods, rounds, schedules, server
+from numpyro_dppvi import (
+    _validate,
+    factors,
+    guides,
+    latents,
+    methods,
+    objective,
+    rounds,
+    schedules,
+    server,
+)
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
 from numpyro_dppvi.client import Layout
 from numpyro_dppvi.methods import (
@@ -161,6 +171,7 @@ def assemble(
     check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
     family = guides.family_of(guide, model, space)
+    objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = guides.prior_factor(family, space)
     num_shards = methods.shards_by_client(method, client_sizes)
     private = trusted is not None or isinstance(method, VirtualClients)

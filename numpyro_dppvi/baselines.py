@@ -69,6 +69,7 @@ def global_vi(
     check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
     family = guides.family_of(guide, model, space)
+    objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = guides.prior_factor(family, space)
     layout = client.Layout(plan.physical_size, 1, max(client_sizes))
     problem = _Problem(space, family, method, layout, prior.rest)
@@ -136,7 +137,7 @@ def _step(
     def free(coordinates: Coordinates) -> Array:
         loss = objective.cavity_loss(family, exact_prior, coordinates)
         if problem.rest:
-            points = method.expectation(keys[0], family, coordinates)
+            points = server.PRIOR_EXPECTATION(keys[0], family, coordinates)
             loss += objective.prior_loss(space, points, problem.rest)
         return loss
 

@@ -211,9 +211,12 @@ def _exact_sum(
     """Gradient of the sum of the record losses of the rows that are present."""
 
     def loss(coordinates: Coordinates) -> Array:
-        points = method.expectation(rng_key, family, coordinates)
-        losses = jax.vmap(objective.record_loss, (None, None, 0))(space, points, rows)
-        return jnp.sum(jnp.where(present, losses, 0))
+        def of_row(row: Mapping[str, Array]) -> Array:
+            return objective.record_loss(
+                space, family, method.expectation, rng_key, coordinates, row
+            )
+
+        return jnp.sum(jnp.where(present, jax.vmap(of_row)(dict(rows)), 0))
 
     return jax.grad(loss)(coordinates)
 
@@ -241,26 +244,31 @@ def noisy_gradient(
         rows = jax.tree.map(lambda leaf: leaf[batch.rows], data.records)
 
     def gradient_of(row: Mapping[str, Array]) -> Coordinates:
-        def loss(coordinates: Coordinates) -> Array:
-            points = method.expectation(rng_key, family, coordinates)
-            return objective.record_loss(space, points, row)
-
-        return jax.grad(loss)(coordinates)
+        return jax.grad(objective.record_loss, argnums=4)(
+            space, family, method.expectation, rng_key, coordinates, row
+        )
 
     def sum_of(rows: Mapping[str, Array], mask: Array) -> Coordinates:
         return clipped_sum(jax.vmap(gradient_of)(rows), mask, method.clip_norm)
 
-    floats_per_row = _floats_per_row(family, method, rng_key, coordinates)
+    floats_per_row = _floats_per_row(space, family, method, rng_key, coordinates)
     total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats_per_row)
     noisy = add_noise(noise_key, total, data.noise_std)
     return jax.tree.map(lambda leaf: leaf / method.sampler.sampling_prob, noisy)
 
 
 def _floats_per_row(
-    family: MeanField, method: DPOptimization | GlobalVI, rng_key: PRNGKey, coordinates: Coordinates
+    space: LatentSpace,
+    family: MeanField,
+    method: DPOptimization | GlobalVI,
+    rng_key: PRNGKey,
+    coordinates: Coordinates,
 ) -> int:
     """Size of what one record's gradient needs in memory: its gradient at every point."""
-    points = jax.eval_shape(lambda c: method.expectation(rng_key, family, c), coordinates)
+    rule = objective.rule_for(method.expectation, space, family)
+    if isinstance(rule, objective.GaussHermite):
+        return rule.num_nodes + sum(leaf.size for leaf in jax.tree.leaves(coordinates))
+    points = jax.eval_shape(lambda c: rule(rng_key, family, c), coordinates)
     return max(1, sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(points)))
 
 

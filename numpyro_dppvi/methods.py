@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import optax
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.objective import Expectation, MonteCarlo
+from numpyro_dppvi.objective import Automatic, Expectation, GaussHermite
 from numpyro_dppvi.privacy import FullBatch, Sampler
 
 # How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
@@ -23,7 +23,8 @@ def _check_pieces(optimizer: Any, expectation: Any) -> None:
             f"optimizer must be an optax optimiser, got {_validate.shown(optimizer)}: write "
             "optimizer=optax.adam(0.05), say."
         )
-    if isinstance(expectation, type) or not callable(expectation):
+    named = isinstance(expectation, Automatic | GaussHermite)
+    if not named and (isinstance(expectation, type) or not callable(expectation)):
         raise TypeError(
             "expectation must be MonteCarlo(...) or another function to points, got "
             f"{_validate.shown(expectation)}: write expectation=MonteCarlo(10), say."
@@ -54,7 +55,8 @@ class DPOptimization:
         optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam at
             :func:`default_learning_rate`, which suits any number of clients and rounds.
         sampler: ``FullBatch()`` or ``PoissonSampling(sampling_prob)``.
-        expectation: Points of q for the expected log likelihood.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else 10 draws.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -65,7 +67,7 @@ class DPOptimization:
     num_local_steps: int = 3
     optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
-    expectation: Expectation = MonteCarlo()
+    expectation: Expectation = Automatic()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip_norm", _validate.positive("clip_norm", self.clip_norm))
@@ -81,7 +83,8 @@ class NonPrivate:
     Args:
         num_local_steps: Optimiser steps a visit, on all of the client's records.
         optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam.
-        expectation: Points of q for the expected log likelihood.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else 10 draws.
 
     Raises:
         ValueError: If the number of steps is not a whole number of at least 1.
@@ -90,7 +93,7 @@ class NonPrivate:
 
     num_local_steps: int = 50
     optimizer: optax.GradientTransformation | None = None
-    expectation: Expectation = MonteCarlo()
+    expectation: Expectation = Automatic()
 
     def __post_init__(self) -> None:
         _validate.positive_int("num_local_steps", self.num_local_steps)
@@ -108,8 +111,8 @@ class ParameterPerturbation:
         clip_norm: Bound on the L2 norm of the change of all natural parameters.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
-        expectation: Points of q for the expected log likelihood; few do, because the noise of
-            the draws averages out over shards, steps and rounds.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else few draws, whose noise averages out over shards, steps and rounds.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -119,7 +122,7 @@ class ParameterPerturbation:
     clip_norm: float = 1.0
     num_local_steps: int = 10
     optimizer: optax.GradientTransformation | None = None
-    expectation: Expectation = MonteCarlo(2)
+    expectation: Expectation = Automatic(2)
 
     def __post_init__(self) -> None:
         _check_shard_method(self)
@@ -138,8 +141,8 @@ class LocalAveraging:
         clip_norm: Bound on the L2 norm of one shard's change of all natural parameters.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
-        expectation: Points of q for the expected log likelihood; few do, because the noise of
-            the draws averages out over shards, steps and rounds.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else few draws, whose noise averages out over shards, steps and rounds.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -150,7 +153,7 @@ class LocalAveraging:
     clip_norm: float = 1.0
     num_local_steps: int = 10
     optimizer: optax.GradientTransformation | None = None
-    expectation: Expectation = MonteCarlo(2)
+    expectation: Expectation = Automatic(2)
 
     def __post_init__(self) -> None:
         _check_shard_method(self)
@@ -168,8 +171,8 @@ class VirtualClients:
         clip_norm: Bound on the L2 norm of one shard's change of all natural parameters.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
-        expectation: Points of q for the expected log likelihood; few do, because the noise of
-            the draws averages out over shards, steps and rounds.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else few draws, whose noise averages out over shards, steps and rounds.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -180,7 +183,7 @@ class VirtualClients:
     clip_norm: float = 1.0
     num_local_steps: int = 10
     optimizer: optax.GradientTransformation | None = None
-    expectation: Expectation = MonteCarlo(2)
+    expectation: Expectation = Automatic(2)
 
     def __post_init__(self) -> None:
         _check_shard_method(self)
@@ -226,7 +229,8 @@ class GlobalVI:
         clip_norm: Bound on the joint L2 norm of one record's gradient.
         optimizer: Any optax optimiser; its state lives through all rounds. ``None`` is Adam.
         sampler: ``FullBatch()`` or ``PoissonSampling(sampling_prob)``, at every client.
-        expectation: Points of q for the expected log likelihood.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else 10 draws.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -236,7 +240,7 @@ class GlobalVI:
     clip_norm: float = 2.5
     optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
-    expectation: Expectation = MonteCarlo()
+    expectation: Expectation = Automatic()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip_norm", _validate.positive("clip_norm", self.clip_norm))

@@ -12,13 +12,15 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi import _validate, factors
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
+from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents import LatentSpace
 
-Expectation: TypeAlias = Callable[[PRNGKey, MeanField, Coordinates], dict[str, Array]]
+PointRule: TypeAlias = Callable[[PRNGKey, MeanField, Coordinates], dict[str, Array]]
 """A rule that gives equally weighted points for an expectation under q, on a leading axis."""
 
 
@@ -58,22 +60,111 @@ class SphericalCubature:
         return family.sigma_points(coordinates)
 
 
+@dataclass(frozen=True)
+class GaussHermite:
+    """Gauss-Hermite quadrature over the one linear predictor that a record's likelihood sees.
+
+    For most generalised linear models, whatever the number of latents: without noise, and at the
+    cost of ``num_nodes`` evaluations of a function of one number. Which number that is is found
+    by tracing the model (:mod:`numpyro_dppvi.latents.predictor`), not declared. Needs normal
+    latents.
+
+    Args:
+        num_nodes: Exact for polynomials of degree up to ``2 * num_nodes - 1``.
+    """
+
+    num_nodes: int = 20
+
+    def __post_init__(self) -> None:
+        _validate.positive_int("num_nodes", self.num_nodes)
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """:class:`GaussHermite` where the model and the guide allow it, else :class:`MonteCarlo`.
+
+    Args:
+        num_draws: Draws where there must be draws.
+    """
+
+    num_draws: int = 10
+
+    def __post_init__(self) -> None:
+        _validate.positive_int("num_draws", self.num_draws)
+
+
+Expectation: TypeAlias = PointRule | GaussHermite | Automatic
+
+
+def rule_for(
+    expectation: Expectation, space: LatentSpace, family: MeanField
+) -> PointRule | GaussHermite:
+    """The rule that is used for a model and a family.
+
+    Raises:
+        UnsupportedModelError: If quadrature was asked for and cannot be had.
+    """
+    possible = space.predictor is not None and family.is_normal
+    if isinstance(expectation, Automatic):
+        return GaussHermite() if possible else MonteCarlo(expectation.num_draws)
+    if isinstance(expectation, GaussHermite) and not possible:
+        raise UnsupportedModelError(
+            "expectation must be a rule that this model and guide allow, got GaussHermite(): it "
+            "needs a likelihood that sees normal latents through one linear predictor a record. "
+            "Write expectation=MonteCarlo(10), or leave it out."
+        )
+    return expectation
+
+
 def cavity_loss(family: MeanField, cavity: Natural, coordinates: Coordinates) -> Array:
     """-<eta_cavity, E_q[T]> - H[q], in nats: the part of the loss that no record enters."""
     expected = factors.inner(cavity, family.statistics(coordinates))
     return -expected - family.entropy(coordinates)
 
 
-def record_loss(space: LatentSpace, points: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-    """-E_q[log p(record | theta)] of one record, in nats, over points of q.
+def record_loss(
+    space: LatentSpace,
+    family: MeanField,
+    expectation: Expectation,
+    rng_key: PRNGKey,
+    coordinates: Coordinates,
+    row: Mapping[str, Array],
+) -> Array:
+    """-E_q[log p(record | theta)] of one record, in nats.
 
     Args:
         space: The model.
-        points: Unconstrained points by latent, on a leading axis.
+        family: The family of q.
+        expectation: The rule for the expectation.
+        rng_key: Key for draws; records that share it share their draws.
+        coordinates: Where q is.
         row: One record: arrays without the records' axis.
     """
-    theta = space.constrain(points)
+    rule = rule_for(expectation, space, family)
+    if isinstance(rule, GaussHermite):
+        return _predictor_loss(space, family, rule, coordinates, row)
+    theta = space.constrain(rule(rng_key, family, coordinates))
     return -jnp.mean(jax.vmap(space.log_likelihood, (0, None))(theta, row))
+
+
+def _predictor_loss(
+    space: LatentSpace,
+    family: MeanField,
+    rule: GaussHermite,
+    coordinates: Coordinates,
+    row: Mapping[str, Array],
+) -> Array:
+    """The same where the record sees nothing but a'theta + b, which is normal under q."""
+    predictor = space.predictor
+    assert predictor is not None  # rule_for has seen to it
+    center, slope = jax.value_and_grad(predictor.value)(family.location(coordinates), row)
+    variance = family.linear_variance(coordinates, jax.lax.stop_gradient(slope))
+    # A record that sees no latent has no variance, where the root has no derivative.
+    stddev = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(rule.num_nodes)
+    values = center + stddev * jnp.asarray(nodes, stddev.dtype)
+    densities = jax.vmap(predictor.log_likelihood, (0, None))(values, row)
+    return -jnp.dot(jnp.asarray(weights / weights.sum(), densities.dtype), densities)
 
 
 def prior_loss(space: LatentSpace, points: Mapping[str, Array], names: frozenset[str]) -> Array:

@@ -15,7 +15,7 @@ from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.latents import LatentSpace
 
 # The prior's factor is refined by draws alone, which cost neither data nor privacy.
-_PRIOR_EXPECTATION = objective.MonteCarlo(64)
+PRIOR_EXPECTATION = objective.MonteCarlo(64)
 _PRIOR_STEPS = 200
 _FIRST_PRIOR_STEPS = 1000
 
@@ -162,7 +162,7 @@ def refine_prior(
     cavity = factors.divide(q, factors.divide(prior, parts.exact))
 
     def loss(key: PRNGKey, coordinates: Coordinates) -> Array:
-        points = _PRIOR_EXPECTATION(key, family, coordinates)
+        points = PRIOR_EXPECTATION(key, family, coordinates)
         free = objective.cavity_loss(family, cavity, coordinates)
         return free + objective.prior_loss(space, points, parts.rest)
 

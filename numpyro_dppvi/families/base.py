@@ -155,6 +155,20 @@ class MeanField:
             offset += size
         return points
 
+    @property
+    def is_normal(self) -> bool:
+        """Whether linear functions of the latents are normal under every member."""
+        return all(hasattr(family, "linear_variance") for _, family in self.members)
+
+    def location(self, coordinates: Coordinates) -> dict[str, Array]:
+        """Means by latent, of normal families."""
+        return {name: family.location(coordinates[name]) for name, family in self.members}
+
+    def linear_variance(self, coordinates: Coordinates, slope: Mapping[str, Array]) -> Array:
+        """Variance of <slope, x>, a scalar, of normal families."""
+        terms = [f.linear_variance(coordinates[name], slope[name]) for name, f in self.members]
+        return jnp.sum(jnp.stack(terms))
+
     def distribution(self, coordinates: Coordinates) -> Mapping[str, dist.Distribution]:
         """NumPyro distributions by latent, in the base space."""
         return {name: family.distribution(coordinates[name]) for name, family in self.members}

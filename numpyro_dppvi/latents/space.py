@@ -15,6 +15,7 @@ from numpyro_dppvi._typing import Array, Model, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
 from numpyro_dppvi.latents.fingerprint import fingerprint
+from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.trace import (
     Site,
     Structure,
@@ -64,6 +65,7 @@ class LatentSpace:
         parents: For each latent, the latents that its prior depends on.
         pseudo_observations: Observed sites that no record enters (a ``numpyro.factor`` that
             penalises a parameter, say), with the latents that each depends on.
+        predictor: The one number through which a record sees the latents, where there is one.
         program: A digest of what is computed. Spaces with equal digests are equal, and so share
             compiled programs.
     """
@@ -73,6 +75,7 @@ class LatentSpace:
     log_prior: Callable[[Mapping[str, Array], frozenset[str]], Array]
     parents: Mapping[str, frozenset[str]]
     pseudo_observations: Mapping[str, frozenset[str]]
+    predictor: Predictor | None
     program: str
 
     def __eq__(self, other: object) -> bool:
@@ -139,8 +142,22 @@ def from_model(
         ]
         return _total(terms)
 
+    predictor = _predictor(latents, log_likelihood, zeros)
     program = _program(latents, log_likelihood, log_prior, zeros)
-    return LatentSpace(latents, log_likelihood, log_prior, parents, server_side, program)
+    return LatentSpace(latents, log_likelihood, log_prior, parents, server_side, predictor, program)
+
+
+def _predictor(
+    latents: tuple[Latent, ...],
+    log_likelihood: Callable[[Mapping[str, Array], Mapping[str, Array]], Array],
+    zeros: Mapping[str, Array],
+) -> Predictor | None:
+    def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+        theta = {latent.name: latent.transform(base[latent.name]) for latent in latents}
+        return log_likelihood(theta, row)
+
+    base = {latent.name: jnp.zeros(latent.base_shape) for latent in latents}
+    return scalar_predictor(of_base, base, zeros)
 
 
 def _program(

@@ -1,0 +1,159 @@
+"""Finds the one number through which a record's log likelihood sees the latents, if there is one.
+
+In most generalised linear models log p(record | theta) = g(a'theta + b, record), where a and b
+depend on the record. Under a normal q the predictor a'theta + b is normal too, and expectations
+of g are integrals in one dimension. Nobody declares this: it is read off the traced program.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import (
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    jaxpr_as_fun,
+    subjaxprs,
+)
+
+from numpyro_dppvi._typing import Array
+
+# Linear in all their inputs together; in their first input, if the others know no latent; in
+# one input, whichever, if the other knows no latent.
+_LINEAR = frozenset(
+    {
+        *("add", "add_any", "sub", "neg", "concatenate", "broadcast_in_dim", "reshape", "squeeze"),
+        *("transpose", "slice", "rev", "reduce_sum", "cumsum", "copy", "copy_p", "expand_dims"),
+    }
+)
+_LINEAR_IN_FIRST = frozenset({"div", "gather", "dynamic_slice", "pad"})
+_LINEAR_IN_EITHER = frozenset({"mul", "dot_general"})
+
+LogLikelihood: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A record's log likelihood in two steps.
+
+    Attributes:
+        value: ``(base, row) -> scalar``, affine in the unconstrained latents.
+        log_likelihood: ``(value, row) -> scalar``: the record's log density given the predictor.
+    """
+
+    value: Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+    log_likelihood: Callable[[Array, Mapping[str, Array]], Array]
+
+
+def scalar_predictor(
+    log_likelihood: LogLikelihood, base: Mapping[str, Array], row: Mapping[str, Array]
+) -> Predictor | None:
+    """Splits a log likelihood at a scalar, affine function of the latents that it depends on.
+
+    Args:
+        log_likelihood: ``(base, row) -> scalar``, of unconstrained latents and one record.
+        base: Any values of the latents; only shapes count.
+        row: Any record; only shapes count.
+
+    Returns:
+        The predictor, or ``None`` if the latents enter by more than one number, or not affinely.
+    """
+    if _loops(jax.make_jaxpr(log_likelihood)(base, row).jaxpr):
+        return None
+    with jax.disable_jit():  # inlines what is compiled apart, and would unroll a loop
+        program = jax.make_jaxpr(log_likelihood)(base, row)
+    places = {"base": len(jax.tree.leaves(base)), "row": len(jax.tree.leaves(row))}
+    latents = program.jaxpr.invars[: places["base"]]
+    for cut in _affine_scalars(program, latents):
+        if not _depends(program, latents, cut):
+            return _split(program, places["base"], cut)
+    return None
+
+
+def _loops(jaxpr: Jaxpr) -> bool:
+    """Whether a program has loops or branches, at any depth."""
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    return bool(names & {"scan", "while", "cond"}) or any(map(_loops, subjaxprs(jaxpr)))
+
+
+def _affine_scalars(program: ClosedJaxpr, latents: Sequence[Var]) -> list[Var]:
+    """Values of one number that depend on the latents affinely, in the program's order."""
+    affine = set(latents)
+    nonlinear: set[Any] = set()
+    found = []
+    for eqn in program.jaxpr.eqns:
+        knowing = [_in(v, affine) or _in(v, nonlinear) for v in eqn.invars]
+        if not any(knowing):
+            continue
+        if any(_in(v, nonlinear) for v in eqn.invars) or not _is_linear(eqn, knowing):
+            nonlinear.update(eqn.outvars)
+            continue
+        affine.update(eqn.outvars)
+        found += [v for v in eqn.outvars if v.aval.size == 1]
+    return found
+
+
+def _is_linear(eqn: JaxprEqn, knowing: Sequence[bool]) -> bool:
+    """Whether an operation is linear in those of its inputs that know the latents."""
+    name = eqn.primitive.name
+    if name == "convert_element_type":
+        return bool(jnp.issubdtype(eqn.params["new_dtype"], jnp.floating))
+    if name == "select_n":  # the first input says which of the others is taken
+        return not knowing[0]
+    if name in _LINEAR_IN_FIRST:
+        return not any(knowing[1:])
+    return name in _LINEAR or (name in _LINEAR_IN_EITHER and sum(knowing) == 1)
+
+
+def _depends(program: ClosedJaxpr, latents: Sequence[Var], cut: Var) -> bool:
+    """Whether the result depends on the latents other than through ``cut``."""
+    knowing = set(latents)
+    for eqn in program.jaxpr.eqns:
+        if any(_in(v, knowing) for v in eqn.invars):
+            knowing.update(v for v in eqn.outvars if v is not cut)
+    return any(_in(v, knowing) for v in program.jaxpr.outvars)
+
+
+def _in(value: Any, values: set[Var]) -> bool:
+    return not isinstance(value, Literal) and value in values
+
+
+def _split(program: ClosedJaxpr, num_latents: int, cut: Var) -> Predictor:
+    shape = cut.aval.shape  # type: ignore[attr-defined]
+    inputs = program.jaxpr.invars
+    first = _part(program, inputs, cut)
+    second = _part(program, [cut, *inputs[num_latents:]], program.jaxpr.outvars[0])
+
+    def value(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+        (number,) = first(*jax.tree.leaves(base), *jax.tree.leaves(row))
+        return jnp.reshape(number, ())
+
+    def log_likelihood(value: Array, row: Mapping[str, Array]) -> Array:
+        (density,) = second(jnp.reshape(value, shape), *jax.tree.leaves(row))
+        return density
+
+    return Predictor(value, log_likelihood)
+
+
+def _part(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> Callable[..., list[Array]]:
+    """What of the program is needed for one of its values, as a function of others."""
+    known, needed = set(inputs), {wanted}
+    steps = []
+    for eqn in reversed(program.jaxpr.eqns):
+        if any(v in needed and v not in known for v in eqn.outvars):
+            steps.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    named = program.jaxpr.debug_info._replace(
+        arg_names=("value",) * len(inputs), result_paths=("result",)
+    )
+    part = program.jaxpr.replace(
+        invars=list(inputs), outvars=[wanted], eqns=steps[::-1], debug_info=named
+    )
+    run = jaxpr_as_fun(ClosedJaxpr(part, program.consts))
+    dtypes = [v.aval.dtype for v in inputs]  # type: ignore[attr-defined]
+    return lambda *values: run(*map(jnp.asarray, values, dtypes))
