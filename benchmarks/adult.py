@@ -11,12 +11,13 @@ import numpyro_dppvi as dppvi
 from models import adult
 from models.evaluation import held_out
 from models.logistic_regression import logistic_regression
+from models.tabular import TabularData, selection_split
 
 
 class Setting(NamedTuple):
     """Rows to train on, split over clients, and rows to score on."""
 
-    data: adult.AdultData
+    data: TabularData
     partition: dppvi.Partition
     shards: dppvi.Shards
 
@@ -29,33 +30,33 @@ class Score(NamedTuple):
 
 
 @functools.cache
-def reported() -> adult.AdultData:
+def reported() -> TabularData:
     """The paper's split: the rows that tables report on."""
     return adult.load()
 
 
 @functools.cache
-def selection() -> adult.AdultData:
+def selection() -> TabularData:
     """A split of the training half alone: the rows that hyperparameters are chosen on."""
-    return adult.selection_split(adult.load())
+    return selection_split(adult.load())
 
 
 SPLITS = {"balanced": (0.0, 0.0), "unbalanced 1": (0.75, 0.95), "unbalanced 2": (0.7, -3.0)}
 """The paper's splits: size factor rho and class-balance factor kappa."""
 
 
-def setting(data: adult.AdultData, num_clients: int, split: str = "balanced") -> Setting:
+def setting(data: TabularData, num_clients: int, split: str = "balanced") -> Setting:
     """Splits the training rows over clients in one of the paper's ways."""
     partition = dppvi.partition(jax.random.key(0), data.y_train, num_clients, *SPLITS[split])
     return Setting(data, partition, dppvi.stack(records(data), partition))
 
 
-def records(data: adult.AdultData) -> dict[str, np.ndarray]:
+def records(data: TabularData) -> dict[str, np.ndarray]:
     """The training rows as the model's arguments."""
     return {"X": data.X_train, "y": data.y_train}
 
 
-def score(w: jax.Array, data: adult.AdultData) -> Score:
+def score(w: jax.Array, data: TabularData) -> Score:
     """Scores draws of the weights, shape ``(num_draws, 109)``."""
     return Score(*(float(x) for x in held_out(w, data.X_test, data.y_test)))
 

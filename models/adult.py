@@ -8,12 +8,12 @@ import csv
 import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["AdultData", "load", "selection_split"]
+from models.tabular import Features, TabularData
+
+__all__ = ["load"]
 
 _FILE = Path(__file__).parent / "data" / "adult.csv.gz"
 
@@ -36,30 +36,8 @@ _CATEGORICAL = (
     "native_country",
 )
 
-_Features = npt.NDArray[np.float32]
-_Labels = npt.NDArray[np.int32]
 
-
-class AdultData(NamedTuple):
-    """Training rows, rows to score on, and what the columns mean.
-
-    Attributes:
-        X_train: Features, shape `(num_train, 109)`, without units: a column of ones for the bias,
-            six standardised numbers, 102 indicators.
-        y_train: 1 where the income is above 50 000 dollars a year, else 0; shape `(num_train,)`.
-        X_test: Features of the rows to score on, shape `(num_test, 109)`.
-        y_test: Labels of the rows to score on, shape `(num_test,)`.
-        feature_names: The 109 columns, such as "bias", "age" and "workclass=Private".
-    """
-
-    X_train: _Features
-    y_train: _Labels
-    X_test: _Features
-    y_test: _Labels
-    feature_names: tuple[str, ...]
-
-
-def load() -> AdultData:
+def load() -> TabularData:
     """Load Adult with the preprocessing and the split behind the paper's results.
 
     Training and test file are joined to 48 842 rows. One permutation with NumPy's legacy generator,
@@ -74,7 +52,9 @@ def load() -> AdultData:
     ledger for it.
 
     Returns:
-        24 421 training rows and as many held-out rows, of 109 features.
+        24 421 training rows and as many held-out rows, of 109 features: a column of ones for the
+        bias, six standardised numbers, 102 indicators. The label is 1 where the income is above
+        50 000 dollars a year.
     """
     columns = _read_columns()
     features, names = _encode(columns)
@@ -83,32 +63,12 @@ def load() -> AdultData:
     # The legacy generator is frozen, so the split is the paper's under every version of NumPy.
     order = np.random.RandomState(0).permutation(len(labels))
     held_out, training = np.split(order, [len(order) // 2])
-    return AdultData(
+    return TabularData(
         X_train=features[training],
         y_train=labels[training],
         X_test=features[held_out],
         y_test=labels[held_out],
         feature_names=names,
-    )
-
-
-def selection_split(data: AdultData) -> AdultData:
-    """Split the training rows again, to choose hyperparameters without the rows that are reported.
-
-    Args:
-        data: The data of `load`; its held-out rows are left out altogether.
-
-    Returns:
-        The first four fifths of the training rows as training rows (19 536), the last fifth as rows
-        to score on (4885). Their order is random already.
-    """
-    num_train = len(data.y_train) * 4 // 5
-    return AdultData(
-        X_train=data.X_train[:num_train],
-        y_train=data.y_train[:num_train],
-        X_test=data.X_train[num_train:],
-        y_test=data.y_train[num_train:],
-        feature_names=data.feature_names,
     )
 
 
@@ -119,7 +79,7 @@ def _read_columns() -> dict[str, tuple[str, ...]]:
     return dict(zip(header, zip(*rows, strict=True), strict=True))
 
 
-def _encode(columns: Mapping[str, Sequence[str]]) -> tuple[_Features, tuple[str, ...]]:
+def _encode(columns: Mapping[str, Sequence[str]]) -> tuple[Features, tuple[str, ...]]:
     """Turn text columns into features: bias, numeric, categorical.
 
     Returns:

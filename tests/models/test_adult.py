@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from models import adult
+from models.tabular import selection_split
 
 NUMERIC = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 
@@ -84,7 +85,7 @@ def test_indicators_name_one_category_per_column(every_row):
 
 
 def test_selection_split_is_the_training_half_and_nothing_else(data):
-    selection = adult.selection_split(data)
+    selection = selection_split(data)
     assert (len(selection.y_train), len(selection.y_test)) == (19536, 4885)
     np.testing.assert_array_equal(
         np.concatenate([selection.X_train, selection.X_test]), data.X_train

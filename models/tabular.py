@@ -1,0 +1,73 @@
+"""What the tabular data sets share: features, labels, rows to train on and rows to score on."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Features", "Labels", "TabularData", "balanced", "selection_split"]
+
+Features = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int32]
+
+
+class TabularData(NamedTuple):
+    """Training rows, rows to score on, and what the columns mean.
+
+    Attributes:
+        X_train: Features, shape `(num_train, num_features)`, without units; the first column is
+            ones, for the bias.
+        y_train: Labels in {0, 1}, shape `(num_train,)`.
+        X_test: Features of the rows to score on, shape `(num_test, num_features)`.
+        y_test: Labels of the rows to score on, shape `(num_test,)`.
+        feature_names: Names of the columns.
+    """
+
+    X_train: Features
+    y_train: Labels
+    X_test: Features
+    y_test: Labels
+    feature_names: tuple[str, ...]
+
+
+def selection_split(data: TabularData) -> TabularData:
+    """Split the training rows again, to choose hyperparameters without the rows that are reported.
+
+    Args:
+        data: Data whose training rows are in random order; its held-out rows are left out
+            altogether.
+
+    Returns:
+        The first four fifths of the training rows as training rows, the last fifth as rows to
+        score on.
+    """
+    num_train = len(data.y_train) * 4 // 5
+    return data._replace(
+        X_train=data.X_train[:num_train],
+        y_train=data.y_train[:num_train],
+        X_test=data.X_train[num_train:],
+        y_test=data.y_train[num_train:],
+    )
+
+
+def balanced(
+    X: Features, y: Labels, feature_names: tuple[str, ...], seed: int = 0, train: float = 0.8
+) -> TabularData:
+    """Keep as many rows of the more frequent label as there are of the other, and split them.
+
+    Args:
+        X: Features of all rows.
+        y: Their labels in {0, 1}.
+        feature_names: Names of the columns.
+        seed: Seed of the choice of rows and of their order.
+        train: The share of rows that train.
+
+    Returns:
+        The data, in random order.
+    """
+    rng = np.random.RandomState(seed)  # frozen: the same rows under every version of NumPy
+    by_label = [rng.permutation(np.flatnonzero(y == label)) for label in (0, 1)]
+    fewest = min(len(rows) for rows in by_label)
+    kept = rng.permutation(np.concatenate([rows[:fewest] for rows in by_label]))
+    training, held_out = np.split(kept, [int(train * len(kept))])
+    return TabularData(X[training], y[training], X[held_out], y[held_out], feature_names)
