@@ -33,7 +33,8 @@ def test_features_are_finite_and_of_comparable_width(data):
     assert np.abs(both).max() <= 4
     assert (both[:, 0] == 1).all()
     spread = both[:, 1:18].std(axis=0)
-    assert (spread > 0.6).all() and (spread < 1.4).all()
+    assert (spread > 0.6).all()
+    assert (spread < 1.4).all()
 
 
 def test_every_patient_has_one_disease_group_one_sex_and_one_kind_of_cancer(data):
