@@ -10,7 +10,13 @@ from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
 from numpyro_dppvi.privacy.noise import SecretKeys
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
-from numpyro_dppvi.privacy.sampling import Batch, FullBatch, PoissonSampling, Sampler
+from numpyro_dppvi.privacy.sampling import (
+    Batch,
+    FixedSizeSampling,
+    FullBatch,
+    PoissonSampling,
+    Sampler,
+)
 from numpyro_dppvi.privacy.statement import PrivacyStatement
 
 __all__ = [
@@ -18,6 +24,7 @@ __all__ = [
     "BudgetExceededError",
     "ClientPlan",
     "Entry",
+    "FixedSizeSampling",
     "FullBatch",
     "GaussianShardSum",
     "GaussianSum",

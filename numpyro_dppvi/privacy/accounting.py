@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting import pld
 
-from numpyro_dppvi.privacy.budget import Relation, neighboring_relation, unit_sensitivity
+from numpyro_dppvi.privacy import loss
+from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
 Composition: TypeAlias = frozenset[tuple[dpa.DpEvent, int]]
 """Events with how often each occurred; noise is in units of the clipping norm throughout."""
@@ -38,8 +38,8 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
     """The epsilon that a composition costs at ``delta``; never below the true one.
 
     Plain Gaussian events compose to one Gaussian, whose epsilon is the closed form of Balle and
-    Wang (2018). Everything else goes to the PLD accountant, whose pair of distributions for
-    Poisson sampling under replace-one is tight.
+    Wang (2018). Everything else goes to privacy loss distributions, whose pair of distributions
+    for Poisson sampling under replace-one is tight.
 
     Args:
         composition: What was released, with noise multipliers in units of the clipping norm.
@@ -48,15 +48,21 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
 
     Returns:
         Epsilon; 0 for nothing released and infinity where an event has no noise.
+
+    Raises:
+        TypeError: If no accountant is proven for an event.
+        ValueError: If none is proven for it under this relation.
     """
     if not composition:
         return 0.0
-    noise = [_noise_multiplier(event) for event, _ in composition]
+    for event, _ in composition:
+        loss.check_relation(event, relation)
+    noise = [loss.noise_multiplier(event) for event, _ in composition]
     if not all(multiplier > 0 for multiplier in noise):  # a NaN, too
         return math.inf
-    if all(isinstance(event, dpa.GaussianDpEvent) for event, _ in composition):
+    if is_gaussian(composition):
         squared = sum(
-            count * (unit_sensitivity(relation) / _noise_multiplier(event)) ** 2
+            count * (unit_sensitivity(relation) / loss.noise_multiplier(event)) ** 2
             for event, count in composition
         )
         with np.errstate(divide="ignore"):  # it tries epsilons whose delta rounds to 0
@@ -66,7 +72,8 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
         return math.inf
     best = math.inf
     for grid in _GRIDS:
-        bound = _pld_epsilon(composition, safe_delta, relation, grid)
+        distribution = loss.of_composition(composition, relation, grid)
+        bound = float(distribution.get_epsilon_for_delta(safe_delta))
         settled = math.isinf(bound) or best - bound <= _SETTLED * bound
         best = min(best, bound)  # an upper bound on every grid
         if settled:
@@ -74,27 +81,21 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
     return best
 
 
+def is_gaussian(composition: Composition) -> bool:
+    """Whether everything that was released is a plain Gaussian: no record is ever left out."""
+    return all(_takes_all_records(event) for event, _ in composition)
+
+
 def describe(composition: Composition) -> str:
     """The accountant that :func:`epsilon` uses for a composition, for people."""
-    if all(isinstance(event, dpa.GaussianDpEvent) for event, _ in composition):
+    if is_gaussian(composition):
         return "exact Gaussian composition (Balle and Wang 2018)"
+    if any(isinstance(event, dpa.SampledWithoutReplacementDpEvent) for event, _ in composition):
+        return "privacy loss distribution of a dominating pair (Zhu et al. 2022), rounded up"
     return "privacy loss distribution, rounded up"
 
 
-def _pld_epsilon(composition: Composition, delta: float, relation: Relation, grid: float) -> float:
-    # The PLD accountant doubles a Gaussian's sensitivity under REPLACE_ONE by itself: it wants
-    # noise in units of the clipping norm, and so it gets it. (The RDP accountant does not.)
-    accountant = pld.PLDAccountant(
-        neighboring_relation(relation), value_discretization_interval=grid
-    )
-    for event, count in sorted(composition, key=repr):
-        accountant.compose(event, count)
-    return float(accountant.get_epsilon(delta))
-
-
-def _noise_multiplier(event: dpa.DpEvent) -> float:
-    if isinstance(event, dpa.PoissonSampledDpEvent):
-        return _noise_multiplier(event.event)
-    if isinstance(event, (dpa.GaussianDpEvent, dpa.TruncatedSubsampledGaussianDpEvent)):
-        return float(event.noise_multiplier)
-    raise TypeError(f"no accountant is proven for {type(event).__name__}.")
+def _takes_all_records(event: dpa.DpEvent) -> bool:
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        return bool(event.sample_size == event.source_dataset_size)
+    return isinstance(event, dpa.GaussianDpEvent)

@@ -63,10 +63,7 @@ class GaussianSum:
     @property
     def batch(self) -> str:
         """What enters one sum, in words."""
-        prob = self.sampler.sampling_prob
-        if prob == 1:
-            return "full batch"
-        return f"Poisson q={prob:g} (~{prob * self.num_records:.0f} rows)"
+        return self.sampler.describe(self.num_records)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,13 @@ def of_gradients(
 
     Every client's noise is calibrated to its own budget, size and number of visits. With a
     trusted aggregator (``num_shares`` clients add noise to one sum) the largest serves all.
+
+    Raises:
+        ValueError: If the sampler cannot sample a client, or is not accounted for under the
+            relation of a budget.
     """
+    for budget in budgets:
+        sampler.check(client_sizes, budget.relation)
     physical_size = sampler.physical_size(client_sizes)
     noise = [
         calibrate.noise_multiplier(
