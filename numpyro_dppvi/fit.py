@@ -93,7 +93,7 @@ class FitResult:
         return dataclasses.replace(self.posterior, natural=natural)
 
     def privacy_statement(self) -> PrivacyStatement:
-        """What the run cost, as text (``print``) and JSON (``.to_json()``)."""
+        """What the run cost: as text (``print``), ``.to_markdown()`` and ``.to_json()``."""
         return PrivacyStatement(
             type(self.method).__name__,
             self.plan,

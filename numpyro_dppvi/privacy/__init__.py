@@ -6,7 +6,13 @@ it can be read and audited alone.
 
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
 from numpyro_dppvi.privacy.clipping import clipped, clipped_sum
+from numpyro_dppvi.privacy.inverse import (
+    epsilon_from_noise,
+    noise_from_epsilon,
+    rounds_from_epsilon,
+)
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
+from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
 from numpyro_dppvi.privacy.noise import SecretKeys
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
@@ -17,9 +23,10 @@ from numpyro_dppvi.privacy.sampling import (
     PoissonSampling,
     Sampler,
 )
-from numpyro_dppvi.privacy.statement import PrivacyStatement
+from numpyro_dppvi.privacy.statement import PrivacyStatement, statement_schema
 
 __all__ = [
+    "Attack",
     "Batch",
     "BudgetExceededError",
     "ClientPlan",
@@ -38,7 +45,12 @@ __all__ = [
     "Sampler",
     "SecretKeys",
     "add_noise",
+    "best_attack",
     "clipped",
     "clipped_sum",
+    "epsilon_from_noise",
+    "noise_from_epsilon",
+    "rounds_from_epsilon",
+    "statement_schema",
     "unit_sensitivity",
 ]

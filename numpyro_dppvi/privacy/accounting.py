@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import dp_accounting as dpa
@@ -53,32 +53,74 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
         TypeError: If no accountant is proven for an event.
         ValueError: If none is proven for it under this relation.
     """
-    if not composition:
+    mu = gaussian_mu(composition, relation)
+    if mu == 0:
         return 0.0
-    for event, _ in composition:
-        loss.check_relation(event, relation)
-    noise = [loss.noise_multiplier(event) for event, _ in composition]
-    if not all(multiplier > 0 for multiplier in noise):  # a NaN, too
+    if mu == math.inf:
         return math.inf
-    if is_gaussian(composition):
-        squared = sum(
-            count * (unit_sensitivity(relation) / loss.noise_multiplier(event)) ** 2
-            for event, count in composition
-        )
+    if mu is not None:
         with np.errstate(divide="ignore"):  # it tries epsilons whose delta rounds to 0
-            return float(dpa.get_epsilon_gaussian(1 / math.sqrt(squared), delta))
-    safe_delta = delta - _ROUNDING_PER_EVENT * sum(count for _, count in composition)
+            return float(dpa.get_epsilon_gaussian(1 / mu, delta))
+    safe_delta = delta - rounding_error(composition)
     if safe_delta <= 0:
         return math.inf
+
+    def bound(grid: float) -> float:
+        distribution = loss.of_composition(composition, relation, grid)
+        return float(distribution.get_epsilon_for_delta(safe_delta))
+
+    return tightest(bound)
+
+
+def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
+    """How many standard deviations lie between neighbours, if all of it is one large Gaussian.
+
+    Args:
+        composition: What was released.
+        relation: The neighbouring relation.
+
+    Returns:
+        0 for nothing released, infinity where an event has no noise, and ``None`` where batches
+        were sampled.
+
+    Raises:
+        TypeError: If no accountant is proven for an event.
+        ValueError: If none is proven for it under this relation.
+    """
+    for event, _ in composition:
+        loss.check_relation(event, relation)
+    noise = [(loss.noise_multiplier(event), count) for event, count in composition]
+    if not all(multiplier > 0 for multiplier, _ in noise):  # a NaN, too
+        return math.inf
+    if not is_gaussian(composition):
+        return None
+    unit = unit_sensitivity(relation)
+    return math.sqrt(sum(count * (unit / multiplier) ** 2 for multiplier, count in noise))
+
+
+def tightest(bound: Callable[[float], float], settled_at: float = _SETTLED) -> float:
+    """The least of the upper bounds that ever finer grids give, until they settle.
+
+    Args:
+        bound: A function of the grid.
+        settled_at: The share of itself by which the last bound may still have fallen.
+
+    Returns:
+        An upper bound, too large by about a hundredth of that share.
+    """
     best = math.inf
     for grid in _GRIDS:
-        distribution = loss.of_composition(composition, relation, grid)
-        bound = float(distribution.get_epsilon_for_delta(safe_delta))
-        settled = math.isinf(bound) or best - bound <= _SETTLED * bound
-        best = min(best, bound)  # an upper bound on every grid
+        found = bound(grid)
+        settled = math.isinf(found) or best - found <= settled_at * found
+        best = min(best, found)
         if settled:
             break
     return best
+
+
+def rounding_error(composition: Composition) -> float:
+    """The probability that Fourier transforms may lose to rounding."""
+    return _ROUNDING_PER_EVENT * sum(count for _, count in composition)
 
 
 def is_gaussian(composition: Composition) -> bool:

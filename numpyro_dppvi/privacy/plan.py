@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numpyro_dppvi.privacy import accounting, calibrate
+from numpyro_dppvi.privacy import accounting, calibrate, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.ledger import Ledger
+from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
@@ -45,6 +46,11 @@ class ClientPlan:
         """What it costs at the budget's delta; at most the budget's epsilon."""
         return accounting.epsilon(self.composition, self.budget.delta, self.budget.relation)
 
+    @property
+    def attack(self) -> Attack:
+        """What it gives away: the best attack on everything the client will have released."""
+        return best_attack(self.composition, self.budget.relation)
+
 
 @dataclass(frozen=True)
 class PrivacyPlan:
@@ -76,8 +82,12 @@ class PrivacyPlan:
         )
 
     def __str__(self) -> str:
-        """A table with one line for each run of equal clients."""
-        return "\n".join(["Privacy plan (nothing has been read yet)", *table(self.clients)])
+        """A table with one line for each run of equal clients, and what it means."""
+        attacks = [client.attack for client in self.clients]
+        worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
+        meaning = words.in_other_words(worst, self.clients[worst].budget, attacks[worst])
+        title = "Privacy plan (nothing has been read yet)"
+        return "\n".join([title, *table(self.clients), *words.paragraph(meaning)])
 
 
 def of_gradients(
@@ -172,8 +182,8 @@ def table(clients: Sequence[ClientPlan]) -> list[str]:
                 f"{mechanism.clip_norm:g}",
                 f"{mechanism.share_std:.4g}",
                 f"{client.num_visits} x {client.releases_per_visit}",
-                f"{client.epsilon:.4f} of {client.budget.epsilon:g}",
-                f"{client.budget.delta:g}",
+                f"{words.rounded_up(client.epsilon)} of {client.budget.epsilon:.10g}",
+                f"{client.budget.delta:.10g}",
             ]
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
