@@ -70,9 +70,9 @@ class GaussianSum:
 class GaussianShardSum:
     """The release of one noisy, weighted sum of clipped changes, one a shard of the records.
 
-    A record lies in one shard, and a shard's clipped change may become any other vector of norm
-    C whether the record is replaced, added or removed: the sum moves by up to 2 C under either
-    relation (paper, Theorems 2 and 3).
+    A record lies in one shard, whose clipped change may become any other vector of norm C when
+    the record is replaced: the sum moves by up to 2 C (paper, Theorems 2 and 3). There is no such
+    bound for adding or removing one: the records after it would move to other shards.
 
     Args:
         clip_norm: Bound on the joint L2 norm of one shard's change.
@@ -80,7 +80,6 @@ class GaussianShardSum:
             weight.
         num_shards: How many shards.
         num_records: How many records the client holds (public).
-        relation: The neighbouring relation, which the event's unit depends on.
         weight: What the sum and its noise are multiplied by: 1, or one over the number of shards.
         num_shares: Clients whose noise adds up to the noise of the sum that is released; 1
             without a trusted aggregator.
@@ -90,14 +89,18 @@ class GaussianShardSum:
     noise_multiplier: float
     num_shards: int
     num_records: int
-    relation: Relation
     weight: float = 1.0
     num_shares: int = 1
 
     def sensitivity(self, relation: Relation) -> float:
         """The most that the weighted sum can move between neighbouring data sets, in L2 norm."""
-        del relation
-        return unit_sensitivity("replace_one") * self.clip_norm * self.weight
+        if relation != "replace_one":
+            raise ValueError(
+                "relation must be 'replace_one' for methods that cut records into shards, got "
+                f"{relation!r}, because a record more or less would move others between shards: "
+                "write PrivacyBudget(relation='replace_one'), or method=DPOptimization()."
+            )
+        return unit_sensitivity(relation) * self.clip_norm * self.weight
 
     @property
     def noise_std(self) -> float:
@@ -111,13 +114,12 @@ class GaussianShardSum:
 
     @property
     def dp_event(self) -> dpa.DpEvent:
-        """The event of one release: noise per sensitivity, in the accountant's unit.
+        """The event that one release is charged as (noise in units of a shard's bound).
 
         Weight and clipping norm cancel. They are left out, because rounding would let clients
         with equal budgets have unequal events, some of them a hair above the budget.
         """
-        unit = unit_sensitivity(self.relation) / unit_sensitivity("replace_one")
-        return dpa.GaussianDpEvent(unit * self.noise_multiplier)
+        return dpa.GaussianDpEvent(self.noise_multiplier)
 
     @property
     def name(self) -> str:

@@ -1,6 +1,5 @@
 """The privacy plan: what will be released and what it will cost, before any data is read."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -145,11 +144,11 @@ def of_changes(
     With a trusted aggregator the sum over clients is released: its noise covers the client whose
     weight is the largest (paper, Theorems 6 and 8).
     """
-    noise = []
-    for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True):
-        # A shard's change moves by 2 C under either relation, as a record's does when replaced.
-        replaced = dataclasses.replace(budget, relation="replace_one")
-        noise.append(calibrate.noise_multiplier(replaced, max(1, visits), FullBatch(), size, size))
+    sampler = FullBatch()
+    noise = [
+        calibrate.noise_multiplier(budget, max(1, visits), sampler, size, size)
+        for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
+    ]
     weights = [1 / shards if averaged else 1.0 for shards in num_shards]
     if num_shares is not None:
         noise, weights = [max(noise)] * len(noise), [max(weights)] * len(noise)
@@ -160,10 +159,10 @@ def of_changes(
             noise_multiplier=noise[m],
             num_shards=num_shards[m],
             num_records=client_sizes[m],
-            relation=budget.relation,
             weight=weights[m],
             num_shares=num_shares or 1,
         )
+        mechanism.sensitivity(budget.relation)  # refuses a relation that has none
         clients.append(ClientPlan(budget, mechanism, num_visits[m], 1))
     return PrivacyPlan(tuple(clients))
 

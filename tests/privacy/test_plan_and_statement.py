@@ -84,20 +84,24 @@ class TestPlan:
     @given(
         st.floats(0.01, 20.0),
         st.floats(1e-10, 1e-2),
-        st.sampled_from(["replace_one", "add_or_remove_one"]),
         st.floats(0.01, 100.0),
         st.integers(1, 9),
     )
-    def test_rounding_breaks_no_budget(self, epsilon, delta, relation, clip_norm, num_shards):
+    def test_rounding_breaks_no_budget(self, epsilon, delta, clip_norm, num_shards):
         # A plan that is a hair too dear would be refused in its last round.
-        budgets = [PrivacyBudget(epsilon, delta, relation)] * 2
+        budgets = [PrivacyBudget(epsilon, delta)] * 2
         plan = of_changes(budgets, clip_norm, [num_shards, 1], True, [10, 7], [90, 90])
         for client, budget in zip(plan.clients, budgets, strict=True):
             assert client.epsilon <= budget.epsilon
             event, mechanism = client.mechanism.dp_event, client.mechanism
-            unit = 2.0 if relation == "replace_one" else 1.0
-            per_sensitivity = mechanism.noise_std / mechanism.sensitivity(relation)
-            assert event.noise_multiplier == pytest.approx(unit * per_sensitivity, rel=1e-12)
+            per_sensitivity = mechanism.noise_std / mechanism.sensitivity("replace_one")
+            assert event.noise_multiplier == pytest.approx(2 * per_sensitivity, rel=1e-12)
+
+    def test_shards_are_for_replacing_records_only(self):
+        # A record is in the shard of its place: with one removed, all after it would move.
+        budgets = [PrivacyBudget(1.0), PrivacyBudget(1.0, relation="add_or_remove_one")]
+        with pytest.raises(ValueError, match="relation must be 'replace_one' for methods that cut"):
+            of_changes(budgets, 1.0, [3, 3], False, [1, 1], [50, 50])
 
     def test_one_batch_shape_serves_all_clients(self):
         sampler = PoissonSampling(0.1)
