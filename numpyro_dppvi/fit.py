@@ -316,7 +316,7 @@ def _attrs(method: AnyMethod, plan: PrivacyPlan | None, ledger: Ledger) -> dict[
         "inference_library": "numpyro_dppvi",
         "inference_library_version": importlib.metadata.version("numpyro-dppvi"),
         "method": type(method).__name__,
-        "privacy": "none" if plan is None else "differential privacy, unit one record",
+        "privacy": "none" if plan is None else f"differential privacy, unit {plan.unit}",
     }
     if plan is not None:
         facts["max_epsilon"] = float(ledger.spent().max())

@@ -4,7 +4,7 @@ This package imports nothing of the rest of the library but type aliases and val
 it can be read and audited alone.
 """
 
-from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
+from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, Unit, unit_sensitivity
 from numpyro_dppvi.privacy.clipping import clipped, clipped_sum
 from numpyro_dppvi.privacy.inverse import (
     epsilon_from_noise,
@@ -44,6 +44,7 @@ __all__ = [
     "Relation",
     "Sampler",
     "SecretKeys",
+    "Unit",
     "add_noise",
     "best_attack",
     "clipped",

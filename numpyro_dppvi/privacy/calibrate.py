@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import dp_accounting as dpa
 
-from numpyro_dppvi.privacy import accounting
+from numpyro_dppvi.privacy import accounting, units
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
 from numpyro_dppvi.privacy.sampling import Sampler
 
@@ -33,13 +33,15 @@ def noise_multiplier(
         physical_size: Most rows a batch can have.
 
     Returns:
-        Noise standard deviation over clipping norm; 0 for an infinite epsilon.
+        Noise standard deviation over the norm that one unit of protection contributes; 0 for an
+        infinite epsilon.
 
     Raises:
         ValueError: If delta is too small for the accountant, or the sampler cannot sample the
-            client or is not accounted for under the budget's relation.
+            client or is not accounted for under the budget's relation or unit.
     """
     sampler.check([num_records], budget.relation)
+    units.check_sampler(budget, sampler)
     if math.isinf(budget.epsilon):
         return 0.0
 

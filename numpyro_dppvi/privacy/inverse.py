@@ -6,7 +6,7 @@
 import math
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.privacy import accounting, calibrate
+from numpyro_dppvi.privacy import accounting, calibrate, units
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
@@ -26,8 +26,8 @@ def epsilon_from_noise(
     """What noisy sums cost.
 
     Args:
-        noise_multiplier: Standard deviation of the noise over the norm that each person's
-            contribution is clipped to.
+        noise_multiplier: Standard deviation of the noise over the norm that one unit of
+            protection contributes, which is the clipping norm for single records.
         num_releases: How many noisy sums: rounds times ``num_local_steps`` with
             ``DPOptimization``, rounds with methods that release changes.
         delta: In (0, 1).
@@ -66,7 +66,7 @@ def noise_from_epsilon(
         num_records: Records of the client; needed where batches are sampled.
 
     Returns:
-        Standard deviation of the noise over the clipping norm.
+        Standard deviation of the noise over the norm that one unit of protection contributes.
 
     Raises:
         ValueError: If a number is out of its range, or delta too small for the accountant.
@@ -107,6 +107,7 @@ def rounds_from_epsilon(
         raise ValueError(
             "epsilon must be finite, got inf: an unlimited budget lasts for any number of rounds."
         )
+    units.check_sampler(budget, sampler)
     size, physical_size = _sizes(sampler, num_records, budget.relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
 

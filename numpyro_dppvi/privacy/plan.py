@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numpyro_dppvi.privacy import accounting, calibrate, words
+from numpyro_dppvi.privacy import accounting, calibrate, units, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.ledger import Ledger
@@ -23,12 +23,18 @@ class ClientPlan:
         mechanism: The mechanism, with calibrated noise.
         num_visits: How often the schedule calls on the client.
         releases_per_visit: Noisy sums a visit.
+
+    Raises:
+        ValueError: If the mechanism does not protect the budget's unit.
     """
 
     budget: PrivacyBudget
     mechanism: Mechanism
     num_visits: int
     releases_per_visit: int
+
+    def __post_init__(self) -> None:
+        self.mechanism.check(self.budget)
 
     @property
     def num_releases(self) -> int:
@@ -61,6 +67,11 @@ class PrivacyPlan:
     def epsilons(self) -> np.ndarray:
         """Epsilon of each client at its own delta, shape ``(num_clients,)``."""
         return np.array([client.epsilon for client in self.clients])
+
+    @property
+    def unit(self) -> str:
+        """What is protected, in words."""
+        return ", ".join(sorted({f"one {units.in_words(c.budget)}" for c in self.clients}))
 
     @property
     def noise_std(self) -> np.ndarray:
@@ -105,10 +116,12 @@ def of_gradients(
 
     Raises:
         ValueError: If the sampler cannot sample a client, or is not accounted for under the
-            relation of a budget.
+            relation or the unit of a budget.
     """
     for budget in budgets:
         sampler.check(client_sizes, budget.relation)
+        units.check_sampler(budget, sampler)
+    contributions = [units.records_changed(budget) for budget in budgets]
     physical_size = sampler.physical_size(client_sizes)
     noise = [
         calibrate.noise_multiplier(
@@ -117,17 +130,32 @@ def of_gradients(
         for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
     ]
     if num_shares is not None:
-        noise = [max(noise)] * len(noise)
-    clients = [
-        ClientPlan(
-            budget,
-            GaussianSum(clip_norm, z, sampler, size, physical_size, num_shares or 1),
-            visits,
-            releases_per_visit,
+        _check_equal_shares(sampler, client_sizes)
+        noise, contributions = [max(noise)] * len(noise), [max(contributions)] * len(noise)
+    clients = []
+    for m, budget in enumerate(budgets):
+        mechanism = GaussianSum(
+            clip_norm=clip_norm,
+            noise_multiplier=noise[m],
+            sampler=sampler,
+            num_records=client_sizes[m],
+            physical_size=physical_size,
+            num_shares=num_shares or 1,
+            contributions=contributions[m],
         )
-        for budget, z, visits, size in zip(budgets, noise, num_visits, client_sizes, strict=True)
-    ]
+        clients.append(ClientPlan(budget, mechanism, num_visits[m], releases_per_visit))
     return PrivacyPlan(tuple(clients))
+
+
+def _check_equal_shares(sampler: Sampler, client_sizes: Sequence[int]) -> None:
+    """Refuses a sum over clients that each divide their noise by another number."""
+    probs = {float(sampler.inclusion_prob(size)) for size in client_sizes}
+    if len(probs) > 1:
+        raise ValueError(
+            f"sampler must draw the same share of every client's records for a sum over clients, "
+            f"got {sampler} for clients of {min(client_sizes)} to {max(client_sizes)} records: "
+            "write sampler=PoissonSampling(0.1), say."
+        )
 
 
 def of_changes(
@@ -142,7 +170,7 @@ def of_changes(
     """Plans noisy sums (or means) of changes, one a shard; one release a visit.
 
     With a trusted aggregator the sum over clients is released: its noise covers the client whose
-    weight is the largest (paper, Theorems 6 and 8).
+    weight is the largest (paper, Theorems 6 and 8), and the most shards that a unit may change.
     """
     sampler = FullBatch()
     noise = [
@@ -150,8 +178,10 @@ def of_changes(
         for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
     ]
     weights = [1 / shards if averaged else 1.0 for shards in num_shards]
+    contributions = [units.shards_changed(b, n) for b, n in zip(budgets, num_shards, strict=True)]
     if num_shares is not None:
         noise, weights = [max(noise)] * len(noise), [max(weights)] * len(noise)
+        contributions = [max(contributions)] * len(noise)
     clients = []
     for m, budget in enumerate(budgets):
         mechanism = GaussianShardSum(
@@ -161,8 +191,8 @@ def of_changes(
             num_records=client_sizes[m],
             weight=weights[m],
             num_shares=num_shares or 1,
+            contributions=contributions[m],
         )
-        mechanism.sensitivity(budget.relation)  # refuses a relation that has none
         clients.append(ClientPlan(budget, mechanism, num_visits[m], 1))
     return PrivacyPlan(tuple(clients))
 

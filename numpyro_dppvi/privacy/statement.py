@@ -8,14 +8,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from numpyro_dppvi.privacy import accounting, words
+from numpyro_dppvi.privacy import accounting, units, words
 from numpyro_dppvi.privacy.ledger import Ledger
 from numpyro_dppvi.privacy.meaning import best_attack
 from numpyro_dppvi.privacy.plan import PrivacyPlan
 
 NOT_COVERED = (
     "choices made by looking at the data: tuning, preprocessing, choice of model, stopping",
-    "a person who appears in more than one record, or at more than one client",
+    "a person with more records than the unit says, or at more than one client",
     "floating-point effects: noise is drawn in finite precision from a non-cryptographic generator",
     "side channels such as timing, and everything that a client shows outside this run",
 )
@@ -60,7 +60,7 @@ class PrivacyStatement:
             "schema": "numpyro_dppvi/privacy-statement/1",
             "private": private,
             "method": self.method,
-            "unit": "one record",
+            "unit": "one record" if self.plan is None else self.plan.unit,
             "noise": self._noise(),
             "clients": self._clients,
             "max_epsilon": max((c["epsilon_spent"] for c in self._clients), default=None),
@@ -101,9 +101,11 @@ class PrivacyStatement:
                     "client": number,
                     "records": mechanism.num_records,
                     "relation": budget.relation,
+                    "unit": f"one {units.in_words(budget)}",
                     "mechanism": mechanism.name,
                     "batch": mechanism.batch,
                     "clip_norm": mechanism.clip_norm,
+                    "contributions": mechanism.contributions,
                     "sensitivity": mechanism.sensitivity(budget.relation),
                     "noise_multiplier": mechanism.noise_multiplier,
                     "noise_std": mechanism.noise_std,
@@ -182,9 +184,8 @@ class PrivacyStatement:
         budget = self.plan.clients[worst].budget
         attack = best_attack(self.ledger.composition(worst), budget.relation)
         return [
-            "Each client's records are protected by its own line; any record of the whole by "
-            f"epsilon = {words.rounded_up(facts['max_epsilon'])} at delta = "
-            f"{facts['max_delta']:.10g}.",
+            f"Each line is a client's own; {facts['unit']} of the whole is protected by epsilon = "
+            f"{words.rounded_up(facts['max_epsilon'])} at delta = {facts['max_delta']:.10g}.",
             words.in_other_words(worst, budget, attack),
         ]
 

@@ -33,17 +33,27 @@ def percent(share: float) -> str:
 
 def in_other_words(client: int, budget: PrivacyBudget, attack: Attack) -> str:
     """A sentence that says what a client's releases give away at most."""
-    question = {
-        "replace_one": "which of two records it holds",
-        "add_or_remove_one": "whether it holds a certain record",
-    }[budget.relation]
+    known, question = _known_and_asked(client, budget)
     return (
-        f"In other words: whoever knows all other records of client {client}, sees everything that "
-        f"is released and has to say {question}, is right in at most "
+        f"In other words: whoever knows {known}, sees everything that is released and has to say "
+        f"{question}, is right in at most "
         f"{percent((1 + attack.advantage) / 2)} of cases (guessing: 50 %); at "
         f"{100 * attack.false_positive_rate:g} % false alarms it detects at most "
         f"{percent(attack.true_positive_rate)}."
     )
+
+
+def _known_and_asked(client: int, budget: PrivacyBudget) -> tuple[str, str]:
+    if budget.unit == "client":
+        known = f"everything but the records of client {client}"
+        return known, "which of two sets of records it holds"
+    if budget.max_records_per_person > 1:
+        known = f"all records of client {client} but one person's"
+        alternatives = "which of two persons they are of", "whether it holds that person's"
+    else:
+        known = f"all other records of client {client}"
+        alternatives = "which of two records it holds", "whether it holds a certain record"
+    return known, alternatives[budget.relation != "replace_one"]
 
 
 def paragraph(text: str) -> list[str]:

@@ -200,8 +200,10 @@ class TestStatement:
             for cell, name in zip(row[1:], names, strict=True):
                 assert float(cell) == pytest.approx(client[name], rel=5e-4, abs=1e-4)
             assert float(row[5]) >= client["epsilon_spent"]
-        assert f"any record of the whole by epsilon = {rounded_up(facts['max_epsilon'])}" in text
-        assert f"at delta = {facts['max_delta']:g}" in text
+        words = " ".join(text.split())
+        overall = f"epsilon = {rounded_up(facts['max_epsilon'])} at delta = 1e-05."
+        assert f"one record of the whole is protected by {overall}" in words
+        assert facts["max_delta"] == 1e-5
         assert f"dp-accounting {facts['versions']['dp-accounting']}" in text
         assert "neighbours by replace_one" in text
         assert all(item in text for item in facts["not_covered"])
