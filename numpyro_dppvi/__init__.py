@@ -27,6 +27,7 @@ from numpyro_dppvi.planning import plan_privacy
 from numpyro_dppvi.posterior import Posterior
 from numpyro_dppvi.privacy import (
     BudgetExceededError,
+    FixedSizeSampling,
     FullBatch,
     Ledger,
     PoissonSampling,
@@ -54,6 +55,7 @@ __all__ = [
     "random_subset",
     "DPOptimization",
     "FitResult",
+    "FixedSizeSampling",
     "FullBatch",
     "GaussHermite",
     "History",

@@ -232,7 +232,7 @@ def noisy_gradient(
 ) -> Coordinates:
     """DP estimate of the same gradient: sample, clip each record's, sum, add noise, divide by q.
 
-    The divisor is the sampling probability, a public constant; the size of the batch that was
+    The divisor is the probability that a record is in the batch, a public number; how many were
     drawn is secret.
     """
     rng_key, secret_key = keys
@@ -254,7 +254,8 @@ def noisy_gradient(
     floats_per_row = _floats_per_row(space, family, method, rng_key, coordinates)
     total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats_per_row)
     noisy = add_noise(noise_key, total, data.noise_std)
-    return jax.tree.map(lambda leaf: leaf / method.sampler.sampling_prob, noisy)
+    inclusion_prob = method.sampler.inclusion_prob(data.num_records)
+    return jax.tree.map(lambda leaf: leaf / jnp.asarray(inclusion_prob, leaf.dtype), noisy)
 
 
 def _floats_per_row(

@@ -93,7 +93,7 @@ class FitResult:
         return dataclasses.replace(self.posterior, natural=natural)
 
     def privacy_statement(self) -> PrivacyStatement:
-        """What the run cost, as text (``print``) and JSON (``.to_json()``)."""
+        """What the run cost: as text (``print``), ``.to_markdown()`` and ``.to_json()``."""
         return PrivacyStatement(
             type(self.method).__name__,
             self.plan,
@@ -316,7 +316,7 @@ def _attrs(method: AnyMethod, plan: PrivacyPlan | None, ledger: Ledger) -> dict[
         "inference_library": "numpyro_dppvi",
         "inference_library_version": importlib.metadata.version("numpyro-dppvi"),
         "method": type(method).__name__,
-        "privacy": "none" if plan is None else "differential privacy, unit one record",
+        "privacy": "none" if plan is None else f"differential privacy, unit {plan.unit}",
     }
     if plan is not None:
         facts["max_epsilon"] = float(ledger.spent().max())

@@ -34,7 +34,7 @@ def _check_pieces(optimizer: Any, expectation: Any) -> None:
 def _check_sampler(sampler: Any) -> None:
     if isinstance(sampler, type) or not hasattr(sampler, "dp_event"):
         raise TypeError(
-            f"sampler must be FullBatch() or PoissonSampling(...), got "
+            "sampler must be FullBatch(), PoissonSampling(...) or FixedSizeSampling(...), got "
             f"{_validate.shown(sampler)}: write sampler=PoissonSampling(0.1), say."
         )
 
@@ -54,7 +54,8 @@ class DPOptimization:
         num_local_steps: Noisy gradients a visit; each is charged.
         optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam at
             :func:`default_learning_rate`, which suits any number of clients and rounds.
-        sampler: ``FullBatch()`` or ``PoissonSampling(sampling_prob)``.
+        sampler: ``FullBatch()``, ``PoissonSampling(sampling_prob)`` or
+            ``FixedSizeSampling(batch_size)``.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
 
@@ -228,7 +229,8 @@ class GlobalVI:
     Args:
         clip_norm: Bound on the joint L2 norm of one record's gradient.
         optimizer: Any optax optimiser; its state lives through all rounds. ``None`` is Adam.
-        sampler: ``FullBatch()`` or ``PoissonSampling(sampling_prob)``, at every client.
+        sampler: ``FullBatch()``, ``PoissonSampling(sampling_prob)`` or
+            ``FixedSizeSampling(batch_size)``, at every client.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
 

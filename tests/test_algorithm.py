@@ -1,6 +1,7 @@
 """Partitioned inference against exact answers: closed forms, NumPyro's SVI, q as a product."""
 
 import functools
+import math
 import re
 
 import jax
@@ -261,7 +262,7 @@ def test_without_noise_or_clipping_the_private_method_is_the_non_private_one():
     exact = fit(method=dppvi.NonPrivate(5, optimizer))
     limit = fit(
         method=dppvi.DPOptimization(clip_norm=1e6, num_local_steps=5, optimizer=optimizer),
-        budget=dppvi.PrivacyBudget(float("inf")),
+        budget=dppvi.PrivacyBudget(math.inf),
     )
     np.testing.assert_allclose(
         limit.posterior.natural["w"].linear, exact.posterior.natural["w"].linear, rtol=1e-3
@@ -282,7 +283,7 @@ def test_the_released_change_does_not_depend_on_one_record_more_than_the_clip_al
             {"X": X_other.astype(np.float32), "y": y},
             rng_key=jax.random.key(0),
             method=dppvi.DPOptimization(clip_norm=0.5, num_local_steps=1, optimizer=optax.sgd(1.0)),
-            budget=dppvi.PrivacyBudget(float("inf")),
+            budget=dppvi.PrivacyBudget(math.inf),
             num_rounds=1,
             damping=1.0,
             progress_bar=False,
@@ -314,7 +315,9 @@ def test_a_seeded_run_is_reproducible_and_an_unseeded_one_is_not():
 
 
 @pytest.mark.parametrize(
-    "sampler", [dppvi.FullBatch(), dppvi.PoissonSampling(0.25)], ids=["full", "poisson"]
+    "sampler",
+    [dppvi.FullBatch(), dppvi.PoissonSampling(0.25), dppvi.FixedSizeSampling(2)],
+    ids=["full", "poisson", "fixed size"],
 )
 def test_the_noise_that_is_drawn_is_the_noise_that_is_accounted(sampler):
     """With nothing to learn and one plain gradient step, q moves by the noise alone."""
@@ -334,7 +337,7 @@ def test_the_noise_that_is_drawn_is_the_noise_that_is_accounted(sampler):
         insecure_noise_seed=4,
         progress_bar=False,
     )
-    moved = result.params["w_auto_loc"] / rate * sampler.sampling_prob
+    moved = result.params["w_auto_loc"] / rate * sampler.inclusion_prob(size)
     mechanism = result.plan.clients[0].mechanism
     # 2000 draws: five standard errors of their standard deviation are 8 %.
     np.testing.assert_allclose(np.std(moved), mechanism.noise_std, rtol=0.08)
@@ -342,6 +345,41 @@ def test_the_noise_that_is_drawn_is_the_noise_that_is_accounted(sampler):
     cost = accounting.compose([(mechanism.dp_event, 1)])
     assert accounting.epsilon(cost, 1e-5, "replace_one") <= 1.0
     assert sum(n for _, n in result.ledger.composition(0)) == 1
+
+
+def test_batches_of_fixed_size_serve_clients_of_all_sizes():
+    """Each client's sum is divided by its own share of records, and so is an unbiased gradient."""
+    sizes, rate = (4, 12, 40), 1e-4
+    records = [
+        {"X": np.eye(3, dtype=np.float32)[[client] * size], "y": np.ones(size, np.int32)}
+        for client, size in enumerate(sizes)
+    ]
+    result = dppvi.fit(
+        logistic,
+        None,
+        records,
+        rng_key=jax.random.key(0),
+        method=dppvi.DPOptimization(10.0, 1, optax.sgd(rate), dppvi.FixedSizeSampling(4)),
+        budget=dppvi.PrivacyBudget(math.inf),
+        num_rounds=1,
+        damping=1.0,
+        progress_bar=False,
+    )
+    # Equal records: a client's estimate is its full gradient, whichever records were drawn. At
+    # q = N(0, 1) one record's is E[1 - sigmoid(w)] = 1/2, as that of mirrored draws.
+    moved = result.params["w_auto_loc"] / rate
+    np.testing.assert_allclose(moved / np.array(sizes), 0.5, rtol=0.02)
+    # With a budget, each client's noise fits its share of records, and is charged as such.
+    plan = dppvi.plan_privacy(
+        result.method, dppvi.PrivacyBudget(1.0), num_rounds=9, client_sizes=sizes
+    )
+    noises = [client.mechanism.noise_multiplier for client in plan.clients]
+    assert noises == sorted(noises, reverse=True)
+    for client, size in zip(plan.clients, sizes, strict=True):
+        event = client.mechanism.dp_event
+        assert (event.source_dataset_size, event.sample_size) == (size, 4)
+        assert 0.995 <= client.epsilon <= 1
+    assert "4 of 12 rows, fixed size" in str(plan)
 
 
 def test_clients_and_rounds_get_noise_of_their_own():

@@ -332,6 +332,37 @@ class TestPieces:
         words = ["optimizer", "optax", "got 0.05", "optax.adam"]
         assert_refuses(TypeError, words, dppvi.DPOptimization, optimizer=0.05)
 
+    @pytest.mark.parametrize("batch_size", [0, 2.5, None])
+    def test_batch_size_is_a_whole_number(self, batch_size):
+        words = ["batch_size", "whole number", f"got {batch_size!r}", "batch_size=10"]
+        assert_refuses(ValueError, words, dppvi.FixedSizeSampling, batch_size)
+
+    def test_a_batch_is_no_larger_than_the_smallest_client(self):
+        method = dppvi.DPOptimization(sampler=dppvi.FixedSizeSampling(20))
+        words = ["batch_size", "got 20", "client 1's 19 records", "FixedSizeSampling(19)"]
+        assert_refuses(
+            ValueError,
+            words,
+            dppvi.plan_privacy,
+            method,
+            dppvi.PrivacyBudget(1.0),
+            num_rounds=2,
+            client_sizes=[20, 19],
+        )
+
+    def test_batches_of_fixed_size_are_for_replaced_records(self):
+        method = dppvi.DPOptimization(sampler=dppvi.FixedSizeSampling(20))
+        words = ["fixed size", "add_or_remove_one", 'relation="replace_one"', "PoissonSampling"]
+        assert_refuses(
+            ValueError,
+            words,
+            dppvi.plan_privacy,
+            method,
+            dppvi.PrivacyBudget(1.0, 1e-5, "add_or_remove_one"),
+            num_rounds=2,
+            client_sizes=[20, 20],
+        )
+
     def test_a_sampler_is_a_sampler(self):
         words = ["sampler", "got 0.1", "PoissonSampling(0.1)"]
         assert_refuses(TypeError, words, dppvi.DPOptimization, sampler=0.1)

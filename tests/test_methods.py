@@ -186,6 +186,29 @@ def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
     assert worst > 0.5 * clip * weight  # the search does reach far
 
 
+@pytest.mark.parametrize("k", [1, 2, 4, 6, 24])
+@pytest.mark.parametrize("method", SHARDED)
+def test_replacing_all_records_of_a_person_moves_the_sum_by_the_sensitivity(method, k):
+    """k extreme records against k others just as extreme; with k = 24, all that the client has."""
+    clip, num_shards = 0.3, getattr(method, "num_shards", 1)
+    method = type(method)(**{**vars(method), "clip_norm": clip})
+    X, y = np.zeros((24, 3)), np.ones(24, int)  # the others' records say nothing
+    X[:k, 0] = 1e3
+    y_other = y.copy()
+    y_other[:k] = 0
+    one, other = (message(method, X, labels, num_shards).change for labels in (y, y_other))
+    moved = np.linalg.norm(flat(one) - flat(other))
+    budgets = [dppvi.PrivacyBudget(1.0, max_records_per_person=k)]
+    budgets += [dppvi.PrivacyBudget(1.0, unit="client")] if k == 24 else []
+    for budget in budgets:
+        plan = dppvi.plan_privacy(method, budget, num_rounds=1, client_sizes=[24])
+        sensitivity = plan.clients[0].mechanism.sensitivity("replace_one")
+        assert 0.8 * sensitivity < moved <= sensitivity
+    if k > 1 and num_shards > 1:  # and further than a single record's sensitivity
+        plan = dppvi.plan_privacy(method, dppvi.PrivacyBudget(1.0), num_rounds=1, client_sizes=[24])
+        assert moved > plan.clients[0].mechanism.sensitivity("replace_one")
+
+
 def test_an_unclipped_sum_would_fail_that_test():
     X, y = logistic_data(24)
     X_other = X.copy()

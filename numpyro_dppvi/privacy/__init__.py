@@ -4,20 +4,34 @@ This package imports nothing of the rest of the library but type aliases and val
 it can be read and audited alone.
 """
 
-from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
+from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, Unit, unit_sensitivity
 from numpyro_dppvi.privacy.clipping import clipped, clipped_sum
+from numpyro_dppvi.privacy.inverse import (
+    epsilon_from_noise,
+    noise_from_epsilon,
+    rounds_from_epsilon,
+)
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
+from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
 from numpyro_dppvi.privacy.noise import SecretKeys
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
-from numpyro_dppvi.privacy.sampling import Batch, FullBatch, PoissonSampling, Sampler
-from numpyro_dppvi.privacy.statement import PrivacyStatement
+from numpyro_dppvi.privacy.sampling import (
+    Batch,
+    FixedSizeSampling,
+    FullBatch,
+    PoissonSampling,
+    Sampler,
+)
+from numpyro_dppvi.privacy.statement import PrivacyStatement, statement_schema
 
 __all__ = [
+    "Attack",
     "Batch",
     "BudgetExceededError",
     "ClientPlan",
     "Entry",
+    "FixedSizeSampling",
     "FullBatch",
     "GaussianShardSum",
     "GaussianSum",
@@ -30,8 +44,14 @@ __all__ = [
     "Relation",
     "Sampler",
     "SecretKeys",
+    "Unit",
     "add_noise",
+    "best_attack",
     "clipped",
     "clipped_sum",
+    "epsilon_from_noise",
+    "noise_from_epsilon",
+    "rounds_from_epsilon",
+    "statement_schema",
     "unit_sensitivity",
 ]

@@ -2,14 +2,14 @@
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import dp_accounting as dpa
 import numpy as np
-from dp_accounting import pld
 
-from numpyro_dppvi.privacy.budget import Relation, neighboring_relation, unit_sensitivity
+from numpyro_dppvi.privacy import loss
+from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
 Composition: TypeAlias = frozenset[tuple[dpa.DpEvent, int]]
 """Events with how often each occurred; noise is in units of the clipping norm throughout."""
@@ -38,8 +38,8 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
     """The epsilon that a composition costs at ``delta``; never below the true one.
 
     Plain Gaussian events compose to one Gaussian, whose epsilon is the closed form of Balle and
-    Wang (2018). Everything else goes to the PLD accountant, whose pair of distributions for
-    Poisson sampling under replace-one is tight.
+    Wang (2018). Everything else goes to privacy loss distributions, whose pair of distributions
+    for Poisson sampling under replace-one is tight.
 
     Args:
         composition: What was released, with noise multipliers in units of the clipping norm.
@@ -48,53 +48,96 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
 
     Returns:
         Epsilon; 0 for nothing released and infinity where an event has no noise.
+
+    Raises:
+        TypeError: If no accountant is proven for an event.
+        ValueError: If none is proven for it under this relation.
     """
-    if not composition:
+    mu = gaussian_mu(composition, relation)
+    if mu == 0:
         return 0.0
-    noise = [_noise_multiplier(event) for event, _ in composition]
-    if not all(multiplier > 0 for multiplier in noise):  # a NaN, too
+    if mu == math.inf:
         return math.inf
-    if all(isinstance(event, dpa.GaussianDpEvent) for event, _ in composition):
-        squared = sum(
-            count * (unit_sensitivity(relation) / _noise_multiplier(event)) ** 2
-            for event, count in composition
-        )
+    if mu is not None:
         with np.errstate(divide="ignore"):  # it tries epsilons whose delta rounds to 0
-            return float(dpa.get_epsilon_gaussian(1 / math.sqrt(squared), delta))
-    safe_delta = delta - _ROUNDING_PER_EVENT * sum(count for _, count in composition)
+            return float(dpa.get_epsilon_gaussian(1 / mu, delta))
+    safe_delta = delta - rounding_error(composition)
     if safe_delta <= 0:
         return math.inf
+
+    def bound(grid: float) -> float:
+        distribution = loss.of_composition(composition, relation, grid)
+        return float(distribution.get_epsilon_for_delta(safe_delta))
+
+    return tightest(bound)
+
+
+def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
+    """How many standard deviations lie between neighbours, if all of it is one large Gaussian.
+
+    Args:
+        composition: What was released.
+        relation: The neighbouring relation.
+
+    Returns:
+        0 for nothing released, infinity where an event has no noise, and ``None`` where batches
+        were sampled.
+
+    Raises:
+        TypeError: If no accountant is proven for an event.
+        ValueError: If none is proven for it under this relation.
+    """
+    for event, _ in composition:
+        loss.check_relation(event, relation)
+    noise = [(loss.noise_multiplier(event), count) for event, count in composition]
+    if not all(multiplier > 0 for multiplier, _ in noise):  # a NaN, too
+        return math.inf
+    if not is_gaussian(composition):
+        return None
+    unit = unit_sensitivity(relation)
+    return math.sqrt(sum(count * (unit / multiplier) ** 2 for multiplier, count in noise))
+
+
+def tightest(bound: Callable[[float], float], settled_at: float = _SETTLED) -> float:
+    """The least of the upper bounds that ever finer grids give, until they settle.
+
+    Args:
+        bound: A function of the grid.
+        settled_at: The share of itself by which the last bound may still have fallen.
+
+    Returns:
+        An upper bound, too large by about a hundredth of that share.
+    """
     best = math.inf
     for grid in _GRIDS:
-        bound = _pld_epsilon(composition, safe_delta, relation, grid)
-        settled = math.isinf(bound) or best - bound <= _SETTLED * bound
-        best = min(best, bound)  # an upper bound on every grid
+        found = bound(grid)
+        settled = math.isinf(found) or best - found <= settled_at * found
+        best = min(best, found)
         if settled:
             break
     return best
 
 
+def rounding_error(composition: Composition) -> float:
+    """The probability that Fourier transforms may lose to rounding."""
+    return _ROUNDING_PER_EVENT * sum(count for _, count in composition)
+
+
+def is_gaussian(composition: Composition) -> bool:
+    """Whether everything that was released is a plain Gaussian: no record is ever left out."""
+    return all(_takes_all_records(event) for event, _ in composition)
+
+
 def describe(composition: Composition) -> str:
     """The accountant that :func:`epsilon` uses for a composition, for people."""
-    if all(isinstance(event, dpa.GaussianDpEvent) for event, _ in composition):
+    if is_gaussian(composition):
         return "exact Gaussian composition (Balle and Wang 2018)"
+    if any(isinstance(event, dpa.SampledWithoutReplacementDpEvent) for event, _ in composition):
+        return "privacy loss distribution of a dominating pair (Zhu et al. 2022), rounded up"
     return "privacy loss distribution, rounded up"
 
 
-def _pld_epsilon(composition: Composition, delta: float, relation: Relation, grid: float) -> float:
-    # The PLD accountant doubles a Gaussian's sensitivity under REPLACE_ONE by itself: it wants
-    # noise in units of the clipping norm, and so it gets it. (The RDP accountant does not.)
-    accountant = pld.PLDAccountant(
-        neighboring_relation(relation), value_discretization_interval=grid
-    )
-    for event, count in sorted(composition, key=repr):
-        accountant.compose(event, count)
-    return float(accountant.get_epsilon(delta))
-
-
-def _noise_multiplier(event: dpa.DpEvent) -> float:
-    if isinstance(event, dpa.PoissonSampledDpEvent):
-        return _noise_multiplier(event.event)
-    if isinstance(event, (dpa.GaussianDpEvent, dpa.TruncatedSubsampledGaussianDpEvent)):
-        return float(event.noise_multiplier)
-    raise TypeError(f"no accountant is proven for {type(event).__name__}.")
+def _takes_all_records(event: dpa.DpEvent) -> bool:
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        return bool(event.sample_size == event.source_dataset_size)
+    return isinstance(event, dpa.GaussianDpEvent)

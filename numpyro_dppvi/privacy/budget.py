@@ -10,7 +10,11 @@ from numpyro_dppvi import _validate
 Relation: TypeAlias = Literal["replace_one", "add_or_remove_one"]
 """Which data sets are neighbours: one record replaced, or one record more or less."""
 
+Unit: TypeAlias = Literal["record", "client"]
+"""Whose data a neighbour has otherwise: one person's records of a client, or all of a client's."""
+
 _RELATIONS: tuple[str, ...] = get_args(Relation)
+_UNITS: tuple[str, ...] = get_args(Unit)
 
 
 @dataclass(frozen=True)
@@ -22,20 +26,45 @@ class PrivacyBudget:
         delta: Strictly between 0 and 1; well below one over the number of records.
         relation: ``"replace_one"`` (the paper's: a neighbour has one record replaced, and the
             number of records is public) or ``"add_or_remove_one"``.
+        unit: What is replaced, added or removed. ``"record"`` is the paper's. ``"client"`` is all
+            records of a client at once, of which only the number stays the same; for methods
+            that clip what a client sends.
+        max_records_per_person: With unit ``"record"``, how many records of a client belong to
+            one person at most. All of them together are protected then; whoever has more is not.
 
     Raises:
-        ValueError: If a number is outside its range or the relation is not one of the two.
+        ValueError: If a number is outside its range, a word is none of the two, or the words do
+            not go together.
     """
 
     epsilon: float
     delta: float = 1e-5
     relation: Relation = "replace_one"
+    unit: Unit = "record"
+    max_records_per_person: int = 1
 
     def __post_init__(self) -> None:
         epsilon = _validate.positive("epsilon", self.epsilon, infinite=True)
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "delta", _validate.open_unit("delta", self.delta, "1e-5"))
         _validate.choice("relation", self.relation, _RELATIONS)
+        _validate.choice("unit", self.unit, _UNITS)
+        _validate.positive_int("max_records_per_person", self.max_records_per_person)
+        object.__setattr__(self, "max_records_per_person", int(self.max_records_per_person))
+        if self.unit == "client":
+            self._check_client()
+
+    def _check_client(self) -> None:
+        if self.relation != "replace_one":
+            raise ValueError(
+                "relation must be 'replace_one' with unit='client', got 'add_or_remove_one': who "
+                "takes part in a run, and with how many records, is public."
+            )
+        if self.max_records_per_person != 1:
+            raise ValueError(
+                "max_records_per_person must be left out with unit='client', which protects all "
+                f"records of a client, got {self.max_records_per_person}."
+            )
 
 
 def unit_sensitivity(relation: Relation) -> float:

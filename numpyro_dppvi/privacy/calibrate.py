@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import dp_accounting as dpa
 
-from numpyro_dppvi.privacy import accounting
-from numpyro_dppvi.privacy.budget import PrivacyBudget, unit_sensitivity
-from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
+from numpyro_dppvi.privacy import accounting, units
+from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
+from numpyro_dppvi.privacy.sampling import Sampler
 
 # The search stops where at least this share of the target is spent.
 _ENOUGH = 0.999
@@ -33,11 +33,15 @@ def noise_multiplier(
         physical_size: Most rows a batch can have.
 
     Returns:
-        Noise standard deviation over clipping norm; 0 for an infinite epsilon.
+        Noise standard deviation over the norm that one unit of protection contributes; 0 for an
+        infinite epsilon.
 
     Raises:
-        ValueError: If delta is too small for the accountant.
+        ValueError: If delta is too small for the accountant, or the sampler cannot sample the
+            client or is not accounted for under the budget's relation or unit.
     """
+    sampler.check([num_records], budget.relation)
+    units.check_sampler(budget, sampler)
     if math.isinf(budget.epsilon):
         return 0.0
 
@@ -47,17 +51,19 @@ def noise_multiplier(
         return accounting.epsilon(composition, budget.delta, budget.relation)
 
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
-    if isinstance(sampler, FullBatch):
+    event = sampler.dp_event(1.0, num_records, physical_size)
+    if accounting.is_gaussian(accounting.compose([(event, num_releases)])):
         noise = unit_sensitivity(budget.relation) * math.sqrt(num_releases) * one_release
         while spends(noise) > budget.epsilon:  # the closed forms are inverse up to rounding
             noise *= 1 + 1e-9
         return noise
-    if physical_size < num_records:
+    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         # Truncation hardly costs anything, so that what does without it is nearly there; and it
         # is the same for clients of all sizes.
         guess = noise_multiplier(budget, num_releases, sampler, physical_size, physical_size)
     else:
-        guess = _poisson_guess(budget, num_releases, sampler.sampling_prob, 1 / one_release)
+        prob = float(sampler.inclusion_prob(num_records))
+        guess = _guess(event, prob, budget.relation, num_releases * (prob * one_release) ** 2)
     guess = max(guess, _LEAST_NOISE)
     if math.isinf(spends(guess)):
         raise ValueError(
@@ -68,12 +74,20 @@ def noise_multiplier(
     return _least_sufficient(spends, budget.epsilon, guess)
 
 
-def _poisson_guess(budget: PrivacyBudget, steps: int, prob: float, mu: float) -> float:
-    """Central-limit noise for Poisson sampling: matches the total chi-squared divergence."""
-    ratio = mu**2 / (prob**2 * steps)
-    if budget.relation == "replace_one":
-        return math.asinh(ratio / 4) ** -0.5
-    return math.log1p(ratio) ** -0.5
+def _guess(event: dpa.DpEvent, prob: float, relation: Relation, steps: float) -> float:
+    """Central-limit noise for sampled batches: matches the total chi-squared divergence.
+
+    Args:
+        event: One release, which says how batches are drawn.
+        prob: The probability q that a record is in a batch.
+        relation: The neighbouring relation.
+        steps: Number of releases times q^2 / mu^2, where mu is what one Gaussian may spend.
+    """
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        return unit_sensitivity("replace_one") * math.log1p(1 / steps) ** -0.5
+    if relation == "replace_one":
+        return math.asinh(1 / (4 * steps)) ** -0.5
+    return math.log1p(1 / steps) ** -0.5
 
 
 def _least_sufficient(spends: Callable[[float], float], target: float, guess: float) -> float:

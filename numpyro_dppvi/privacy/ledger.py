@@ -1,5 +1,6 @@
 """The ledger: an immutable list of what was released, and what it cost each client."""
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -62,14 +63,20 @@ class Ledger:
         for entry in entries:
             self._check_entry(entry)
         charged = replace(self, entries=self.entries + entries)
+        # Counted on from here: a charge costs what it adds, however long the ledger is.
+        charged.__dict__["_totals"] = _added(self._totals, entries)
         for client in sorted({entry.client for entry in entries}):
             charged._check(client)
         return charged
 
     def composition(self, client: int) -> Composition:
         """What one client has released."""
-        mine = (entry for entry in self.entries if entry.client == client)
-        return accounting.compose((entry.event, entry.num_releases) for entry in mine)
+        return self._totals.get(client, frozenset())
+
+    @functools.cached_property
+    def _totals(self) -> dict[int, Composition]:
+        """What each client has released; a function of the entries, and nothing else."""
+        return _added({}, self.entries)
 
     def spent(self, delta: float | None = None) -> np.ndarray:
         """Epsilon of each client.
@@ -112,6 +119,17 @@ class Ledger:
                 f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
                 "nothing was computed. Plan for more rounds from the start (num_rounds=...)."
             )
+
+
+def _added(totals: dict[int, Composition], entries: Iterable[Entry]) -> dict[int, Composition]:
+    """Each client's composition with more entries."""
+    more: dict[int, list[tuple[dpa.DpEvent, int]]] = {}
+    for entry in entries:
+        more.setdefault(entry.client, []).append((entry.event, entry.num_releases))
+    return totals | {
+        client: accounting.compose([*totals.get(client, ()), *events])
+        for client, events in more.items()
+    }
 
 
 def _within(composition: Composition, bound: Composition) -> bool:

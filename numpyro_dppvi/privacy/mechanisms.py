@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, PRNGKey, PyTree
-from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
+from numpyro_dppvi.privacy import units
+from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
 from numpyro_dppvi.privacy.sampling import Sampler
 
 
@@ -21,12 +22,15 @@ class GaussianSum:
 
     Args:
         clip_norm: Bound on the joint L2 norm of one record's contribution.
-        noise_multiplier: Standard deviation of the noise divided by ``clip_norm``.
+        noise_multiplier: Standard deviation of the noise divided by the norm of what one unit of
+            protection contributes: ``clip_norm`` times ``contributions``.
         sampler: How the batch is drawn.
         num_records: How many records the client holds (public).
         physical_size: How many rows a batch has at most.
         num_shares: Clients whose noise adds up to the noise of the sum that is released; 1
             without a trusted aggregator.
+        contributions: Most vectors that change with one unit of protection: the records of one
+            person.
     """
 
     clip_norm: float
@@ -35,15 +39,21 @@ class GaussianSum:
     num_records: int
     physical_size: int
     num_shares: int = 1
+    contributions: int = 1
+
+    def check(self, budget: PrivacyBudget) -> None:
+        """Refuses a budget whose unit can change more than ``contributions`` vectors."""
+        units.check_sampler(budget, self.sampler)
+        _check_contributions(self.contributions, units.records_changed(budget), budget)
 
     def sensitivity(self, relation: Relation) -> float:
         """The most that the sum can move between neighbouring data sets, in L2 norm."""
-        return unit_sensitivity(relation) * self.clip_norm
+        return unit_sensitivity(relation) * self.contributions * self.clip_norm
 
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on every entry of the released sum."""
-        return self.noise_multiplier * self.clip_norm
+        return self.noise_multiplier * self.contributions * self.clip_norm
 
     @property
     def share_std(self) -> float:
@@ -52,7 +62,7 @@ class GaussianSum:
 
     @property
     def dp_event(self) -> dpa.DpEvent:
-        """The event that one release is charged as (noise in units of ``clip_norm``)."""
+        """The event that one release is charged as (noise in units of a contribution)."""
         return self.sampler.dp_event(self.noise_multiplier, self.num_records, self.physical_size)
 
     @property
@@ -63,10 +73,7 @@ class GaussianSum:
     @property
     def batch(self) -> str:
         """What enters one sum, in words."""
-        prob = self.sampler.sampling_prob
-        if prob == 1:
-            return "full batch"
-        return f"Poisson q={prob:g} (~{prob * self.num_records:.0f} rows)"
+        return self.sampler.describe(self.num_records)
 
 
 @dataclass(frozen=True)
@@ -75,17 +82,19 @@ class GaussianShardSum:
 
     A record lies in one shard, whose clipped change may become any other vector of norm C when
     the record is replaced: the sum moves by up to 2 C (paper, Theorems 2 and 3). There is no such
-    bound for adding or removing one: the records after it would move to other shards.
+    bound for adding or removing one: the records after it would move to other shards. The records
+    of a person lie in as many shards at most, those of a client in all.
 
     Args:
         clip_norm: Bound on the joint L2 norm of one shard's change.
-        noise_multiplier: Standard deviation of the noise divided by ``clip_norm``, before the
-            weight.
+        noise_multiplier: Standard deviation of the noise divided by the norm of what one unit of
+            protection contributes: ``clip_norm`` times ``contributions``, before the weight.
         num_shards: How many shards.
         num_records: How many records the client holds (public).
         weight: What the sum and its noise are multiplied by: 1, or one over the number of shards.
         num_shares: Clients whose noise adds up to the noise of the sum that is released; 1
             without a trusted aggregator.
+        contributions: Most shards that change with one unit of protection.
     """
 
     clip_norm: float
@@ -94,6 +103,13 @@ class GaussianShardSum:
     num_records: int
     weight: float = 1.0
     num_shares: int = 1
+    contributions: int = 1
+
+    def check(self, budget: PrivacyBudget) -> None:
+        """Refuses a budget whose unit can change more than ``contributions`` shards."""
+        self.sensitivity(budget.relation)
+        changed = units.shards_changed(budget, self.num_shards)
+        _check_contributions(self.contributions, changed, budget)
 
     def sensitivity(self, relation: Relation) -> float:
         """The most that the weighted sum can move between neighbouring data sets, in L2 norm."""
@@ -103,12 +119,12 @@ class GaussianShardSum:
                 f"{relation!r}, because a record more or less would move others between shards: "
                 "write PrivacyBudget(relation='replace_one'), or method=DPOptimization()."
             )
-        return unit_sensitivity(relation) * self.clip_norm * self.weight
+        return unit_sensitivity(relation) * self.contributions * self.clip_norm * self.weight
 
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on every entry of the released sum."""
-        return self.noise_multiplier * self.clip_norm * self.weight
+        return self.noise_multiplier * self.contributions * self.clip_norm * self.weight
 
     @property
     def share_std(self) -> float:
@@ -117,10 +133,11 @@ class GaussianShardSum:
 
     @property
     def dp_event(self) -> dpa.DpEvent:
-        """The event that one release is charged as (noise in units of a shard's bound).
+        """The event that one release is charged as (noise in units of a contribution).
 
-        Weight and clipping norm cancel. They are left out, because rounding would let clients
-        with equal budgets have unequal events, some of them a hair above the budget.
+        Weight, clipping norm and the number of contributions cancel. They are left out, because
+        rounding would let clients with equal budgets have unequal events, some of them a hair
+        above the budget.
         """
         return dpa.GaussianDpEvent(self.noise_multiplier)
 
@@ -136,6 +153,14 @@ class GaussianShardSum:
 
 
 Mechanism: TypeAlias = GaussianSum | GaussianShardSum
+
+
+def _check_contributions(accounted: int, changed: int, budget: PrivacyBudget) -> None:
+    if changed > accounted:
+        raise ValueError(
+            f"contributions must be at least {changed} where a budget protects a "
+            f"{units.in_words(budget)}, got {accounted}: make the plan with plan_privacy(...)."
+        )
 
 
 def add_noise(rng_key: PRNGKey, total: PyTree, noise_std: Array | float) -> PyTree:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numpyro_dppvi.privacy import accounting, calibrate
+from numpyro_dppvi.privacy import accounting, calibrate, units, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.ledger import Ledger
+from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
@@ -22,12 +23,18 @@ class ClientPlan:
         mechanism: The mechanism, with calibrated noise.
         num_visits: How often the schedule calls on the client.
         releases_per_visit: Noisy sums a visit.
+
+    Raises:
+        ValueError: If the mechanism does not protect the budget's unit.
     """
 
     budget: PrivacyBudget
     mechanism: Mechanism
     num_visits: int
     releases_per_visit: int
+
+    def __post_init__(self) -> None:
+        self.mechanism.check(self.budget)
 
     @property
     def num_releases(self) -> int:
@@ -44,6 +51,11 @@ class ClientPlan:
         """What it costs at the budget's delta; at most the budget's epsilon."""
         return accounting.epsilon(self.composition, self.budget.delta, self.budget.relation)
 
+    @property
+    def attack(self) -> Attack:
+        """What it gives away: the best attack on everything the client will have released."""
+        return best_attack(self.composition, self.budget.relation)
+
 
 @dataclass(frozen=True)
 class PrivacyPlan:
@@ -55,6 +67,11 @@ class PrivacyPlan:
     def epsilons(self) -> np.ndarray:
         """Epsilon of each client at its own delta, shape ``(num_clients,)``."""
         return np.array([client.epsilon for client in self.clients])
+
+    @property
+    def unit(self) -> str:
+        """What is protected, in words."""
+        return ", ".join(sorted({f"one {units.in_words(c.budget)}" for c in self.clients}))
 
     @property
     def noise_std(self) -> np.ndarray:
@@ -75,8 +92,12 @@ class PrivacyPlan:
         )
 
     def __str__(self) -> str:
-        """A table with one line for each run of equal clients."""
-        return "\n".join(["Privacy plan (nothing has been read yet)", *table(self.clients)])
+        """A table with one line for each run of equal clients, and what it means."""
+        attacks = [client.attack for client in self.clients]
+        worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
+        meaning = words.in_other_words(worst, self.clients[worst].budget, attacks[worst])
+        title = "Privacy plan (nothing has been read yet)"
+        return "\n".join([title, *table(self.clients), *words.paragraph(meaning)])
 
 
 def of_gradients(
@@ -92,7 +113,15 @@ def of_gradients(
 
     Every client's noise is calibrated to its own budget, size and number of visits. With a
     trusted aggregator (``num_shares`` clients add noise to one sum) the largest serves all.
+
+    Raises:
+        ValueError: If the sampler cannot sample a client, or is not accounted for under the
+            relation or the unit of a budget.
     """
+    for budget in budgets:
+        sampler.check(client_sizes, budget.relation)
+        units.check_sampler(budget, sampler)
+    contributions = [units.records_changed(budget) for budget in budgets]
     physical_size = sampler.physical_size(client_sizes)
     noise = [
         calibrate.noise_multiplier(
@@ -101,17 +130,32 @@ def of_gradients(
         for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
     ]
     if num_shares is not None:
-        noise = [max(noise)] * len(noise)
-    clients = [
-        ClientPlan(
-            budget,
-            GaussianSum(clip_norm, z, sampler, size, physical_size, num_shares or 1),
-            visits,
-            releases_per_visit,
+        _check_equal_shares(sampler, client_sizes)
+        noise, contributions = [max(noise)] * len(noise), [max(contributions)] * len(noise)
+    clients = []
+    for m, budget in enumerate(budgets):
+        mechanism = GaussianSum(
+            clip_norm=clip_norm,
+            noise_multiplier=noise[m],
+            sampler=sampler,
+            num_records=client_sizes[m],
+            physical_size=physical_size,
+            num_shares=num_shares or 1,
+            contributions=contributions[m],
         )
-        for budget, z, visits, size in zip(budgets, noise, num_visits, client_sizes, strict=True)
-    ]
+        clients.append(ClientPlan(budget, mechanism, num_visits[m], releases_per_visit))
     return PrivacyPlan(tuple(clients))
+
+
+def _check_equal_shares(sampler: Sampler, client_sizes: Sequence[int]) -> None:
+    """Refuses a sum over clients that each divide their noise by another number."""
+    probs = {float(sampler.inclusion_prob(size)) for size in client_sizes}
+    if len(probs) > 1:
+        raise ValueError(
+            f"sampler must draw the same share of every client's records for a sum over clients, "
+            f"got {sampler} for clients of {min(client_sizes)} to {max(client_sizes)} records: "
+            "write sampler=PoissonSampling(0.1), say."
+        )
 
 
 def of_changes(
@@ -126,7 +170,7 @@ def of_changes(
     """Plans noisy sums (or means) of changes, one a shard; one release a visit.
 
     With a trusted aggregator the sum over clients is released: its noise covers the client whose
-    weight is the largest (paper, Theorems 6 and 8).
+    weight is the largest (paper, Theorems 6 and 8), and the most shards that a unit may change.
     """
     sampler = FullBatch()
     noise = [
@@ -134,8 +178,10 @@ def of_changes(
         for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
     ]
     weights = [1 / shards if averaged else 1.0 for shards in num_shards]
+    contributions = [units.shards_changed(b, n) for b, n in zip(budgets, num_shards, strict=True)]
     if num_shares is not None:
         noise, weights = [max(noise)] * len(noise), [max(weights)] * len(noise)
+        contributions = [max(contributions)] * len(noise)
     clients = []
     for m, budget in enumerate(budgets):
         mechanism = GaussianShardSum(
@@ -145,6 +191,7 @@ def of_changes(
             num_records=client_sizes[m],
             weight=weights[m],
             num_shares=num_shares or 1,
+            contributions=contributions[m],
         )
         mechanism.sensitivity(budget.relation)  # refuses a relation that has none
         clients.append(ClientPlan(budget, mechanism, num_visits[m], 1))
@@ -165,8 +212,8 @@ def table(clients: Sequence[ClientPlan]) -> list[str]:
                 f"{mechanism.clip_norm:g}",
                 f"{mechanism.share_std:.4g}",
                 f"{client.num_visits} x {client.releases_per_visit}",
-                f"{client.epsilon:.4f} of {client.budget.epsilon:g}",
-                f"{client.budget.delta:g}",
+                f"{words.rounded_up(client.epsilon)} of {client.budget.epsilon:.10g}",
+                f"{client.budget.delta:.10g}",
             ]
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]

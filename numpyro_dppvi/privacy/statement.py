@@ -1,25 +1,45 @@
 """The privacy statement: what was promised, released and spent, for people and for machines."""
 
+import functools
 import importlib.metadata
+import importlib.resources
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
-from numpyro_dppvi.privacy import accounting
+from numpyro_dppvi.privacy import accounting, units, words
 from numpyro_dppvi.privacy.ledger import Ledger
+from numpyro_dppvi.privacy.meaning import best_attack
 from numpyro_dppvi.privacy.plan import PrivacyPlan
 
 NOT_COVERED = (
     "choices made by looking at the data: tuning, preprocessing, choice of model, stopping",
-    "a person who appears in more than one record, or at more than one client",
+    "a person with more records than the unit says, or at more than one client",
     "floating-point effects: noise is drawn in finite precision from a non-cryptographic generator",
     "side channels such as timing, and everything that a client shows outside this run",
 )
+_COLUMNS = (
+    "clients",
+    "records",
+    "releases",
+    "clip",
+    "noise std",
+    "epsilon spent",
+    "of budget",
+    "delta",
+)
+
+
+def statement_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of what :meth:`PrivacyStatement.to_json` writes."""
+    text = importlib.resources.files(__package__).joinpath("statement.schema.json").read_text()
+    return dict(json.loads(text))
 
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """What a run cost. ``print`` it, or take ``to_json()``.
+    """What a run cost. ``print`` it, or take ``to_markdown()`` or ``to_json()``.
 
     Attributes:
         method: Name of the method.
@@ -40,10 +60,11 @@ class PrivacyStatement:
             "schema": "numpyro_dppvi/privacy-statement/1",
             "private": private,
             "method": self.method,
-            "unit": "one record",
+            "unit": "one record" if self.plan is None else self.plan.unit,
             "noise": self._noise(),
-            "clients": self._clients(),
-            "max_epsilon": max((c["epsilon_spent"] for c in self._clients()), default=None),
+            "clients": self._clients,
+            "max_epsilon": max((c["epsilon_spent"] for c in self._clients), default=None),
+            "max_delta": max((c["delta"] for c in self._clients), default=None),
             "not_covered": list(NOT_COVERED) if private else ["everything: no noise was added"],
             "versions": {
                 name: importlib.metadata.version(name)
@@ -52,8 +73,11 @@ class PrivacyStatement:
         }
 
     def to_json(self) -> str:
-        """The statement as JSON; an infinite epsilon is written as ``Infinity``."""
-        return json.dumps(self.as_dict(), indent=2)
+        """The statement as JSON, as :func:`statement_schema` says.
+
+        JSON has no infinite numbers: an infinite epsilon is the string ``"infinity"``.
+        """
+        return json.dumps(_finite(self.as_dict()), indent=2, allow_nan=False)
 
     def _noise(self) -> str:
         if self.plan is None:
@@ -62,6 +86,7 @@ class PrivacyStatement:
             return "from a known seed: whoever knows it can remove the noise"
         return "keys from the operating system's entropy"
 
+    @functools.cached_property
     def _clients(self) -> list[dict[str, Any]]:
         if self.plan is None:
             return []
@@ -70,14 +95,17 @@ class PrivacyStatement:
         for number, client in enumerate(self.plan.clients):
             mechanism, budget = client.mechanism, client.budget
             composition = self.ledger.composition(number)
+            attack = best_attack(composition, budget.relation)
             rows.append(
                 {
                     "client": number,
                     "records": mechanism.num_records,
                     "relation": budget.relation,
+                    "unit": f"one {units.in_words(budget)}",
                     "mechanism": mechanism.name,
                     "batch": mechanism.batch,
                     "clip_norm": mechanism.clip_norm,
+                    "contributions": mechanism.contributions,
                     "sensitivity": mechanism.sensitivity(budget.relation),
                     "noise_multiplier": mechanism.noise_multiplier,
                     "noise_std": mechanism.noise_std,
@@ -88,6 +116,7 @@ class PrivacyStatement:
                     "epsilon_budget": budget.epsilon,
                     "delta": budget.delta,
                     "accountant": accounting.describe(composition),
+                    "best_attack": attack._asdict(),
                 }
             )
         return rows
@@ -95,49 +124,100 @@ class PrivacyStatement:
     def __str__(self) -> str:
         """The statement as text, equal clients on one line."""
         if self.plan is None:
-            return (
-                f"Privacy statement\n  {self.method} adds no noise: this run gives no "
-                "differential privacy, and whatever it shows may reveal records."
-            )
-        facts = self.as_dict()
-        lines = [
-            "Privacy statement",
-            f"  method       {self.method}",
-            f"  unit         one record; neighbours by {_words(facts, 'relation')}",
-            f"  mechanism    {_words(facts, 'mechanism')}",
-            f"  accountant   {_words(facts, 'accountant')} "
-            f"(dp-accounting {facts['versions']['dp-accounting']})",
-            f"  noise        {facts['noise']}",
-            f"  {'clients':<11}  {'records':>8} {'releases':>9} {'clip':>7} {'noise std':>10} "
-            f"{'epsilon spent':>14} {'of budget':>10} {'delta':>8}",
+            return f"Privacy statement\n  {self._nothing_promised()}"
+        lines = [f"  {name:<12} {fact}" for name, fact in self._facts().items()]
+        for cells in [list(_COLUMNS), *_client_rows(self._clients)]:
+            first, *others = cells
+            widths = (8, 9, 7, 10, 14, 10, 8)
+            padded = (f"{cell:>{width}}" for cell, width in zip(others, widths, strict=True))
+            lines.append(f"  {first:<12} {' '.join(padded)}")
+        lines += [line for sentence in self._sentences() for line in words.paragraph(sentence)]
+        lines += ["  Not covered:", *(f"    - {item}" for item in NOT_COVERED)]
+        return "\n".join(["Privacy statement", *lines])
+
+    def to_markdown(self) -> str:
+        """The statement as Markdown, equal clients on one line."""
+        if self.plan is None:
+            return f"# Privacy statement\n\n{self._nothing_promised()}\n"
+        rows = [_COLUMNS, ["---"] * len(_COLUMNS), *_client_rows(self._clients)]
+        parts = [
+            "# Privacy statement",
+            "\n".join(f"- **{name}**: {fact}" for name, fact in self._facts().items()),
+            "\n".join(f"| {' | '.join(row)} |" for row in rows),
+            *self._sentences(),
+            "## Not covered",
+            "\n".join(f"- {item}" for item in NOT_COVERED),
         ]
-        lines += [f"  {line}" for line in _client_lines(facts["clients"])]
-        lines.append(
-            f"  Each client's records are protected by its own line; any record of the whole by "
-            f"epsilon = {facts['max_epsilon']:.4f}."
+        return "\n\n".join(parts) + "\n"
+
+    def _nothing_promised(self) -> str:
+        return (
+            f"{self.method} adds no noise: this run gives no differential privacy, and whatever it "
+            "shows may reveal records."
         )
-        lines.append("  Not covered:")
-        lines += [f"    - {item}" for item in facts["not_covered"]]
-        return "\n".join(lines)
+
+    def _facts(self) -> dict[str, str]:
+        """What holds for all clients, by name."""
+        facts = self.as_dict()
+        return {
+            "method": self.method,
+            "unit": f"{facts['unit']}; neighbours by {self._each('relation')}",
+            "mechanism": self._each("mechanism"),
+            "batches": self._each("batch"),
+            "accountant": f"{self._each('accountant')} "
+            f"(dp-accounting {facts['versions']['dp-accounting']})",
+            "noise": facts["noise"],
+        }
+
+    def _each(self, name: str) -> str:
+        """The different values of one fact about clients, or the first of many."""
+        values = sorted({str(client[name]) for client in self._clients})
+        more = [f"and {len(values) - 3} others"] if len(values) > 4 else []
+        return ", ".join([*(values[:3] if more else values), *more])
+
+    def _sentences(self) -> list[str]:
+        """What it comes to for the whole."""
+        if self.plan is None:
+            return []
+        facts, clients = self.as_dict(), self._clients
+        worst = max(clients, key=lambda c: c["best_attack"]["true_positive_rate"])["client"]
+        budget = self.plan.clients[worst].budget
+        attack = best_attack(self.ledger.composition(worst), budget.relation)
+        return [
+            f"Each line is a client's own; {facts['unit']} of the whole is protected by epsilon = "
+            f"{words.rounded_up(facts['max_epsilon'])} at delta = {facts['max_delta']:.10g}.",
+            words.in_other_words(worst, budget, attack),
+        ]
 
 
-def _words(facts: dict[str, Any], name: str) -> str:
-    return ", ".join(sorted({client[name] for client in facts["clients"]}))
+def _finite(value: Any) -> Any:
+    """The same with infinite numbers as a word."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return "infinity" if value == math.inf else value
 
 
-def _client_lines(clients: list[dict[str, Any]]) -> list[str]:
-    """One line for every run of clients that differ in nothing but their number."""
-    lines: list[str] = []
+def _client_rows(clients: list[dict[str, Any]]) -> list[list[str]]:
+    """One row of cells for every run of clients that differ in nothing but their number."""
+    rows: list[list[str]] = []
     start = 0
     for number, client in enumerate(clients):
         following = clients[number + 1] if number + 1 < len(clients) else {}
         if {**following, "client": 0} == {**client, "client": 0}:
             continue
-        name = str(number) if number == start else f"{start}-{number}"
-        lines.append(
-            f"{name:<11}  {client['records']:>8} {client['releases']:>9} {client['clip_norm']:>7g} "
-            f"{client['noise_std']:>10.4g} {client['epsilon_spent']:>14.4f} "
-            f"{client['epsilon_budget']:>10g} {client['delta']:>8g}"
+        rows.append(
+            [
+                str(number) if number == start else f"{start}-{number}",
+                str(client["records"]),
+                str(client["releases"]),
+                f"{client['clip_norm']:g}",
+                f"{client['noise_std']:.4g}",
+                words.rounded_up(client["epsilon_spent"]),
+                f"{client['epsilon_budget']:.10g}",
+                f"{client['delta']:.10g}",
+            ]
         )
         start = number + 1
-    return lines
+    return rows

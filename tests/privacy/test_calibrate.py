@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numpyro_dppvi.privacy import FullBatch, PoissonSampling, PrivacyBudget, accounting, calibrate
+from numpyro_dppvi.privacy import (
+    FixedSizeSampling,
+    FullBatch,
+    PoissonSampling,
+    PrivacyBudget,
+    accounting,
+    calibrate,
+)
 
 RELATIONS = ["replace_one", "add_or_remove_one"]
 EPSILONS = [0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 50.0]
@@ -127,8 +134,78 @@ class TestPoisson:
             calibrate.noise_multiplier(PrivacyBudget(1.0, 1e-16), 100, PoissonSampling(0.1), 50, 50)
 
 
+# (epsilon, delta, batch size, records, releases): one of each epsilon, and extremes.
+FIXED_SIZE = [
+    (0.1, 1e-5, 100, 1000, 30),
+    (0.5, 1e-6, 50, 1000, 200),
+    (1.0, 1e-5, 244, 2442, 1000),
+    (1.0, 1e-5, 900, 1000, 1),
+    (2.0, 1e-3, 5, 10, 10),
+    (4.0, 1e-9, 100, 1000, 1000),
+    (8.0, 1e-5, 100, 1000, 10),
+    (50.0, 1e-5, 100, 1000, 30),
+    (1e-3, 1e-5, 10, 100, 100),
+    (1000.0, 1e-6, 10, 1000, 10),
+    (5000.0, 1e-5, 244, 2442, 1000),
+    (50.0, 0.5, 999, 1000, 1),
+    (1.0, 1e-5, 10, 10, 30),
+]
+
+
+class TestFixedSize:
+    @pytest.mark.parametrize(("epsilon", "delta", "batch_size", "size", "steps"), FIXED_SIZE)
+    def test_keeps_the_budget_and_uses_it(self, epsilon, delta, batch_size, size, steps):
+        budget = PrivacyBudget(epsilon, delta)
+        check_share_spent(budget, steps, FixedSizeSampling(batch_size), size)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+    @pytest.mark.parametrize("epsilon", EPSILONS)
+    @pytest.mark.parametrize("steps", [1, 30, 1000])
+    @pytest.mark.parametrize("batch_size", [10, 100, 900])
+    def test_keeps_every_budget_and_uses_it(self, epsilon, delta, batch_size, steps):
+        budget, sampler = PrivacyBudget(epsilon, delta), FixedSizeSampling(batch_size)
+        noise = calibrate.noise_multiplier(budget, steps, sampler, 1000, batch_size)
+        share = spent(budget, noise, steps, sampler, 1000, batch_size) / epsilon
+        assert share <= 1
+        assert share >= 0.995 or noise == calibrate._LEAST_NOISE
+
+    @pytest.mark.parametrize(
+        ("epsilon", "published", "for_poisson"),
+        [(0.5, 45.196, 44.474), (1.0, 24.316, 23.593), (8.0, 4.508, 3.786)],
+    )
+    def test_is_the_published_number(self, epsilon, published, for_poisson):
+        budget = PrivacyBudget(epsilon, 1e-5)
+        noise = calibrate.noise_multiplier(budget, 1000, FixedSizeSampling(100), 1000, 100)
+        assert published * (1 - 1e-3) <= noise <= published * (1 + 1e-3)
+        # More than coins need.
+        noise = calibrate.noise_multiplier(budget, 1000, PoissonSampling(0.1), 100, 100)
+        assert noise == pytest.approx(for_poisson, rel=1e-3)
+
+    def test_a_batch_of_all_records_is_a_full_batch(self):
+        budget = PrivacyBudget(1.0, 1e-5)
+        all_records = calibrate.noise_multiplier(budget, 30, FixedSizeSampling(50), 50, 50)
+        assert all_records == calibrate.noise_multiplier(budget, 30, FullBatch(), 50, 50)
+
+    def test_larger_clients_need_less_noise(self):
+        budget, sampler = PrivacyBudget(1.0, 1e-5), FixedSizeSampling(50)
+        noises = [calibrate.noise_multiplier(budget, 30, sampler, n, 50) for n in (50, 80, 500)]
+        assert noises == sorted(noises, reverse=True)
+        assert noises[0] > 5 * noises[-1]
+
+    @pytest.mark.parametrize("epsilon", [1.0, math.inf])
+    def test_refuses_what_is_not_accounted(self, epsilon):
+        budget = PrivacyBudget(epsilon, 1e-5, "add_or_remove_one")
+        with pytest.raises(ValueError, match="fixed size"):
+            calibrate.noise_multiplier(budget, 30, FixedSizeSampling(50), 80, 50)
+        with pytest.raises(ValueError, match="batch_size must be at most"):
+            calibrate.noise_multiplier(
+                PrivacyBudget(epsilon, 1e-5), 30, FixedSizeSampling(50), 49, 50
+            )
+
+
 def test_an_infinite_budget_needs_no_noise():
-    for sampler in (FullBatch(), PoissonSampling(0.1)):
+    for sampler in (FullBatch(), PoissonSampling(0.1), FixedSizeSampling(20)):
         noise = calibrate.noise_multiplier(PrivacyBudget(math.inf), 10, sampler, 50, 20)
         assert noise == 0.0
 
@@ -147,11 +224,12 @@ def evaluations(monkeypatch):
     return asked
 
 
+@pytest.mark.parametrize("sampler", [PoissonSampling(0.1), FixedSizeSampling(5)])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
-def test_few_evaluations_are_enough(epsilon, evaluations):
+def test_few_evaluations_are_enough(epsilon, sampler, evaluations):
     # Each may take a second.
     budget = PrivacyBudget(epsilon, 1e-5)
-    calibrate.noise_multiplier(budget, 30, PoissonSampling(0.1), 50, 50)
+    calibrate.noise_multiplier(budget, 30, sampler, 50, 50)
     assert 1 < len(evaluations) <= 6
 
 

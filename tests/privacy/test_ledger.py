@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import pickle
 import re
 
 import dp_accounting as dpa
@@ -107,6 +108,54 @@ class TestSpent:
         assert Ledger().spent().shape == (0,)
 
 
+class TestCounting:
+    def test_a_charge_costs_what_it_adds(self, monkeypatch):
+        # Not what was charged before: a long run of many clients would take forever.
+        counted, compose = [], accounting.compose
+
+        def recorded(events):
+            events = list(events)
+            counted.append(len(events))
+            return compose(events)
+
+        ledger = Ledger((PrivacyBudget(50.0),) * 3)
+        monkeypatch.setattr(accounting, "compose", recorded)
+        for number in range(100):
+            ledger = ledger.charge(entry(m, 40.0, round_number=number) for m in range(3))
+        assert max(counted) == 2
+        assert ledger.composition(1) == {(gaussian(40.0), 100)}
+
+    @settings(deadline=None, max_examples=50)
+    @given(
+        st.lists(
+            st.lists(st.tuples(st.integers(0, 2), st.sampled_from([20.0, 30.0])), max_size=4),
+            max_size=6,
+        )
+    )
+    def test_the_running_count_is_that_of_the_entries(self, charges):
+        ledger = Ledger((PrivacyBudget(50.0),) * 3)
+        for number, charge in enumerate(charges):
+            ledger = ledger.charge(entry(m, noise, round_number=number) for m, noise in charge)
+        afresh = Ledger(ledger.budgets, entries=ledger.entries)
+        assert afresh == ledger
+        for client in range(3):
+            assert afresh.composition(client) == ledger.composition(client)
+
+    def test_a_refused_charge_leaves_no_trace_in_it(self):
+        ledger = Ledger((BUDGET,)).charge([entry()])
+        with pytest.raises(BudgetExceededError):
+            ledger.charge([entry(noise=1.0)])
+        assert ledger.composition(0) == {(gaussian(20.0), 1)}
+
+    def test_a_changed_copy_counts_afresh(self):
+        ledger = Ledger((PrivacyBudget(50.0),)).charge([entry(), entry()])
+        shorter = dataclasses.replace(ledger, entries=ledger.entries[:1])
+        assert shorter.composition(0) == {(gaussian(20.0), 1)}
+        copied = pickle.loads(pickle.dumps(ledger))
+        assert copied == ledger
+        assert copied.composition(0) == ledger.composition(0)
+
+
 class TestRefusal:
     def test_names_the_client_what_it_would_reach_and_its_budget(self):
         ledger = Ledger((PrivacyBudget(5.0), PrivacyBudget(0.75, 1e-6))).charge([entry(1, 20.0)])
@@ -170,7 +219,9 @@ def plans():
     arguments = {"num_visits": [5, 2], "client_sizes": [300, 500]}
     sampler = PoissonSampling(0.1)
     return {
-        "shards": of_changes(budgets, 2.0, [3, 7], True, **arguments),
+        "shards": of_changes(
+            [budgets[0], PrivacyBudget(3.0, 1e-6)], 2.0, [3, 7], True, **arguments
+        ),
         "sampled": of_gradients(budgets, sampler, 2.0, 4, **arguments),
     }
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from fractions import Fraction
 
 import dp_accounting as dpa
 import numpy as np
@@ -12,13 +13,17 @@ from hypothesis import strategies as st
 
 from numpyro_dppvi.privacy import (
     Entry,
+    FixedSizeSampling,
     FullBatch,
     Ledger,
     PoissonSampling,
     PrivacyBudget,
     PrivacyStatement,
+    best_attack,
+    statement_schema,
 )
 from numpyro_dppvi.privacy.plan import of_changes, of_gradients
+from numpyro_dppvi.privacy.words import percent, rounded_up
 
 # Clients 0 and 1 are equal, 2 is larger, 3 and 4 are equal again, 4 is never visited.
 BUDGETS = [PrivacyBudget(1.0)] * 3 + [PrivacyBudget(2.5, 1e-6)] * 2
@@ -117,6 +122,7 @@ class TestPlan:
     def test_prints_one_line_for_equal_clients(self):
         plan = full_batch_plan()
         title, header, *lines = str(plan).splitlines()
+        lines = lines[:4]
         assert "nothing has been read yet" in title
         rows = [dict(zip(cells(header), cells(line), strict=True)) for line in lines]
         assert [row["client"] for row in rows] == ["0-1", "2", "3", "4"]
@@ -129,7 +135,7 @@ class TestPlan:
             visits, releases = map(int, row["releases"].split(" x "))
             assert (visits, releases) == (client.num_visits, 3)
             spent, budget = map(float, row["epsilon"].split(" of "))
-            assert spent == pytest.approx(client.epsilon, abs=5e-5)
+            assert client.epsilon <= spent <= client.epsilon + 1e-4
             assert budget == client.budget.epsilon
             assert float(row["delta"]) == client.budget.delta
 
@@ -192,8 +198,12 @@ class TestStatement:
             names = ("records", "releases", "clip_norm", "noise_std", "epsilon_spent")
             names += ("epsilon_budget", "delta")
             for cell, name in zip(row[1:], names, strict=True):
-                assert float(cell) == pytest.approx(client[name], rel=5e-4, abs=5e-5)
-        assert f"epsilon = {facts['max_epsilon']:.4f}" in text
+                assert float(cell) == pytest.approx(client[name], rel=5e-4, abs=1e-4)
+            assert float(row[5]) >= client["epsilon_spent"]
+        words = " ".join(text.split())
+        overall = f"epsilon = {rounded_up(facts['max_epsilon'])} at delta = 1e-05."
+        assert f"one record of the whole is protected by {overall}" in words
+        assert facts["max_delta"] == 1e-5
         assert f"dp-accounting {facts['versions']['dp-accounting']}" in text
         assert "neighbours by replace_one" in text
         assert all(item in text for item in facts["not_covered"])
@@ -230,9 +240,13 @@ class TestStatement:
 
     def test_of_an_infinite_budget_says_so(self):
         plan = of_gradients([PrivacyBudget(math.inf)], FullBatch(), 1.0, 1, [2], [50])
-        facts = json.loads(statement(plan, [2]).to_json())
-        assert facts["clients"][0]["epsilon_spent"] == math.inf
-        assert "epsilon = inf" in str(statement(plan, [2]))
+        mine = statement(plan, [2])
+        assert mine.as_dict()["clients"][0]["epsilon_spent"] == math.inf
+        # JSON has no infinity, and a reader in another language would choke on one.
+        facts = json.loads(mine.to_json(), parse_constant=pytest.fail)
+        assert facts["clients"][0]["epsilon_spent"] == facts["max_epsilon"] == "infinity"
+        assert facts["clients"][0]["best_attack"]["advantage"] == 1
+        assert "epsilon = inf" in str(mine)
 
     def test_of_a_run_without_privacy_promises_nothing(self):
         without = PrivacyStatement("NonPrivate", None, Ledger(), insecure_seed=False)
@@ -242,5 +256,168 @@ class TestStatement:
         assert not re.search(r"\d", text)
         assert facts["private"] is False
         assert facts["clients"] == []
-        assert facts["max_epsilon"] is None
+        assert facts["max_epsilon"] is facts["max_delta"] is None
         assert facts["noise"] == "none"
+        assert "no differential privacy" in without.to_markdown()
+
+    def test_its_markdown_says_the_same_as_its_text(self):
+        mine = statement(full_batch_plan(), [10, 10, 10, 1, 0])
+        text, markdown = str(mine), mine.to_markdown()
+        table = [line for line in markdown.splitlines() if line.startswith("|")]
+        header, ruler, *rows = ([c.strip() for c in line.strip("|").split("|")] for line in table)
+        assert set(ruler) == {"---"}
+        assert len(header) == len(ruler)
+        lines = text.splitlines()
+        start = next(n for n, line in enumerate(lines) if line.strip().startswith("clients "))
+        assert header == cells(lines[start])
+        assert rows == [line.split() for line in lines[start + 1 : start + 5]]
+        words = " ".join(text.split())
+        for line in markdown.splitlines():
+            if line and not line.startswith("|"):
+                plain = line.lstrip("#- ").replace("**:", "").replace("**", "")
+                assert plain.lower() in words.lower(), plain
+
+    def test_says_what_the_best_attack_reaches(self):
+        plan = full_batch_plan()
+        mine = statement(plan, [10, 10, 10, 4, 0])
+        rows = mine.as_dict()["clients"]
+        ledger = carried_out(plan, [10, 10, 10, 4, 0])
+        for number, row in enumerate(rows):
+            attack = best_attack(ledger.composition(number), "replace_one")
+            assert row["best_attack"] == attack._asdict()
+        # The text names the client that is worst off: client 3 has the largest budget.
+        worst = rows[3]["best_attack"]
+        words = " ".join(str(mine).split())
+        assert "all other records of client 3" in words
+        assert "which of two records it holds" in words
+        assert f"at most {percent((1 + worst['advantage']) / 2)} of cases" in words
+        assert (
+            f"1 % false alarms it detects at most {percent(worst['true_positive_rate'])}." in words
+        )
+        assert words.split("In other words")[1].split("Not covered")[0].strip() in " ".join(
+            str(plan).split()
+        )
+
+    def test_names_few_of_many_batches(self):
+        sizes = list(range(50, 60))
+        plan = of_gradients(
+            [PrivacyBudget(1.0)] * 10, FixedSizeSampling(50), 1.0, 1, [3] * 10, sizes
+        )
+        assert "50 of 52 rows, fixed size, and 7 others" in str(statement(plan, [3] * 10))
+
+
+class TestRounding:
+    @given(st.floats(0, 1e300) | st.floats(0, 50) | st.floats(0, 1e-3))
+    def test_never_shows_less(self, value):
+        shown = rounded_up(value)
+        assert Fraction(shown) >= Fraction(value)
+        # And hardly more: the last of four digits at least.
+        assert Fraction(shown) - Fraction(value) <= Fraction(1, 10**4)
+        assert Fraction(shown) <= Fraction(value) * Fraction(10011, 10000) or value > 0.1
+        assert Fraction(percent(min(value, 1)).rstrip(" %")) >= 100 * Fraction(min(value, 1))
+
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [
+            (0.0, "0.0000"),
+            (1.0, "1.0000"),
+            (0.99991, "1.0000"),
+            (1.00000001, "1.0001"),
+            (0.00123456, "0.001235"),
+            (12.5, "12.5000"),
+            (math.inf, "inf"),
+        ],
+    )
+    def test_looks_like_this(self, value, shown):
+        assert rounded_up(value) == shown
+
+
+def faults(value, schema, path="statement"):
+    """What a JSON schema has against a value; knows the words that ours uses, and no others."""
+    words = dict(schema)
+    for word in ("$schema", "title", "description"):
+        words.pop(word, None)
+    found = []
+    if "anyOf" in words:
+        options = words.pop("anyOf")
+        if all(faults(value, option) for option in options):
+            found.append(f"{path}: is none of {len(options)}")
+    if "const" in words and value != words.pop("const"):
+        found.append(f"{path}: is {value!r}")
+    words.pop("const", None)
+    if "enum" in words and value not in words.pop("enum"):
+        found.append(f"{path}: is {value!r}")
+    words.pop("enum", None)
+    kinds = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "boolean": bool,
+        "null": type(None),
+        "integer": int,
+        "number": (int, float),
+    }
+    kind = words.pop("type", None)
+    if kind and (
+        not isinstance(value, kinds[kind]) or (isinstance(value, bool) and kind != "boolean")
+    ):
+        return [*found, f"{path}: is no {kind}"]
+    if isinstance(value, (int, float)):
+        if value < words.pop("minimum", value) or value > words.pop("maximum", value):
+            found.append(f"{path}: is out of range")
+        if value <= words.pop("exclusiveMinimum", value - 1):
+            found.append(f"{path}: is out of range")
+    for item in value if isinstance(value, list) else []:
+        found += faults(item, words["items"], f"{path}[]")
+    words.pop("items", None)
+    properties, others = words.pop("properties", {}), words.pop("additionalProperties", True)
+    required = words.pop("required", [])
+    if isinstance(value, dict):
+        found += [f"{path}: lacks {name}" for name in required if name not in value]
+        for name, part in value.items():
+            if name in properties:
+                found += faults(part, properties[name], f"{path}.{name}")
+            elif others is False:
+                found.append(f"{path}: has {name}")
+            elif others is not True:
+                found += faults(part, others, f"{path}.{name}")
+    assert not (words.keys() - {"minimum", "maximum", "exclusiveMinimum"}), words
+    return found
+
+
+class TestSchema:
+    @pytest.mark.parametrize(
+        "mine",
+        [
+            statement(full_batch_plan(), [10, 7, 10, 1, 0]),
+            statement(of_gradients([PrivacyBudget(math.inf)], FullBatch(), 1, 1, [2], [50]), [2]),
+            PrivacyStatement("NonPrivate", None, Ledger(), insecure_seed=False),
+        ],
+        ids=["private", "unlimited", "not private"],
+    )
+    def test_covers_every_statement(self, mine):
+        facts = json.loads(mine.to_json())
+        assert faults(facts, statement_schema()) == []
+        for name in facts:  # nothing may be missing
+            assert faults({k: v for k, v in facts.items() if k != name}, statement_schema())
+
+    def test_finds_faults(self):
+        facts = json.loads(statement(full_batch_plan(), [10, 7, 10, 1, 0]).to_json())
+        wrong = {
+            "private": 1,
+            "max_epsilon": -1.0,
+            "max_delta": 2,
+            "schema": "another",
+            "unit": None,
+            "more": 1,
+            "versions": {"jax": 1},
+        }
+        for name, value in wrong.items():
+            assert faults({**facts, name: value}, statement_schema()), name
+        for name, value in {"delta": "small", "relation": "swap", "releases": 1.5}.items():
+            client = {**facts["clients"][0], name: value}
+            assert faults({**facts, "clients": [client]}, statement_schema()), name
+
+    def test_says_what_every_number_is(self):
+        properties = statement_schema()["properties"]["clients"]["items"]["properties"]
+        assert all("description" in entry for entry in properties.values())

@@ -12,12 +12,16 @@ import dp_accounting as dpa
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from numpyro_dppvi.privacy import Batch, FullBatch, PoissonSampling
+import numpyro_dppvi as dppvi
+from numpyro_dppvi.privacy import Batch, FixedSizeSampling, FullBatch, PoissonSampling, sampling
 
 ALPHA = 1e-6
 WORD = 2**30  # words of 30 random bits
@@ -105,12 +109,7 @@ class TestPoissonLaw:
     def test_slices_of_a_shuffled_epoch_are_something_else(self):
         # The negative control, and the best-known bug of the field: every record comes once in
         # five steps, and every batch has six rows.
-        def epoch(rng_key):
-            order = jax.random.permutation(rng_key, 30).reshape(5, 6)
-            return jnp.zeros((5, 30), bool).at[jnp.arange(5)[:, None], order].set(True)
-
-        steps = np.asarray(jax.vmap(epoch)(jax.random.split(jax.random.key(0), 4000)))
-        p_values = law_p_values(steps, 0.2)
+        p_values = law_p_values(epoch_steps(30, num_steps=5), 0.2)
         assert p_values["one record in consecutive steps"] < ALPHA
         assert p_values["size of the batch"] < ALPHA
         assert p_values["inclusion of each record"] < ALPHA  # far too even
@@ -163,6 +162,161 @@ class TestTruncation:
 
         draws = inclusion(first_rows, self.DRAWS, self.RECORDS)
         assert truncation_p_value(draws, self.PROB, self.SIZE) < ALPHA
+
+
+def fixed_size_p_values(steps, batch_size):
+    """P-values for everything that fixed-size sampling is, from (runs, steps, records)."""
+    num_records = steps.shape[-1]
+    prob = batch_size / num_records
+    draws = steps.reshape(-1, num_records)
+    assert np.all(draws.sum(axis=1) == batch_size)
+    # Counts of records add up to a fixed number, hence one degree of freedom less.
+    variance = len(draws) * prob * (1 - prob) * num_records / (num_records - 1)
+    chi_squared = np.sum((draws.sum(axis=0) - len(draws) * prob) ** 2) / variance
+    codes = np.bincount(draws @ 2 ** np.arange(num_records), minlength=2**num_records)
+    codes = codes[[code.bit_count() == batch_size for code in range(2**num_records)]]
+    later = {
+        f"one record {lag} steps later": products_p_value(
+            steps[:, :-lag].reshape(-1, num_records), steps[:, lag:].reshape(-1, num_records), prob
+        )
+        for lag in range(1, steps.shape[1])
+    }
+    return {
+        "inclusion of each record": two_sided(stats.chi2(num_records - 1), chi_squared),
+        "every subset": chi_squared_p_value(codes, np.full(len(codes), len(draws) / len(codes))),
+        **later,
+    }
+
+
+def fixed_size_steps(batch_size, num_records, capacity, runs=4000, num_steps=4):
+    sampler = FixedSizeSampling(batch_size)
+
+    def draw(rng_key):
+        return sampler.draw(rng_key, jnp.asarray(num_records), capacity, batch_size)
+
+    draws = inclusion(draw, runs * num_steps, capacity)
+    assert not draws[:, num_records:].any()
+    return draws[:, :num_records].reshape(runs, num_steps, num_records)
+
+
+def epoch_steps(num_records, num_steps, runs=4000):
+    """What a shuffled epoch gives, cut into consecutive slices."""
+
+    def epoch(rng_key):
+        order = jax.random.permutation(rng_key, num_records).reshape(num_steps, -1)
+        drawn = jnp.zeros((num_steps, num_records), bool)
+        return drawn.at[jnp.arange(num_steps)[:, None], order].set(True)
+
+    return np.asarray(jax.jit(jax.vmap(epoch))(jax.random.split(jax.random.key(0), runs)))
+
+
+class TestFixedSizeLaw:
+    # 12 p-values of right samplers here, which fail with probability 2e-5 on fresh seeds.
+    @pytest.mark.parametrize(("batch_size", "num_records", "capacity"), [(3, 12, 12), (4, 9, 14)])
+    def test_is_a_uniformly_random_subset_drawn_afresh(self, batch_size, num_records, capacity):
+        steps = fixed_size_steps(batch_size, num_records, capacity)
+        p_values = fixed_size_p_values(steps, batch_size)
+        assert min(p_values.values()) > ALPHA, p_values
+
+    def test_slices_of_a_shuffled_epoch_are_something_else(self):
+        # The negative control: each slice by itself has the right law, and yet they are not
+        # drawn afresh, so that neither this sampler's nor Poisson's accounting covers them.
+        p_values = fixed_size_p_values(epoch_steps(12, num_steps=4), batch_size=3)
+        assert p_values["every subset"] > ALPHA
+        for lag in (1, 2, 3):
+            assert p_values[f"one record {lag} steps later"] < ALPHA
+
+    def test_a_preference_for_early_rows_is_found(self):
+        # As of a sampler that breaks ties by place: 8 different words for 12 records.
+        def tied(rng_key):
+            words = jax.random.bits(rng_key, (12,), jnp.uint32) >> 29
+            return Batch(jnp.argsort(words, stable=True)[:3], jnp.ones(3, bool))
+
+        steps = inclusion(tied, 16_000, 12).reshape(4000, 4, 12)
+        p_values = fixed_size_p_values(steps, 3)
+        assert p_values["inclusion of each record"] < ALPHA
+        assert p_values["every subset"] < ALPHA
+
+    def test_equal_words_prefer_nobody(self, monkeypatch):
+        # With words of 3 bits most draws have ties; up to 9 records may share a word.
+        monkeypatch.setattr(sampling, "_BITS", 3)
+        monkeypatch.setattr(sampling, "_MOST_EQUALS", 9)
+        p_values = fixed_size_p_values(fixed_size_steps(3, 12, 12), 3)
+        assert min(p_values.values()) > ALPHA, p_values
+
+    @settings(deadline=None, max_examples=30)
+    @given(seeds, st.integers(1, 12), st.data())
+    def test_every_row_is_a_record_and_none_comes_twice(self, seed, num_records, data):
+        batch_size = data.draw(st.integers(1, num_records))
+        batch = FixedSizeSampling(batch_size).draw(
+            jax.random.key(seed), jnp.asarray(num_records), 12, batch_size
+        )
+        rows, mask = np.asarray(batch.rows), np.asarray(batch.mask)
+        assert rows.shape == mask.shape == (batch_size,)
+        assert mask.all()
+        assert len(set(rows.tolist())) == batch_size
+        assert np.all((rows >= 0) & (rows < num_records))
+
+
+class TestWhatClientsRun:
+    """The batches of a fit, read off what it releases: law and independence end to end."""
+
+    CLIENTS, STEPS, RECORDS = 400, 4, 12
+
+    def batches(self, sampler):
+        """Which record is in which step of which client: (clients, steps, records)."""
+
+        def model(x, y):
+            theta = numpyro.sample("theta", dist.Normal(0, 1).expand([self.RECORDS]).to_event(1))
+            with numpyro.plate("records", y.shape[0]):
+                numpyro.sample("y", dist.Normal(x @ theta, 1), obs=y)
+
+        # A far outlier each, so that every record's clipped gradient is its own unit vector. The
+        # learning rates are powers of two: what a client moved says which records came when.
+        one = {
+            "x": np.eye(self.RECORDS, dtype=np.float32),
+            "y": np.full(self.RECORDS, 1e6, np.float32),
+        }
+        rate = 1e-4
+        steps = optax.sgd(lambda step: rate * 2.0**step)
+        result = dppvi.fit(
+            model,
+            None,
+            [one] * self.CLIENTS,
+            rng_key=jax.random.key(0),
+            method=dppvi.DPOptimization(1.0, self.STEPS, steps, sampler),
+            budget=dppvi.PrivacyBudget(math.inf),
+            schedule=dppvi.synchronous,
+            num_rounds=1,
+            damping=1.0,
+            progress_bar=False,
+            insecure_noise_seed=0,
+        )
+        moved = np.asarray(result.state.factors["theta"].linear)
+        prob = sampler.inclusion_prob(self.RECORDS)
+        codes = np.rint(moved * prob / rate).astype(int)
+        np.testing.assert_allclose(moved * prob / rate, codes, atol=0.1)
+        assert codes.min() >= 0
+        assert codes.max() < 2**self.STEPS
+        return np.stack([codes >> step & 1 for step in range(self.STEPS)], axis=1)
+
+    def test_of_fixed_size(self):
+        steps = self.batches(FixedSizeSampling(3))
+        p_values = fixed_size_p_values(steps, 3)
+        assert min(p_values.values()) > ALPHA, p_values
+        # No two clients drew alike, nor did one client in two steps.
+        across = steps.reshape(self.CLIENTS // 2, 2, self.STEPS, self.RECORDS)
+        assert products_p_value(across[:, 0], across[:, 1], 3 / 12) > ALPHA
+
+    def test_of_coins(self):
+        steps = self.batches(PoissonSampling(0.25))
+        p_values = law_p_values(steps, 0.25)
+        assert min(p_values.values()) > ALPHA, p_values
+        across = steps.reshape(self.CLIENTS // 2, 2, self.STEPS, self.RECORDS)
+        assert products_p_value(across[:, 0], across[:, 1], 0.25) > ALPHA
+
+    def test_of_full_batches(self):
+        assert self.batches(FullBatch()).all()
 
 
 class TestPoissonBatch:
@@ -245,6 +399,9 @@ class TestPhysicalSize:
     def test_is_the_largest_client_for_full_batches(self):
         assert FullBatch().physical_size([3, 9, 4]) == 9
 
+    def test_is_the_batch_for_batches_of_fixed_size(self):
+        assert FixedSizeSampling(3).physical_size([3, 9, 4]) == 3
+
 
 class TestEvents:
     def test_poisson_that_cannot_be_cut_is_plain(self):
@@ -260,10 +417,46 @@ class TestEvents:
     def test_a_full_batch_is_a_plain_gaussian(self):
         assert FullBatch().dp_event(2.0, 51, 60) == dpa.GaussianDpEvent(2.0)
 
+    def test_a_batch_of_fixed_size_is_a_share_of_the_clients_records(self):
+        event = FixedSizeSampling(10).dp_event(2.0, num_records=50, physical_size=10)
+        assert event == dpa.SampledWithoutReplacementDpEvent(50, 10, dpa.GaussianDpEvent(2.0))
+
     def test_samplers_are_values(self):
         assert PoissonSampling(0.1) == PoissonSampling(0.1) != PoissonSampling(0.2)
-        assert len({PoissonSampling(0.1), PoissonSampling(0.1), FullBatch(), FullBatch()}) == 2
-        assert (FullBatch().sampling_prob, PoissonSampling(0.1).sampling_prob) == (1.0, 0.1)
+        assert FixedSizeSampling(3) == FixedSizeSampling(np.int64(3)) != FixedSizeSampling(4)
+        samplers = [PoissonSampling(0.1), FullBatch(), FixedSizeSampling(3)]
+        assert len(set(samplers + [type(s)(**vars(s)) for s in samplers])) == 3
+
+    def test_the_probability_is_that_of_a_record(self):
+        assert FullBatch().inclusion_prob(8) == 1.0
+        assert PoissonSampling(0.1).inclusion_prob(8) == 0.1
+        assert FixedSizeSampling(3).inclusion_prob(8) == 3 / 8
+        of_clients = FixedSizeSampling(3).inclusion_prob(jnp.array([3, 8]))
+        np.testing.assert_allclose(of_clients, [1, 3 / 8])
+
+
+class TestRefusals:
+    def test_a_batch_is_not_larger_than_a_client(self):
+        sampler = FixedSizeSampling(10)
+        sampler.check([10, 11], "replace_one")
+        sentence = r"batch_size must be at most .* got 10 for client 1's 9 records.*Sampling\(9\)"
+        with pytest.raises(ValueError, match=sentence):
+            sampler.check([10, 9], "replace_one")
+        with pytest.raises(ValueError, match="batch_size must be at most a client's records"):
+            sampler.dp_event(1.0, 9, 10)
+
+    @pytest.mark.parametrize("sizes", [[10], [10, 30]])
+    def test_fixed_size_goes_with_replaced_records_alone(self, sizes):
+        # Even where the batch is everything: a neighbour would have one record more.
+        with pytest.raises(ValueError, match=r"fixed size .*replace_one.* got .*add_or_rem"):
+            FixedSizeSampling(10).check(sizes, "add_or_remove_one")
+        for other in (FullBatch(), PoissonSampling(0.1)):
+            other.check(sizes, "add_or_remove_one")
+
+    @pytest.mark.parametrize("batch_size", [0, -1, 2.0, "3", True, None])
+    def test_a_batch_size_is_a_whole_number(self, batch_size):
+        with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
+            FixedSizeSampling(batch_size)
 
 
 def test_a_full_batch_is_every_record_and_no_padding():

@@ -1,0 +1,141 @@
+"""Noise, rounds, epsilon: any one of them from the other two. Reads no data.
+
+``plan_privacy`` answers the same for a whole run; these are for thinking before there is one.
+"""
+
+import math
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi.privacy import accounting, calibrate, units
+from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation
+from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
+
+# More releases than these are not looked for.
+_MOST_RELEASES = 10**9
+
+
+def epsilon_from_noise(
+    noise_multiplier: float,
+    num_releases: int,
+    *,
+    delta: float = 1e-5,
+    relation: Relation = "replace_one",
+    sampler: Sampler = FullBatch(),
+    num_records: int | None = None,
+) -> float:
+    """What noisy sums cost.
+
+    Args:
+        noise_multiplier: Standard deviation of the noise over the norm that one unit of
+            protection contributes, which is the clipping norm for single records.
+        num_releases: How many noisy sums: rounds times ``num_local_steps`` with
+            ``DPOptimization``, rounds with methods that release changes.
+        delta: In (0, 1).
+        relation: The neighbouring relation.
+        sampler: How batches are drawn.
+        num_records: Records of the client; needed where batches are sampled.
+
+    Returns:
+        Epsilon, never below the true one; infinity where the accountant cannot show one.
+
+    Raises:
+        ValueError: If a number is out of its range, or the sampler and the relation do not go
+            together.
+    """
+    noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
+    _validate.positive_int("num_releases", num_releases)
+    delta = PrivacyBudget(1.0, delta, relation).delta
+    size, physical_size = _sizes(sampler, num_records, relation)
+    event = sampler.dp_event(noise_multiplier, size, physical_size)
+    return accounting.epsilon(accounting.compose([(event, num_releases)]), delta, relation)
+
+
+def noise_from_epsilon(
+    budget: PrivacyBudget,
+    num_releases: int,
+    *,
+    sampler: Sampler = FullBatch(),
+    num_records: int | None = None,
+) -> float:
+    """The noise multiplier that keeps a budget over so many noisy sums, and spends .995 of it.
+
+    Args:
+        budget: What may be spent.
+        num_releases: As of :func:`epsilon_from_noise`.
+        sampler: How batches are drawn.
+        num_records: Records of the client; needed where batches are sampled.
+
+    Returns:
+        Standard deviation of the noise over the norm that one unit of protection contributes.
+
+    Raises:
+        ValueError: If a number is out of its range, or delta too small for the accountant.
+    """
+    _validate.positive_int("num_releases", num_releases)
+    size, physical_size = _sizes(sampler, num_records, budget.relation)
+    return calibrate.noise_multiplier(budget, num_releases, sampler, size, physical_size)
+
+
+def rounds_from_epsilon(
+    budget: PrivacyBudget,
+    noise_multiplier: float,
+    *,
+    releases_per_round: int = 1,
+    sampler: Sampler = FullBatch(),
+    num_records: int | None = None,
+) -> int:
+    """How many rounds a budget lasts with this noise.
+
+    Args:
+        budget: What may be spent; its epsilon is finite.
+        noise_multiplier: As of :func:`epsilon_from_noise`.
+        releases_per_round: Noisy sums of a client in a round: ``num_local_steps`` with
+            ``DPOptimization``, 1 with methods that release changes.
+        sampler: How batches are drawn.
+        num_records: Records of the client; needed where batches are sampled.
+
+    Returns:
+        The largest number whose epsilon does not exceed the budget's; 0 if one is too many. It
+        stops looking at 10^9 releases.
+
+    Raises:
+        ValueError: If a number is out of its range or epsilon is infinite.
+    """
+    noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
+    _validate.positive_int("releases_per_round", releases_per_round)
+    if math.isinf(budget.epsilon):
+        raise ValueError(
+            "epsilon must be finite, got inf: an unlimited budget lasts for any number of rounds."
+        )
+    units.check_sampler(budget, sampler)
+    size, physical_size = _sizes(sampler, num_records, budget.relation)
+    event = sampler.dp_event(noise_multiplier, size, physical_size)
+
+    def lasts(rounds: int) -> bool:
+        composition = accounting.compose([(event, rounds * releases_per_round)])
+        return accounting.epsilon(composition, budget.delta, budget.relation) <= budget.epsilon
+
+    most = _MOST_RELEASES // releases_per_round
+    enough, too_many = 0, 1
+    while lasts(too_many):
+        if too_many == most:
+            return most
+        enough, too_many = too_many, min(2 * too_many, most)
+    while too_many - enough > 1:
+        middle = (enough + too_many) // 2
+        enough, too_many = (middle, too_many) if lasts(middle) else (enough, middle)
+    return enough
+
+
+def _sizes(sampler: Sampler, num_records: int | None, relation: Relation) -> tuple[int, int]:
+    """Records of the client and rows of a batch."""
+    if num_records is None:
+        if not isinstance(sampler, FullBatch):
+            raise ValueError(
+                f"num_records must be given with {type(sampler).__name__}, got None: write "
+                "num_records=1000, say."
+            )
+        num_records = 1
+    _validate.positive_int("num_records", num_records)
+    sampler.check([num_records], relation)
+    return num_records, sampler.physical_size([num_records])

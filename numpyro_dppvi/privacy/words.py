@@ -1,0 +1,61 @@
+"""Numbers and facts in words; what a run costs is never rounded down."""
+
+import math
+import textwrap
+from decimal import ROUND_CEILING, Context, Decimal
+
+from numpyro_dppvi.privacy.budget import PrivacyBudget
+from numpyro_dppvi.privacy.meaning import Attack
+
+_EXACT = Context(prec=400)  # holds every float
+
+
+def rounded_up(value: float, decimals: int = 4) -> str:
+    """A number that is not below zero, never rounded down.
+
+    Args:
+        value: The number.
+        decimals: How many; more where the number would lose its first four digits.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    exact = Decimal(value)
+    decimals = max(decimals, 3 - exact.adjusted() if value else 0)
+    unit = Decimal(1).scaleb(-decimals)
+    return f"{exact.quantize(unit, rounding=ROUND_CEILING, context=_EXACT):f}"
+
+
+def percent(share: float) -> str:
+    """A share in per cent, rounded up to one decimal."""
+    exact = Decimal(share) * 100
+    return f"{exact.quantize(Decimal('0.1'), rounding=ROUND_CEILING, context=_EXACT):f} %"
+
+
+def in_other_words(client: int, budget: PrivacyBudget, attack: Attack) -> str:
+    """A sentence that says what a client's releases give away at most."""
+    known, question = _known_and_asked(client, budget)
+    return (
+        f"In other words: whoever knows {known}, sees everything that is released and has to say "
+        f"{question}, is right in at most "
+        f"{percent((1 + attack.advantage) / 2)} of cases (guessing: 50 %); at "
+        f"{100 * attack.false_positive_rate:g} % false alarms it detects at most "
+        f"{percent(attack.true_positive_rate)}."
+    )
+
+
+def _known_and_asked(client: int, budget: PrivacyBudget) -> tuple[str, str]:
+    if budget.unit == "client":
+        known = f"everything but the records of client {client}"
+        return known, "which of two sets of records it holds"
+    if budget.max_records_per_person > 1:
+        known = f"all records of client {client} but one person's"
+        alternatives = "which of two persons they are of", "whether it holds that person's"
+    else:
+        known = f"all other records of client {client}"
+        alternatives = "which of two records it holds", "whether it holds a certain record"
+    return known, alternatives[budget.relation != "replace_one"]
+
+
+def paragraph(text: str) -> list[str]:
+    """Lines of a text, indented by two."""
+    return textwrap.wrap(text, width=100, initial_indent="  ", subsequent_indent="  ")
