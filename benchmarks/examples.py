@@ -1,0 +1,110 @@
+"""Every example model: partitioned inference without privacy against SVI and NUTS.
+
+    python -m benchmarks examples
+
+For each model the posterior over 1, 5 and 50 clients is compared with the one of NumPyro's SVI
+under the same guide (``AutoNormal``), latent by latent in unconstrained space: the largest shift of
+a mean, in posterior standard deviations, and the largest ratio of standard deviations less one.
+Against NUTS, which is no normal distribution, means of the latents in their supports are compared.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import optax
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO, init_to_median
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_dppvi as dppvi
+from models.examples import EXAMPLES, Example
+
+CLIENTS = (1, 5, 50)
+DRAWS = 64
+
+Marginals = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def pvi(example: Example, clients: int, num_rounds: int = 30) -> dppvi.Posterior:
+    """Partitioned inference without privacy."""
+    # The rate falls within every visit, so that the noise of the draws does not stay in factors.
+    optimizer = optax.adam(optax.exponential_decay(0.05, 25, 0.5))
+    method = dppvi.NonPrivate(100, optimizer, dppvi.Automatic(DRAWS))
+    result = dppvi.fit(
+        example.model,
+        None,
+        example.records,
+        rng_key=jax.random.key(0),
+        clients=clients,
+        method=method,
+        num_rounds=num_rounds,
+        damping=0.5,
+        model_kwargs=example.model_kwargs,
+        progress_bar=False,
+    )
+    return result.posterior
+
+
+def svi(example: Example, num_steps: int = 4000) -> Marginals:
+    """NumPyro's SVI with ``AutoNormal``: unconstrained means and standard deviations."""
+    guide = AutoNormal(example.model, init_loc_fn=init_to_median, init_scale=0.1)
+    optimizer = optax.adam(optax.exponential_decay(0.05, num_steps // 8, 0.5))
+    inference = SVI(example.model, guide, optimizer, Trace_ELBO(num_particles=DRAWS))
+    run = inference.run(
+        jax.random.key(1), num_steps, **example.records, **example.model_kwargs, progress_bar=False
+    )
+    names = [name[: -len("_auto_loc")] for name in run.params if name.endswith("_auto_loc")]
+    return {
+        name: tuple(np.asarray(run.params[f"{name}_auto_{part}"]) for part in ("loc", "scale"))
+        for name in names
+    }
+
+
+def nuts(example: Example) -> dict[str, np.ndarray]:
+    """Draws from NUTS, by latent."""
+    kernel = NUTS(example.model, init_strategy=init_to_median)
+    mcmc = MCMC(kernel, num_warmup=500, num_samples=1000, progress_bar=False)
+    mcmc.run(jax.random.key(2), **example.records, **example.model_kwargs)
+    return {name: np.asarray(draws) for name, draws in mcmc.get_samples().items()}
+
+
+def marginals(posterior: dppvi.Posterior) -> Marginals:
+    """Unconstrained means and standard deviations by latent."""
+    coordinates = posterior.family.coordinates(posterior.natural)
+    return {
+        name: (np.asarray(c.loc), np.asarray(jnp.exp(c.log_scale)))
+        for name, c in coordinates.items()
+    }
+
+
+def difference(found: Marginals, reference: Marginals) -> tuple[float, float]:
+    """The largest shift of a mean in posterior sds, and the largest change of an sd in percent."""
+    shifts = [np.abs((found[n][0] - loc) / sd).max() for n, (loc, sd) in reference.items()]
+    ratios = [np.abs(found[n][1] / sd - 1).max() for n, (_, sd) in reference.items()]
+    return float(max(shifts)), 100 * float(max(ratios))
+
+
+def from_nuts(posterior: dppvi.Posterior, draws: dict[str, np.ndarray]) -> float:
+    """The largest shift of a latent's mean from NUTS, in NUTS's standard deviations."""
+    mine = posterior.sample(jax.random.key(3), (4000,))
+    shifts = [
+        np.abs(np.mean(mine[name], axis=0) - draws[name].mean(axis=0))
+        / np.maximum(draws[name].std(axis=0), 1e-9)
+        for name in posterior.names
+    ]
+    return float(max(np.max(shift[np.isfinite(shift)]) for shift in shifts))
+
+
+def table(names: tuple[str, ...] = tuple(EXAMPLES)) -> None:
+    """One line a model."""
+    numpyro.enable_x64(False)
+    head = "".join(f"{f'{m} clients':>16}" for m in CLIENTS)
+    print("\nLargest shift of a mean (sd) / change of an sd (%) against SVI; shift against NUTS")
+    print(f"{'':<30}{head}{'NUTS':>10}")
+    for name in names:
+        example = EXAMPLES[name]
+        reference = svi(example)
+        posteriors = [pvi(example, clients) for clients in CLIENTS]
+        cells = [difference(marginals(p), reference) for p in posteriors]
+        shown = "".join(f"{f'{shift:.3f} / {ratio:.1f}':>16}" for shift, ratio in cells)
+        print(f"{name:<30}{shown}{from_nuts(posteriors[0], nuts(example)):>10.2f}", flush=True)
