@@ -47,9 +47,9 @@ ENTRIES = (
         ((0.8382, -0.3494), (0.8411, -0.3430), (0.8398, -0.3453)),
     ),
     Entry(
-        "virtual clients, 15 rounds",
-        lambda sizes: dppvi.VirtualClients(_shards(sizes, 6), 0.023, 10, optax.adam(0.05)),
-        {"damping": 0.1, "num_rounds": 15},
+        "virtual clients, 8 rounds",
+        lambda sizes: dppvi.VirtualClients(_shards(sizes, 6), 0.015, 20, optax.adam(0.05)),
+        {"damping": 0.15, "num_rounds": 8},
         ((0.8402, -0.3526), (0.8385, -0.3506), (0.8386, -0.3481)),
     ),
     Entry(

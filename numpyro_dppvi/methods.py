@@ -15,6 +15,8 @@ from numpyro_dppvi.privacy import FullBatch, Sampler
 # whose priors have a width of about one: see default_learning_rate.
 _NOISE_TRAVEL = 1 / 3
 _NOISELESS_LEARNING_RATE = 0.05
+# A visit of 20 steps goes no further than the small clips of these methods let through.
+_SHARD_LEARNING_RATE = 0.02
 
 
 def _check_pieces(optimizer: Any, expectation: Any) -> None:
@@ -120,8 +122,8 @@ class ParameterPerturbation:
         TypeError: If the optimiser or expectation is none.
     """
 
-    clip_norm: float = 1.0
-    num_local_steps: int = 10
+    clip_norm: float = 0.002
+    num_local_steps: int = 20
     optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = Automatic(2)
 
@@ -139,7 +141,8 @@ class LocalAveraging:
 
     Args:
         num_shards: One number for all clients, or one a client; at most a client's records.
-        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters.
+        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters. It wants
+            choosing for a model, by simulation on public or made-up records.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
@@ -151,8 +154,8 @@ class LocalAveraging:
     """
 
     num_shards: int | tuple[int, ...]
-    clip_norm: float = 1.0
-    num_local_steps: int = 10
+    clip_norm: float = 0.2
+    num_local_steps: int = 20
     optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = Automatic(2)
 
@@ -169,7 +172,8 @@ class VirtualClients:
 
     Args:
         num_shards: One number for all clients, or one a client; at most a client's records.
-        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters.
+        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters. It wants
+            choosing for a model, by simulation on public or made-up records.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
@@ -181,8 +185,8 @@ class VirtualClients:
     """
 
     num_shards: int | tuple[int, ...]
-    clip_norm: float = 1.0
-    num_local_steps: int = 10
+    clip_norm: float = 0.005
+    num_local_steps: int = 20
     optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = Automatic(2)
 
@@ -315,6 +319,8 @@ def default_learning_rate(method: Method, num_releases: int, damping: float) -> 
     Returns:
         The learning rate, in units of (location, log standard deviation).
     """
-    if not isinstance(method, DPOptimization) or num_releases == 0:
+    if isinstance(method, ShardMethod):
+        return _SHARD_LEARNING_RATE
+    if isinstance(method, NonPrivate) or num_releases == 0:
         return _NOISELESS_LEARNING_RATE
     return _NOISE_TRAVEL / (damping * math.sqrt(num_releases))
