@@ -15,6 +15,7 @@ from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
 from numpyro_dppvi.privacy.noise import SecretKeys
+from numpyro_dppvi.privacy.paper import paper_epsilon
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
 from numpyro_dppvi.privacy.sampling import (
     Batch,
@@ -51,6 +52,7 @@ __all__ = [
     "clipped_sum",
     "epsilon_from_noise",
     "noise_from_epsilon",
+    "paper_epsilon",
     "rounds_from_epsilon",
     "statement_schema",
     "unit_sensitivity",
