@@ -24,6 +24,12 @@ from numpyro_dppvi.privacy.sampling import (
     PoissonSampling,
     Sampler,
 )
+from numpyro_dppvi.privacy.selection import (
+    NegativeBinomialRuns,
+    PoissonRuns,
+    SelectionPlan,
+    plan_selection,
+)
 from numpyro_dppvi.privacy.statement import PrivacyStatement, statement_schema
 
 __all__ = [
@@ -38,6 +44,8 @@ __all__ = [
     "GaussianSum",
     "Ledger",
     "Mechanism",
+    "NegativeBinomialRuns",
+    "PoissonRuns",
     "PoissonSampling",
     "PrivacyBudget",
     "PrivacyPlan",
@@ -45,6 +53,7 @@ __all__ = [
     "Relation",
     "Sampler",
     "SecretKeys",
+    "SelectionPlan",
     "Unit",
     "add_noise",
     "best_attack",
@@ -53,6 +62,7 @@ __all__ = [
     "epsilon_from_noise",
     "noise_from_epsilon",
     "paper_epsilon",
+    "plan_selection",
     "rounds_from_epsilon",
     "statement_schema",
     "unit_sensitivity",
