@@ -38,6 +38,7 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.rounds import RoundInfo
 from numpyro_dppvi.schedules import Asynchronous, random_subset, sequential, synchronous
+from numpyro_dppvi.selection import Selection, select
 from numpyro_dppvi.server import TrustedAggregator
 
 __version__ = importlib.metadata.version("numpyro-dppvi")
@@ -67,6 +68,7 @@ __all__ = [
     "PrivacyBudget",
     "PrivacyPlan",
     "PrivacyStatement",
+    "Selection",
     "SphericalCubature",
     "Status",
     "UnsupportedModelError",
@@ -74,6 +76,7 @@ __all__ = [
     "fit",
     "partition",
     "plan_privacy",
+    "select",
     "sequential",
     "synchronous",
     # assemble

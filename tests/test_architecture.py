@@ -23,7 +23,7 @@ PACKAGE = "numpyro_dppvi"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"__init__"}),
     frozenset({"flower"}),
-    frozenset({"plots", "checkpoint"}),
+    frozenset({"plots", "checkpoint", "selection"}),
     frozenset({"fit"}),
     frozenset({"baselines", "planning"}),
     frozenset({"algorithm"}),
@@ -48,6 +48,7 @@ MAY_IMPORT_PRIVACY = frozenset(
         "flower",
         "plots",
         "checkpoint",
+        "selection",
         "fit",
         "algorithm",
         "posterior",

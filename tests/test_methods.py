@@ -218,6 +218,37 @@ def test_an_unclipped_sum_would_fail_that_test():
     assert np.linalg.norm(moved) > 2 * 0.3
 
 
+def test_the_cavity_is_added_exactly_however_small_the_clip(x64, normal_data):
+    """It holds no record of the client: clipped along, it would pull too little, and be noised."""
+    records, sizes = [{"y": normal_data}], [len(normal_data)]
+    learned = dppvi.pvi(
+        normal_means,
+        None,
+        records[0],
+        method=dppvi.NonPrivate(**PRECISE),
+        client_sizes=sizes,
+        damping=1.0,
+    )
+    shards = dppvi.stack_clients(records)
+    state, _ = learned.step(jax.random.key(0), learned.init(jax.random.key(0)), shards)
+    assert np.linalg.norm(flat(state.factors)) > 1
+    # Records that count for nothing: what is left is the cavity, and the factor goes away.
+    method = dppvi.DPOptimization(1e-9, **PRECISE)
+    plan = dppvi.plan_privacy(method, NO_NOISE, num_rounds=1, client_sizes=sizes)
+    forgets = dppvi.pvi(
+        normal_means,
+        None,
+        records[0],
+        method=method,
+        client_sizes=sizes,
+        plan=plan,
+        damping=1.0,
+    )
+    state = state._replace(ledger=plan.ledger())
+    after, _ = forgets.step(jax.random.key(0), state, shards)
+    np.testing.assert_allclose(flat(after.factors), 0, atol=1e-5)
+
+
 def test_the_noise_of_a_local_average_falls_with_the_number_of_shards():
     """Theorem 4, in the plan and in what is drawn."""
     budget = dppvi.PrivacyBudget(1.0)

@@ -15,6 +15,7 @@ from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
 from numpyro_dppvi.privacy.noise import SecretKeys
+from numpyro_dppvi.privacy.paper import paper_epsilon
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
 from numpyro_dppvi.privacy.sampling import (
     Batch,
@@ -22,6 +23,12 @@ from numpyro_dppvi.privacy.sampling import (
     FullBatch,
     PoissonSampling,
     Sampler,
+)
+from numpyro_dppvi.privacy.selection import (
+    NegativeBinomialRuns,
+    PoissonRuns,
+    SelectionPlan,
+    plan_selection,
 )
 from numpyro_dppvi.privacy.statement import PrivacyStatement, statement_schema
 
@@ -37,6 +44,8 @@ __all__ = [
     "GaussianSum",
     "Ledger",
     "Mechanism",
+    "NegativeBinomialRuns",
+    "PoissonRuns",
     "PoissonSampling",
     "PrivacyBudget",
     "PrivacyPlan",
@@ -44,6 +53,7 @@ __all__ = [
     "Relation",
     "Sampler",
     "SecretKeys",
+    "SelectionPlan",
     "Unit",
     "add_noise",
     "best_attack",
@@ -51,6 +61,8 @@ __all__ = [
     "clipped_sum",
     "epsilon_from_noise",
     "noise_from_epsilon",
+    "paper_epsilon",
+    "plan_selection",
     "rounds_from_epsilon",
     "statement_schema",
     "unit_sensitivity",

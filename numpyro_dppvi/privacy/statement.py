@@ -4,7 +4,6 @@ import functools
 import importlib.metadata
 import importlib.resources
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +76,7 @@ class PrivacyStatement:
 
         JSON has no infinite numbers: an infinite epsilon is the string ``"infinity"``.
         """
-        return json.dumps(_finite(self.as_dict()), indent=2, allow_nan=False)
+        return json.dumps(words.finite(self.as_dict()), indent=2, allow_nan=False)
 
     def _noise(self) -> str:
         if self.plan is None:
@@ -188,15 +187,6 @@ class PrivacyStatement:
             f"{words.rounded_up(facts['max_epsilon'])} at delta = {facts['max_delta']:.10g}.",
             words.in_other_words(worst, budget, attack),
         ]
-
-
-def _finite(value: Any) -> Any:
-    """The same with infinite numbers as a word."""
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return "infinity" if value == math.inf else value
 
 
 def _client_rows(clients: list[dict[str, Any]]) -> list[list[str]]:

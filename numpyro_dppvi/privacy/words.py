@@ -3,6 +3,7 @@
 import math
 import textwrap
 from decimal import ROUND_CEILING, Context, Decimal
+from typing import Any
 
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.meaning import Attack
@@ -29,6 +30,15 @@ def percent(share: float) -> str:
     """A share in per cent, rounded up to one decimal."""
     exact = Decimal(share) * 100
     return f"{exact.quantize(Decimal('0.1'), rounding=ROUND_CEILING, context=_EXACT):f} %"
+
+
+def finite(value: Any) -> Any:
+    """The same with infinite numbers as the word "infinity", for JSON."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return "infinity" if value == math.inf else value
 
 
 def in_other_words(client: int, budget: PrivacyBudget, attack: Attack) -> str:

@@ -1,0 +1,313 @@
+"""Choosing the best of several private runs: how often to run, and what it costs in all.
+
+Whoever tries settings on the data and keeps the best has released something of every try. If the
+number of tries is random and secret, and nothing but the best run is shown, the cost is only a
+few times that of one run, however many settings there are (Liu and Talwar 2019; Papernot and
+Steinke 2022, arXiv 2110.03620).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import dp_accounting as dpa
+from dp_accounting import rdp
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi.privacy import units
+from numpyro_dppvi.privacy.budget import PrivacyBudget, unit_sensitivity
+from numpyro_dppvi.privacy.mechanisms import GaussianSum
+from numpyro_dppvi.privacy.sampling import FullBatch
+
+# Orders of the Renyi divergence that are tried; the accountant's own start too far from 1.
+_ORDERS = tuple(1 + 2.0 ** (e / 8) for e in range(-32, 113))
+# Calibration stops where this share of the budget is spent.
+_ENOUGH = 0.999
+# A run's own calibration is right to some 1e-12 of its distance.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class PoissonRuns:
+    """The number of runs is Poisson: close to its mean, but with probability e^-mean none.
+
+    Args:
+        mean: At least 1.
+
+    Raises:
+        ValueError: If the mean is below 1.
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", _mean(self.mean))
+
+    @property
+    def name(self) -> str:
+        """The distribution in words."""
+        return f"Poisson with mean {self.mean:g}"
+
+    def dp_event(self, run: dpa.DpEvent) -> dpa.DpEvent:
+        """The event of showing the best of so many runs."""
+        return dpa.dp_event.RepeatAndSelectDpEvent(run, self.mean, math.inf)
+
+    def count(self, uniform: float) -> int:
+        """The number of runs that belongs to a uniform random number in [0, 1)."""
+
+        def probabilities() -> Iterator[tuple[int, float]]:
+            k, prob = 0, math.exp(-self.mean)
+            while True:
+                yield k, prob
+                k, prob = k + 1, prob * self.mean / (k + 1)
+
+        return _quantile(probabilities(), uniform)
+
+
+@dataclass(frozen=True)
+class NegativeBinomialRuns:
+    """The number of runs is negative binomial, and at least 1.
+
+    Args:
+        mean: Above 1.
+        shape: At least 0. 1 is the geometric distribution, 0 the logarithmic; the smaller, the
+            cheaper, and the more often just one run comes up, or a great many.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    mean: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", _mean(self.mean))
+        if self.mean == 1 or not (0 <= self.shape < math.inf):
+            raise ValueError(
+                f"mean must be above 1 and shape at least 0 and finite, got mean={self.mean:g} and "
+                f"shape={_validate.shown(self.shape)}: write NegativeBinomialRuns(10.0), say."
+            )
+
+    @property
+    def name(self) -> str:
+        """The distribution in words."""
+        return f"truncated negative binomial with mean {self.mean:g} and shape {self.shape:g}"
+
+    def dp_event(self, run: dpa.DpEvent) -> dpa.DpEvent:
+        """The event of showing the best of so many runs."""
+        return dpa.dp_event.RepeatAndSelectDpEvent(run, self.mean, self.shape)
+
+    def count(self, uniform: float) -> int:
+        """The number of runs that belongs to a uniform random number in [0, 1)."""
+        gamma, shape = self._gamma(), self.shape
+
+        def probabilities() -> Iterator[tuple[int, float]]:
+            # P(1), and then the ratio of neighbours: (1 - gamma) (k + shape) / (k + 1).
+            first = (
+                -1 / math.log(gamma) if shape == 0 else shape / math.expm1(-shape * math.log(gamma))
+            )
+            k, prob = 1, first * (1 - gamma)
+            while True:
+                yield k, prob
+                k, prob = k + 1, prob * (1 - gamma) * (k + shape) / (k + 1)
+
+        return _quantile(probabilities(), uniform)
+
+    def _gamma(self) -> float:
+        """The parameter whose distribution has the mean; found by halving an interval."""
+
+        def mean(gamma: float) -> float:
+            if self.shape == 0:
+                return (1 / gamma - 1) / -math.log(gamma)
+            return self.shape * (1 / gamma - 1) / -math.expm1(self.shape * math.log(gamma))
+
+        low, high = 1e-300, 1.0
+        while True:
+            middle = math.sqrt(low * high)
+            if not low < middle < high:
+                return low
+            low, high = (middle, high) if mean(middle) > self.mean else (low, middle)
+
+
+Runs: TypeAlias = PoissonRuns | NegativeBinomialRuns
+
+
+def _mean(mean: float) -> float:
+    mean = _validate.positive("mean", mean)
+    if mean < 1:
+        raise ValueError(f"mean must be at least 1, got {mean:g}: write mean=10.0, say.")
+    return mean
+
+
+def _quantile(probabilities: Iterator[tuple[int, float]], uniform: float) -> int:
+    total = 0.0
+    for k, prob in probabilities:
+        total += prob
+        if uniform < total or (prob < 1e-18 and total > 0.5):
+            return k
+    raise AssertionError("the distribution has no end")
+
+
+def selection_epsilon(mu: float, runs: Runs, delta: float) -> float:
+    """What it costs to show the best of several runs, each of them Gaussian.
+
+    Args:
+        mu: Distance between neighbours in standard deviations, of everything that one run
+            releases, its score included.
+        runs: How many runs there are.
+        delta: In (0, 1).
+
+    Returns:
+        Epsilon, an upper bound (Papernot and Steinke 2022, Theorems 2 and 6).
+    """
+    if mu == 0:
+        return 0.0
+    if mu == math.inf:
+        return math.inf
+    # The RDP accountant takes noise per sensitivity, whatever the relation.
+    accountant = rdp.RdpAccountant(orders=_ORDERS)
+    accountant.compose(runs.dp_event(dpa.GaussianDpEvent(1 / mu)))
+    return float(accountant.get_epsilon(delta))
+
+
+@dataclass(frozen=True)
+class SelectionPlan:
+    """What a selection will cost, and what each of its runs may; made by :func:`plan_selection`.
+
+    Attributes:
+        budgets: The promise for the whole selection, one a client.
+        run_budgets: What one fit may cost each client.
+        mechanisms: How each client releases the score of a run.
+        runs: How many runs there are.
+        mus: What one run may be in all for each client: its distance in standard deviations.
+        fit_mus: The part of it that the fit may take.
+    """
+
+    budgets: tuple[PrivacyBudget, ...]
+    run_budgets: tuple[PrivacyBudget, ...]
+    mechanisms: tuple[GaussianSum, ...]
+    runs: Runs
+    mus: tuple[float, ...]
+    fit_mus: tuple[float, ...]
+
+    @property
+    def epsilons(self) -> tuple[float, ...]:
+        """What the selection costs each client in all, at the client's delta."""
+        return tuple(
+            selection_epsilon(mu, self.runs, budget.delta)
+            for mu, budget in zip(self.mus, self.budgets, strict=True)
+        )
+
+
+def plan_selection(
+    budget: PrivacyBudget | Sequence[PrivacyBudget],
+    runs: Runs,
+    *,
+    client_sizes: Sequence[int],
+    score_bound: float,
+    score_share: float = 0.1,
+) -> SelectionPlan:
+    """Divides a budget between the runs of a selection; reads no data.
+
+    Args:
+        budget: What everything together may cost: one for all clients, or one a client.
+        runs: ``PoissonRuns(mean)`` or ``NegativeBinomialRuns(mean)``.
+        client_sizes: Number of scored records of each client; these are public.
+        score_bound: Records' scores are clipped to plus or minus this.
+        score_share: In (0, 1): the share of a run's squared distance that its score takes.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: If a number is out of its range, or a budget protects whole clients: sums of
+            records' scores have no useful bound there.
+    """
+    if not isinstance(runs, Runs):
+        raise TypeError(
+            f"runs must be PoissonRuns(...) or NegativeBinomialRuns(...), got "
+            f"{_validate.shown(runs)}: write runs=NegativeBinomialRuns(10.0), say."
+        )
+    bound = _validate.positive("score_bound", score_bound)
+    share = _validate.open_unit("score_share", score_share, "0.1")
+    budgets = [budget] * len(client_sizes) if isinstance(budget, PrivacyBudget) else list(budget)
+    if len(budgets) != len(client_sizes):
+        raise ValueError(
+            f"budget must be one for all clients or one a client, got {len(budgets)} budgets for "
+            f"{len(client_sizes)} clients."
+        )
+    mus = [_largest_mu(mine, runs) for mine in budgets]
+    fit_mus = [math.sqrt(1 - share) * mu for mu in mus]
+    return SelectionPlan(
+        tuple(budgets),
+        tuple(_run_budget(b, mu) for b, mu in zip(budgets, fit_mus, strict=True)),
+        tuple(
+            _score_mechanism(mine, math.sqrt(share) * mu, bound, size)
+            for mine, mu, size in zip(budgets, mus, client_sizes, strict=True)
+        ),
+        runs,
+        tuple(mus),
+        tuple(fit_mus),
+    )
+
+
+def _largest_mu(budget: PrivacyBudget, runs: Runs) -> float:
+    """The largest distance of one run with which the selection keeps its budget."""
+    if math.isinf(budget.epsilon):
+        return math.inf
+    low, high = 0.0, 1 / dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+    if selection_epsilon(high, runs, budget.delta) <= budget.epsilon:
+        return high  # a single run, or nearly
+    while True:
+        middle = (low + high) / 2
+        epsilon = selection_epsilon(middle, runs, budget.delta)
+        if _ENOUGH * budget.epsilon <= epsilon <= budget.epsilon or middle < 1e-9 * high:
+            return middle
+        low, high = (middle, high) if epsilon <= budget.epsilon else (low, middle)
+
+
+def _run_budget(budget: PrivacyBudget, mu: float) -> PrivacyBudget:
+    """The guarantee at the same delta that a Gaussian at this distance gives."""
+    epsilon = math.inf if mu == math.inf else dpa.get_epsilon_gaussian(1 / mu, budget.delta)
+    return PrivacyBudget(
+        epsilon, budget.delta, budget.relation, budget.unit, budget.max_records_per_person
+    )
+
+
+def _score_mechanism(
+    budget: PrivacyBudget, mu: float, bound: float, num_records: int
+) -> GaussianSum:
+    noise = 0.0 if mu == math.inf else unit_sensitivity(budget.relation) / mu
+    contributions = units.records_changed(budget)
+    return GaussianSum(
+        bound, noise, FullBatch(), num_records, num_records, contributions=contributions
+    )
+
+
+def check_run(plan: SelectionPlan, mus: Sequence[float | None]) -> None:
+    """Refuses a run that released more than the plan allows one run.
+
+    Args:
+        plan: The plan.
+        mus: The distance of what the run released, one a client; ``None`` where batches were
+            sampled.
+
+    Raises:
+        ValueError: In that case, and if batches were sampled or clients are missing.
+    """
+    if len(mus) != len(plan.fit_mus):
+        raise ValueError(
+            f"fit_one must fit the {len(plan.fit_mus)} clients of the plan, got {len(mus)}."
+        )
+    for client, (mu, allowed) in enumerate(zip(mus, plan.fit_mus, strict=True)):
+        if mu is None:
+            raise ValueError(
+                f"a selection is accounted for full batches and shards alone, got sampled batches "
+                f"of client {client}: write sampler=FullBatch() in fit_one."
+            )
+        if not mu <= allowed * (1 + _ROUNDING):
+            raise ValueError(
+                f"fit_one must keep to the budgets it is given, but client {client} released more: "
+                "write budget=budgets in its call of fit."
+            )
