@@ -8,7 +8,7 @@ from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivi
 from numpyro_dppvi.privacy.clipping import clipped, clipped_sum
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
-from numpyro_dppvi.privacy.noise import SecretKeys
+from numpyro_dppvi.privacy.noise import SecretKeys, by_purpose
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
 from numpyro_dppvi.privacy.sampling import Batch, FullBatch, PoissonSampling, Sampler
 from numpyro_dppvi.privacy.statement import PrivacyStatement
@@ -31,6 +31,7 @@ __all__ = [
     "Sampler",
     "SecretKeys",
     "add_noise",
+    "by_purpose",
     "clipped",
     "clipped_sum",
     "unit_sensitivity",
