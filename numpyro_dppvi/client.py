@@ -25,7 +25,7 @@ from numpyro_dppvi.methods import (
     NonPrivate,
     ShardMethod,
 )
-from numpyro_dppvi.privacy import add_noise, clipped, clipped_sum
+from numpyro_dppvi.privacy import add_noise, by_purpose, clipped, clipped_sum, exact
 
 # Per-record gradients are made and clipped in chunks of rows that stay in a core's cache
 # (2^18 floats are 1 MiB). It changes no result.
@@ -165,8 +165,8 @@ def _perturbed(
     numbers = jnp.arange(layout.num_shards)
     changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, own)
     each = clipped(changes, numbers < data.num_shards, method.clip_norm)
-    mean_or_sum = factors.power(factors.total(each), data.weight)
-    released = add_noise(secret_key, mean_or_sum, data.noise_std)
+    mean_or_sum = exact.weighted_total(each, data.weight)
+    released = add_noise(by_purpose(secret_key).noise, mean_or_sum, data.noise_std, like=each)
     return Message(released, each if layout.private else None)
 
 
@@ -236,9 +236,9 @@ def noisy_gradient(
     drawn is secret.
     """
     rng_key, secret_key = keys
-    batch_key, noise_key = jax.random.split(secret_key)
+    secret = by_purpose(secret_key)
     capacity = jax.tree.leaves(data.records)[0].shape[0]
-    batch = method.sampler.draw(batch_key, data.num_records, capacity, layout.physical_size)
+    batch = method.sampler.draw(secret.batch, data.num_records, capacity, layout.physical_size)
     rows = data.records
     if batch.rows is not None:
         rows = jax.tree.map(lambda leaf: leaf[batch.rows], data.records)
@@ -249,11 +249,12 @@ def noisy_gradient(
         )
 
     def sum_of(rows: Mapping[str, Array], mask: Array) -> Coordinates:
-        return clipped_sum(jax.vmap(gradient_of)(rows), mask, method.clip_norm)
+        gradients = jax.vmap(gradient_of)(rows)
+        return clipped_sum(gradients, mask, method.clip_norm, rounded=data.noise_std > 0)
 
     floats_per_row = _floats_per_row(space, family, method, rng_key, coordinates)
     total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats_per_row)
-    noisy = add_noise(noise_key, total, data.noise_std)
+    noisy = add_noise(secret.noise, total, data.noise_std, like=coordinates)
     inclusion_prob = method.sampler.inclusion_prob(data.num_records)
     return jax.tree.map(lambda leaf: leaf / jnp.asarray(inclusion_prob, leaf.dtype), noisy)
 
@@ -279,24 +280,23 @@ def _sum_in_chunks(
     mask: Array,
     largest_chunk: int,
 ) -> Coordinates:
-    """Adds up ``sum_of`` over equal chunks of rows."""
+    """Adds up ``sum_of`` over equal chunks of rows, without rounding."""
     num_rows = mask.shape[0]
     num_chunks = math.ceil(num_rows / max(1, largest_chunk))
     if num_chunks == 1:
         return sum_of(rows, mask)
-    chunk = math.ceil(num_rows / num_chunks)
+    blocks = math.ceil(num_rows / num_chunks / exact.ROWS_PER_BLOCK)
+    chunk = blocks * exact.ROWS_PER_BLOCK
+    num_chunks = math.ceil(num_rows / chunk)
 
     def chunked(leaf: Array) -> Array:
         padding = [(0, num_chunks * chunk - num_rows)] + [(0, 0)] * (leaf.ndim - 1)
         return jnp.pad(leaf, padding).reshape(num_chunks, chunk, *leaf.shape[1:])
 
     chunks = jax.tree.map(chunked, (dict(rows), mask))
-    zero = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype),
-        jax.eval_shape(sum_of, *jax.tree.map(lambda leaf: leaf[0], chunks)),
-    )
+    shapes = jax.eval_shape(sum_of, *jax.tree.map(lambda leaf: leaf[0], chunks))
 
     def add(total: Coordinates, piece: Any) -> tuple[Coordinates, None]:
-        return jax.tree.map(jnp.add, total, sum_of(*piece)), None
+        return exact.add(total, sum_of(*piece)), None
 
-    return jax.lax.scan(add, zero, chunks)[0]
+    return jax.lax.scan(add, exact.zeros(shapes), chunks)[0]

@@ -14,7 +14,7 @@ from numpyro_dppvi.privacy.inverse import (
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
-from numpyro_dppvi.privacy.noise import SecretKeys
+from numpyro_dppvi.privacy.noise import SecretKeys, by_purpose
 from numpyro_dppvi.privacy.paper import paper_epsilon
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
 from numpyro_dppvi.privacy.sampling import (
@@ -57,6 +57,7 @@ __all__ = [
     "Unit",
     "add_noise",
     "best_attack",
+    "by_purpose",
     "clipped",
     "clipped_sum",
     "epsilon_from_noise",

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, PyTree
+from numpyro_dppvi.privacy import exact
 
 # A float32 norm is off by a few parts in 10^6 at worst (XLA adds in tiles, whatever the length):
 # clip a hair below the bound, so that what is released is within it in exact arithmetic.
@@ -39,19 +40,34 @@ def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyT
     )
 
 
-def clipped_sum(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyTree:
-    """The sum of what :func:`clipped` gives, made without keeping it.
+def clipped_sum(
+    contributions: PyTree,
+    mask: Array,
+    clip_norm: Array | float,
+    *,
+    rounded: Array | bool = True,
+) -> PyTree:
+    """The exact sum of vectors that are clipped as by :func:`clipped`, and rounded to a grid.
+
+    Args:
+        contributions: Tree of arrays of shape ``(num_vectors, ...)``.
+        mask: Booleans of shape ``(num_vectors,)``; false ones count for nothing.
+        clip_norm: The bound, a scalar.
+        rounded: Whether entries are rounded to multiples of about ``clip_norm * 2**-20``, so that
+            their sum has no error; vectors at the bound are clipped by as much more. Without
+            noise there is nothing to protect, and ``False`` leaves entries as they are.
 
     Returns:
-        Tree of arrays without the leading axis. Replacing one vector moves it by at most
+        Tree of 64-bit arrays without the leading axis. Replacing one vector moves it by at most
         ``2 * clip_norm``; adding or removing one by at most ``clip_norm``.
     """
-    factor, kept = _factors(contributions, mask, clip_norm)
+    num_entries = sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
+    bound = (1 - exact.rounding_norm(num_entries)) * clip_norm
+    factor, kept = _factors(contributions, mask, bound)
 
     def total(leaf: Array, whole: Array) -> Array:
-        # Matrix units of an accelerator would round to 11 bits or fewer by default.
-        product = jnp.matmul(factor, leaf, precision=jax.lax.Precision.HIGHEST)
-        return product.astype(whole.dtype).reshape(whole.shape[1:])
+        entries = exact.to_grid(factor[:, None] * leaf, clip_norm, rounded)
+        return exact.total_of_rounded(entries).reshape(whole.shape[1:])
 
     return jax.tree.map(total, kept, contributions)
 

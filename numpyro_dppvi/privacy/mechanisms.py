@@ -6,10 +6,9 @@ from typing import TypeAlias
 
 import dp_accounting as dpa
 import jax
-import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, PRNGKey, PyTree
-from numpyro_dppvi.privacy import units
+from numpyro_dppvi.privacy import exact, units
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
 from numpyro_dppvi.privacy.sampling import Sampler
 
@@ -163,12 +162,29 @@ def _check_contributions(accounted: int, changed: int, budget: PrivacyBudget) ->
         )
 
 
-def add_noise(rng_key: PRNGKey, total: PyTree, noise_std: Array | float) -> PyTree:
-    """Adds independent Gaussian noise of one standard deviation to every entry of a tree."""
+def add_noise(
+    rng_key: PRNGKey, total: PyTree, noise_std: Array | float, like: PyTree | None = None
+) -> PyTree:
+    """Releases a sum: adds independent Gaussian noise of one standard deviation to every entry.
+
+    Noise is drawn and added in 64 bits, and the noisy sum is rounded to a grid that depends on
+    ``noise_std`` alone before it returns to the precision of the program.
+
+    Args:
+        rng_key: A secret key.
+        total: A tree of sums.
+        noise_std: Standard deviation, a scalar; 0 adds nothing.
+        like: A tree with the precisions of the result; those of ``total`` if not given.
+
+    Returns:
+        The noisy sums.
+    """
     leaves, treedef = jax.tree.flatten(total)
-    keys = jax.random.split(rng_key, len(leaves))
-    noisy = [
-        leaf + jnp.asarray(noise_std, leaf.dtype) * jax.random.normal(key, leaf.shape, leaf.dtype)
-        for key, leaf in zip(keys, leaves, strict=True)
-    ]
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(total if like is None else like)]
+    words = exact.random_words(rng_key, (sum(leaf.size for leaf in leaves),))
+    noisy, start = [], 0
+    for leaf, dtype in zip(leaves, dtypes, strict=True):
+        mine = words[:, start : start + leaf.size].reshape(2, *leaf.shape)
+        noisy.append(exact.released(mine, leaf, noise_std, dtype))
+        start += leaf.size
     return jax.tree.unflatten(treedef, noisy)

@@ -1,5 +1,7 @@
 """No record's contribution is longer than the bound, whatever the record holds."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from numpyro_dppvi.privacy import clipped, clipped_sum
+from numpyro_dppvi.privacy import clipped, clipped_sum, exact
 
 NUM_RECORDS = 6
 SHAPES = [
@@ -21,6 +23,7 @@ NASTY = [np.nan, np.inf, -np.inf, 1e30, -1e30, 1e15, 1e-19, 1e-22, 1e-40, 0.0, -
 seeds = st.integers(0, 2**32 - 1)
 precisions = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 summed, each = jax.jit(clipped_sum), jax.jit(clipped)
+unrounded = jax.jit(functools.partial(clipped_sum, rounded=False))
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +139,8 @@ def test_the_bound_holds_against_rounding(dtype, size):
     one = jax.jit(lambda row: clipped_sum(row[None], jnp.ones(1, bool), dtype(1.0)))
     norms = [norm(one(row)) for row in rows]
     assert max(norms) <= 1.0
-    assert min(norms) >= 1 - 2e-5
+    # Room for the rounding of entries, at worst all of them one way.
+    assert min(norms) >= 1 - 2e-5 - 2 * exact.rounding_norm(size)
 
 
 @precisions
@@ -227,8 +231,7 @@ def test_short_vectors_pass_unchanged_and_long_ones_keep_their_direction(dtype, 
     mask = np.ones(NUM_RECORDS, bool)
 
     def parts(clip_norm):
-        total = summed({"a": rows[:, :4], "b": rows[:, 4:]}, mask, dtype(clip_norm))
-        assert all(leaf.dtype == dtype for leaf in total.values())
+        total = unrounded({"a": rows[:, :4], "b": rows[:, 4:]}, mask, dtype(clip_norm))
         return np.concatenate([total["a"], total["b"]])
 
     unclipped = rows.astype(np.float64).sum(axis=0)
@@ -255,19 +258,24 @@ def test_vectors_that_are_not_summed_are_clipped_alike(dtype, data, mask):
         vector = jax.tree.map(lambda leaf, record=record: leaf[record], vectors)
         assert norm(vector) <= clip_norm
         alone = summed(tree, mask & (np.arange(NUM_RECORDS) == record), clip_norm)
-        assert norm(minus(vector, alone)) <= 1e-6 * clip_norm
+        assert norm(minus(vector, alone)) <= 2e-5 * clip_norm
 
 
-def test_leaves_of_several_precisions_keep_them_and_share_one_norm():
+def test_leaves_of_several_precisions_share_one_norm_and_add_up_in_64_bits():
     tree = {"a": np.full((1, 3), 2.0, np.float32), "b": np.full((1, 3), -3.0, np.float64)}
-    total = summed(tree, np.ones(1, bool), 1.0)
-    assert {name: leaf.dtype for name, leaf in total.items()} == {"a": np.float32, "b": np.float64}
+    mask = np.ones(1, bool)
+    assert {name: leaf.dtype for name, leaf in each(tree, mask, 1.0).items()} == {
+        "a": np.float32,
+        "b": np.float64,
+    }
+    total = summed(tree, mask, 1.0)
+    assert {leaf.dtype for leaf in total.values()} == {np.dtype(np.float64)}
     assert 1 - 2e-5 <= norm(total) <= 1.0
-    np.testing.assert_allclose(total["b"], -1.5 * total["a"], rtol=1e-6)
+    np.testing.assert_allclose(total["b"], -1.5 * total["a"], rtol=2e-5)
 
 
-def test_the_sum_is_computed_at_full_precision_on_accelerators():
-    # Matrix units round float32 to 11 bits unless told otherwise: more than the margin covers.
-    jaxpr = str(jax.make_jaxpr(clipped_sum)({"x": np.ones((3, 2))}, np.ones(3, bool), 1.0))
-    assert jaxpr.count("dot_general") == 1
-    assert "HIGHEST" in jaxpr
+def test_no_matrix_unit_rounds_a_sum():
+    # They keep 11 bits of a float32 unless told otherwise: more than the margin covers.
+    for function in (clipped, clipped_sum):
+        jaxpr = jax.make_jaxpr(function)({"x": np.ones((3, 2))}, np.ones(3, bool), 1.0)
+        assert "dot_general" not in str(jaxpr)

@@ -24,6 +24,7 @@ from numpyro_dppvi.privacy import (
     PoissonSampling,
     SecretKeys,
     add_noise,
+    by_purpose,
 )
 
 ALPHA = 1e-6
@@ -162,8 +163,11 @@ class TestSecretKeys:
 
         monkeypatch.setattr("secrets.token_bytes", token_bytes)
         key = keys.round_key(3)
-        assert asked == [8]
-        assert np.asarray(jax.random.key_data(key)).tobytes() == bytes(range(8))
+        assert asked == [32]
+        assert np.asarray(jax.random.key_data(key)).tobytes() == bytes(range(32))
+        shorter = SecretKeys(generator="threefry2x32").round_key(3)
+        assert asked == [32, 8]
+        assert np.asarray(jax.random.key_data(shorter)).tobytes() == bytes(range(8))
 
     def test_a_seed_makes_it_a_function_of_the_round(self):
         first, again, other = SecretKeys(5), SecretKeys(5), SecretKeys(6)
@@ -187,10 +191,21 @@ class TestSecretKeys:
         with pytest.raises(ValueError, match="insecure_noise_seed must be a whole number, got"):
             SecretKeys(seed)
 
-    def test_gives_keys_that_jax_takes(self):
-        key = SecretKeys(0).round_key(0)
+    @pytest.mark.parametrize("generator", [None, "chacha20", "threefry2x32"])
+    def test_gives_keys_that_jax_takes(self, generator):
+        key = SecretKeys(0, generator).round_key(0)
         assert key.shape == ()
         assert jax.random.normal(key, (3,)).shape == (3,)
+        assert jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+
+    def test_refuses_other_generators(self):
+        with pytest.raises(ValueError, match="generator must be 'chacha20' or 'threefry2x32', got"):
+            SecretKeys(generator="rbg")
+
+    def test_purposes_have_keys_of_their_own(self):
+        key = SecretKeys(0).round_key(0)
+        purposes = by_purpose(key)
+        assert len({words(key), words(purposes.noise), words(purposes.batch)}) == 3
 
 
 # Adam's first step would show nothing but a sign.

@@ -1,0 +1,135 @@
+"""ChaCha20 (RFC 8439) as a generator of JAX's: keys of 256 bits, and streams that nobody predicts.
+
+Every output is a block of the cipher under the key, at a nonce that says what it is for (bits, or
+other keys) and a counter: two outputs of one key never share a block.
+"""
+
+import functools
+import math
+from collections.abc import Hashable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi._typing import Array
+
+KEY_WORDS = 8
+_WORDS_PER_BLOCK = 16
+_DOUBLE_ROUNDS = 10
+_CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
+
+# The first word of the nonce.
+_BITS, _SPLIT, _FOLD = 1, 2, 3
+
+
+@functools.cache
+def implementation() -> Hashable:
+    """What ``jax.random.wrap_key_data(..., impl=)`` takes.
+
+    Raises:
+        RuntimeError: If this JAX has no place for generators of one's own.
+    """
+    try:
+        from jax.extend.random import define_prng_impl
+
+        return define_prng_impl(
+            key_shape=(KEY_WORDS,),
+            seed=_seed,
+            split=_split,
+            random_bits=_random_bits,
+            fold_in=_fold_in,
+            name="numpyro_dppvi_chacha20",
+            tag="chacha20",
+        )
+    except (AttributeError, ImportError, TypeError) as error:
+        raise RuntimeError(
+            f"JAX {jax.__version__} does not take a generator of one's own the way that older ones "
+            'did, and ChaCha20 cannot be used: write SecretKeys(generator="threefry2x32"), whose '
+            "keys have 64 bits, or use a JAX that this library was tested with."
+        ) from error
+
+
+@jax.jit
+def blocks(key: Array, counters: Array, nonce: Array) -> Array:
+    """Blocks of the key stream.
+
+    Args:
+        key: Eight words.
+        counters: One word a block, shape ``(num_blocks,)``.
+        nonce: Three words.
+
+    Returns:
+        Words, shape ``(num_blocks, 16)``.
+    """
+    num_blocks = counters.shape[0]
+    fixed = jnp.concatenate([jnp.asarray(_CONSTANTS), key])
+    start = jnp.concatenate(
+        [
+            jnp.broadcast_to(fixed[:, None], (12, num_blocks)),
+            counters[None],
+            jnp.broadcast_to(nonce[:, None], (3, num_blocks)),
+        ]
+    ).reshape(4, 4, num_blocks)
+
+    def double_round(_: Array, rows: tuple[Array, ...]) -> tuple[Array, ...]:
+        a, b, c, d = _quarter_rounds(*rows)
+        diagonals = (a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
+        a, b, c, d = _quarter_rounds(*diagonals)
+        return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
+
+    end = jax.lax.fori_loop(0, _DOUBLE_ROUNDS, double_round, tuple(start))
+    return (jnp.stack(end) + start).reshape(_WORDS_PER_BLOCK, num_blocks).T
+
+
+def _quarter_rounds(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
+    """The quarter round, on four columns (or diagonals) of every block at once."""
+    a = a + b
+    d = _rotated(d ^ a, 16)
+    c = c + d
+    b = _rotated(b ^ c, 12)
+    a = a + b
+    d = _rotated(d ^ a, 8)
+    c = c + d
+    b = _rotated(b ^ c, 7)
+    return a, b, c, d
+
+
+def _rotated(words: Array, bits: int) -> Array:
+    return (words << jnp.uint32(bits)) | (words >> jnp.uint32(32 - bits))
+
+
+def _nonce(purpose: int) -> Array:
+    return jnp.array([purpose, 0, 0], jnp.uint32)
+
+
+def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
+    count = math.prod(shape)
+    num_blocks = -(-count * bit_width // (32 * _WORDS_PER_BLOCK))
+    if num_blocks >= 2**32:
+        raise ValueError(f"one key gives 2**38 bytes at most, got a shape of {shape}.")
+    words = blocks(key, jnp.arange(num_blocks, dtype=jnp.uint32), _nonce(_BITS)).ravel()
+    dtype = jnp.dtype(f"uint{bit_width}")
+    if bit_width > 32:
+        words = words.reshape(-1, bit_width // 32)
+    return jax.lax.bitcast_convert_type(words, dtype).ravel()[:count].reshape(shape)
+
+
+def _split(key: Array, shape: tuple[int, ...]) -> Array:
+    count = math.prod(shape)
+    keys = blocks(key, jnp.arange(count, dtype=jnp.uint32), _nonce(_SPLIT))
+    return keys[:, :KEY_WORDS].reshape(*shape, KEY_WORDS)
+
+
+def _fold_in(key: Array, data: Array | int) -> Array:
+    counter = jnp.asarray(data).astype(jnp.uint32).reshape(1)
+    return blocks(key, counter, _nonce(_FOLD))[0, :KEY_WORDS]
+
+
+def _seed(seed: Any) -> Array:
+    del seed
+    raise TypeError(
+        "a seed has too few bits for a secret key: write SecretKeys(), which asks the operating "
+        "system for 256."
+    )
