@@ -53,8 +53,8 @@ class PriorFactor(NamedTuple):
     Attributes:
         exact: The part of the prior that lies in the family; 1 for the other latents.
         rest: Latents whose prior does not lie in the family, and has to be approximated.
-        refined: Latents whose part of the prior's factor is refined: ``rest``, the parents of
-            those, and whatever pseudo-observations depend on.
+        refined: Members of the family whose part of the prior's factor is refined: those of
+            ``rest``, of the parents of these, and of whatever pseudo-observations depend on.
     """
 
     exact: Natural
@@ -64,13 +64,8 @@ class PriorFactor(NamedTuple):
 
 def prior_factor(family: MeanField, space: LatentSpace) -> PriorFactor:
     """Splits the prior into what lies in the family and what does not."""
-    priors = {latent.name: latent.base_prior for latent in space.latents}
-    exact = {name: member.of_distribution(priors[name]) for name, member in family.members}
-    rest = frozenset(name for name, factor in exact.items() if factor is None)
+    exact, rest = family.of_distributions({lt.name: lt.base_prior for lt in space.latents})
     refined = rest.union(
         *(space.parents[name] for name in rest), *space.pseudo_observations.values()
     )
-    for name, member in family.members:
-        if exact[name] is None:
-            exact[name] = member.unit()
-    return PriorFactor(exact, rest, refined)
+    return PriorFactor(exact, rest, frozenset(family.member_of(name) for name in refined))

@@ -1,0 +1,52 @@
+"""Reads a NumPyro distribution: what it is made of beneath its shape and its bijections."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions.transforms import (
+    ComposeTransform,
+    IdentityTransform,
+    IndependentTransform,
+    Transform,
+)
+
+from numpyro_dppvi._typing import Array
+
+
+def plain(distribution: dist.Distribution | None) -> dist.Distribution | None:
+    """A distribution without what only gives it a shape (``to_event``, ``expand``)."""
+    while isinstance(distribution, (dist.Independent, dist.ExpandedDistribution)):
+        distribution = distribution.base_dist
+    return distribution
+
+
+def split(distribution: dist.Distribution) -> tuple[dist.Distribution, tuple[Transform, ...]]:
+    """The distribution that another is pushed forward from, and by which bijections.
+
+    ``LogNormal`` is ``Normal`` and an exponential, ``InverseGamma`` is ``Gamma`` and a power.
+    """
+    transforms: tuple[Transform, ...] = ()
+    base = plain(distribution)
+    while isinstance(base, dist.TransformedDistribution):
+        transforms = (*base.transforms, *transforms)
+        base = plain(base.base_dist)
+    return base, transforms
+
+
+def elementary(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
+    """Bijections one by one, without those that do nothing; equal if they do the same."""
+    found: tuple[Transform, ...] = ()
+    for transform in transforms:
+        while isinstance(transform, IndependentTransform):
+            transform = transform.base_transform  # noqa: PLW2901
+        if isinstance(transform, ComposeTransform):
+            found += elementary(transform.parts)
+        elif not isinstance(transform, IdentityTransform):
+            found += (transform,)
+    return found
+
+
+def full(value: Array | float, shape: tuple[int, ...]) -> Array:
+    """A parameter as an array of floats of the given shape."""
+    return jnp.broadcast_to(jnp.asarray(value, float), shape)
