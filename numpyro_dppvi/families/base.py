@@ -72,8 +72,8 @@ class ExponentialFamily(Protocol):
 
 
 @runtime_checkable
-class HasCubature(Protocol):
-    """Normal families, which the spherical cubature rule integrates over."""
+class NormalFamily(Protocol):
+    """What normal families have besides: rules of integration other than draws."""
 
     @property
     def size(self) -> int:
@@ -86,4 +86,12 @@ class HasCubature(Protocol):
         ``offset`` says where this family's entries stand in the joint vector. The shape is
         ``(2 * dimension, *shape)``.
         """
+        ...
+
+    def location(self, coordinates: Coordinates) -> Array:
+        """The mean."""
+        ...
+
+    def linear_variance(self, coordinates: Coordinates, slope: Array) -> Array:
+        """Variance of <slope, x>, a scalar."""
         ...

@@ -106,6 +106,14 @@ class DiagonalNormal:
         noise = jnp.concatenate([mine, -mine])
         return coordinates.loc + jnp.exp(coordinates.log_scale) * noise
 
+    def location(self, coordinates: NormalCoordinates) -> Array:
+        """The mean."""
+        return coordinates.loc
+
+    def linear_variance(self, coordinates: NormalCoordinates, slope: Array) -> Array:
+        """Variance of <slope, x>, a scalar."""
+        return jnp.sum(slope**2 * jnp.exp(2 * coordinates.log_scale))
+
     def distribution(self, coordinates: NormalCoordinates) -> dist.Distribution:
         """``Normal(loc, scale).to_event()``."""
         normal = dist.Normal(coordinates.loc, jnp.exp(coordinates.log_scale))

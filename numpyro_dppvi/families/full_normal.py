@@ -129,6 +129,14 @@ class FullNormal:
         mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
         return _from_white(coordinates, jnp.concatenate([mine, -mine]))
 
+    def location(self, coordinates: FullNormalCoordinates) -> Array:
+        """The mean."""
+        return coordinates.loc
+
+    def linear_variance(self, coordinates: FullNormalCoordinates, slope: Array) -> Array:
+        """Variance of <slope, x>, a scalar."""
+        return jnp.sum(_einsum("...ij,...i", scale_tril(coordinates), slope) ** 2)
+
     def distribution(self, coordinates: FullNormalCoordinates) -> dist.Distribution:
         """``MultivariateNormal(loc, scale_tril=...).to_event()``."""
         normal = dist.MultivariateNormal(coordinates.loc, scale_tril=scale_tril(coordinates))

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from numpyro_dppvi import factors
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import joint
-from numpyro_dppvi.families.base import HasCubature
+from numpyro_dppvi.families.base import NormalFamily
 from numpyro_dppvi.families.full_normal import FullNormal
 
 
@@ -90,7 +90,7 @@ class MeanField:
     def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> dict[str, Array]:
         """Draws by latent, with independent keys a member."""
         keys = jax.random.split(rng_key, len(self.members))
-        return self._by_latent(
+        return self.by_latent(
             {
                 name: family.draws(key, coordinates[name], num_draws)
                 for key, (name, family) in zip(keys, self.members, strict=True)
@@ -102,7 +102,7 @@ class MeanField:
     ) -> dict[str, Array]:
         """Independent draws by latent, shape ``(*shape, *latent's base shape)``."""
         keys = jax.random.split(rng_key, len(self.members))
-        return self._by_latent(
+        return self.by_latent(
             {
                 name: family.distribution(coordinates[name]).sample(key, shape)
                 for key, (name, family) in zip(keys, self.members, strict=True)
@@ -116,7 +116,7 @@ class MeanField:
             TypeError: If a member is not normal.
         """
         for name, family in self.members:
-            if not isinstance(family, HasCubature):
+            if not isinstance(family, NormalFamily):
                 raise TypeError(
                     f"SphericalCubature integrates over normal distributions, and {name!r} has a "
                     f"{type(family).__name__}: write expectation=MonteCarlo(32), say."
@@ -127,7 +127,33 @@ class MeanField:
         for size, (name, family) in zip(sizes, self.members, strict=True):
             points[name] = family.sigma_points(coordinates[name], offset, sum(sizes))
             offset += size
-        return self._by_latent(points)
+        return self.by_latent(points)
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether linear functions of the latents are normal under every member."""
+        return all(isinstance(family, NormalFamily) for _, family in self.members)
+
+    def location(self, coordinates: Coordinates) -> dict[str, Array]:
+        """Means by latent, of normal families."""
+        means = {name: family.location(coordinates[name]) for name, family in self.members}
+        return self.by_latent(means)
+
+    def linear_variance(self, coordinates: Coordinates, slope: Mapping[str, Array]) -> Array:
+        """Variance of <slope, x>, a scalar, of normal families; the slope comes by latent."""
+        slopes: dict[str, list[Array]] = {}
+        for place in self._places():
+            mine = slope[place.latent]
+            flat = mine if place.offset is None else jnp.ravel(mine)
+            slopes.setdefault(place.member, []).append(flat)
+        terms = [
+            family.linear_variance(
+                coordinates[name],
+                jnp.concatenate(slopes[name]) if name in dict(self.shared) else slopes[name][0],
+            )
+            for name, family in self.members
+        ]
+        return jnp.sum(jnp.stack(terms))
 
     def distribution(self, coordinates: Coordinates) -> Mapping[str, dist.Distribution]:
         """NumPyro distributions by latent, in the base space; marginals of a shared member."""
@@ -176,7 +202,7 @@ class MeanField:
                 whole[place.member] = factors.multiply(whole[place.member], natural)
         return whole
 
-    def _by_latent(self, by_member: Mapping[str, Array]) -> dict[str, Array]:
+    def by_latent(self, by_member: Mapping[str, Array]) -> dict[str, Array]:
         """Draws by latent: a shared member's are cut into its parts."""
         found = {}
         for place in self._places():

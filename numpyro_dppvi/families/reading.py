@@ -50,3 +50,10 @@ def elementary(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
 def full(value: Array | float, shape: tuple[int, ...]) -> Array:
     """A parameter as an array of floats of the given shape."""
     return jnp.broadcast_to(jnp.asarray(value, float), shape)
+
+
+def pushed(base: dist.Distribution, transform: Transform) -> dist.Distribution:
+    """A distribution pushed through a bijection; itself if the bijection does nothing."""
+    if not elementary([transform]):
+        return base
+    return dist.TransformedDistribution(base, transform)
