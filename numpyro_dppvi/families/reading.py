@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions.transforms import (
     ComposeTransform,
@@ -35,7 +37,7 @@ def split(distribution: dist.Distribution) -> tuple[dist.Distribution, tuple[Tra
 
 
 def elementary(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Bijections one by one, without those that do nothing; equal if they do the same."""
+    """Bijections one by one, without those that do nothing."""
     found: tuple[Transform, ...] = ()
     for transform in transforms:
         while isinstance(transform, IndependentTransform):
@@ -45,6 +47,15 @@ def elementary(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
         elif not isinstance(transform, IdentityTransform):
             found += (transform,)
     return found
+
+
+def same(transforms: Sequence[Transform], others: Sequence[Transform]) -> bool:
+    """Whether two chains of bijections are made of the same kinds and numbers."""
+    mine, theirs = (list(elementary(chain)) for chain in (transforms, others))
+    if jax.tree.structure(mine) != jax.tree.structure(theirs):
+        return False
+    leaves = zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True)
+    return all(np.array_equal(a, b) for a, b in leaves)
 
 
 def full(value: Array | float, shape: tuple[int, ...]) -> Array:

@@ -14,7 +14,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.families.reading import elementary, split
+from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
 from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.latents.trace import (
@@ -65,7 +65,7 @@ class Latent:
         if self.prior is None:
             return None
         base, transforms = split(self.prior)
-        if elementary(transforms) != elementary([self.transform]):
+        if not same(transforms, [self.transform]):
             return None
         return base.expand(self.base_shape[: len(self.base_shape) - base.event_dim])
 
