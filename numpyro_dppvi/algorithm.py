@@ -114,7 +114,8 @@ def pvi(
 
     Args:
         model: A NumPyro model.
-        guide: ``None``, ``AutoNormal(model)`` or ``AutoDiagonalNormal(model)``.
+        guide: ``None`` or ``AutoNormal(model)``, ``AutoMultivariateNormal(model)``, or a function
+            that draws every latent from a distribution of its own.
         records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes count.
         method: What a client does when visited.
         client_sizes: Number of records of each client.
@@ -170,7 +171,7 @@ def assemble(
     num_clients = len(client_sizes)
     check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
-    family = guides.family_of(guide, model, space)
+    space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = guides.prior_factor(family, space)
     num_shards = methods.shards_by_client(method, client_sizes)

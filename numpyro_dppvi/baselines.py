@@ -68,7 +68,7 @@ def global_vi(
     num_clients = len(client_sizes)
     check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
-    family = guides.family_of(guide, model, space)
+    space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = guides.prior_factor(family, space)
     layout = client.Layout(plan.physical_size, 1, max(client_sizes))

@@ -136,7 +136,8 @@ def fit(
     Args:
         model: Any NumPyro model with global, continuous latents, called as
             ``model(**data, **model_kwargs)``.
-        guide: ``None``, ``AutoNormal(model)`` or ``AutoDiagonalNormal(model)``.
+        guide: ``None`` or ``AutoNormal(model)``, ``AutoMultivariateNormal(model)``, or a function
+            that draws every latent from a distribution of its own.
         data: Records: a mapping from argument names to arrays with one leading axis, or a
             sequence of such mappings, one a client. Everything else is public.
         rng_key: A JAX key. It seeds the split of rows and draws of latents, never the noise.

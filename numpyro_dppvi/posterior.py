@@ -7,14 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro
 import numpyro.distributions as dist
-from numpyro.distributions import constraints
 from numpyro.infer import Predictive
 
-from numpyro_dppvi import _validate
+from numpyro_dppvi import _validate, guides
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.to_arviz import to_arviz
 
@@ -52,11 +51,9 @@ class Posterior:
         Returns:
             Arrays by latent, shape ``(*shape, *latent shape)``.
         """
-        keys = jax.random.split(_validate.rng_key(rng_key), len(self.space.latents))
-        return {
-            name: self.distribution(name).sample(key, tuple(shape))
-            for key, name in zip(keys, self.names, strict=True)
-        }
+        key = _validate.rng_key(rng_key)
+        coordinates = self.family.coordinates(self.natural)
+        return self.space.constrain(self.family.sample(key, coordinates, tuple(shape)))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,7 +69,7 @@ class Posterior:
         if latent not in self.names:
             raise KeyError(f"there is no latent {latent!r}; there are {', '.join(self.names)}.")
         base = self.family.distribution(self.family.coordinates(self.natural))[latent]
-        return _transformed(base, self._latent(latent).transform)
+        return pushed(base, self._latent(latent).transform)
 
     def _latent(self, name: str) -> Any:
         return next(latent for latent in self.space.latents if latent.name == name)
@@ -169,13 +166,8 @@ class Posterior:
 
     @property
     def params(self) -> dict[str, Array]:
-        """Parameters for :meth:`guide`, named as ``AutoNormal`` names them."""
-        coordinates = self.family.coordinates(self.natural)
-        found = {}
-        for name in self.names:
-            found[f"{name}_auto_loc"] = coordinates[name].loc
-            found[f"{name}_auto_scale"] = jnp.exp(coordinates[name].log_scale)
-        return found
+        """Parameters for :meth:`guide`, named as NumPyro's automatic guides name them."""
+        return guides.params(self.family, self.family.coordinates(self.natural))
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """A NumPyro guide that draws every latent from this posterior, whatever its arguments.
@@ -183,32 +175,7 @@ class Posterior:
         Give it to ``numpyro.infer.Predictive`` with :attr:`params`.
         """
         del args, kwargs
-        params = self.params
-        values = {}
-        for latent in self.space.latents:
-            name = latent.name
-            loc = numpyro.param(f"{name}_auto_loc", params[f"{name}_auto_loc"])
-            scale = numpyro.param(
-                f"{name}_auto_scale",
-                params[f"{name}_auto_scale"],
-                constraint=constraints.positive,
-            )
-            base = dist.Normal(loc, scale).to_event(len(latent.base_shape))
-            values[name] = numpyro.sample(name, _transformed(base, latent.transform))
-        return values
-
-
-def _transformed(base: dist.Distribution, transform: Any) -> dist.Distribution:
-    """A distribution pushed through a bijection; itself if the bijection does nothing."""
-    if transform.domain == transform.codomain and _is_identity(transform):
-        return base
-    return dist.TransformedDistribution(base, transform)
-
-
-def _is_identity(transform: Any) -> bool:
-    while isinstance(transform, dist.transforms.IndependentTransform):
-        transform = transform.base_transform
-    return isinstance(transform, dist.transforms.IdentityTransform)
+        return guides.draw(self.space, self.family, self.params)
 
 
 def _dims(latent: str, dims: Sequence[str | None]) -> list[str]:

@@ -183,10 +183,7 @@ def first_prior(
     """The prior's first factor: exact where it can be, else its variational projection."""
     if not parts.refined:
         return parts.exact
-    standard = family.natural(family.standard())
-    start = {
-        name: standard[name] if name in parts.rest else parts.exact[name] for name in parts.exact
-    }
+    start = factors.multiply(parts.exact, family.standard_of(parts.rest))
     change = refine_prior(
         space, family, parts, start, parts.exact, rng_key, num_steps=_FIRST_PRIOR_STEPS
     )

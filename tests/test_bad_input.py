@@ -592,33 +592,161 @@ class TestModels:
 # Guides.
 
 
-def by_hand(X, y=None):
-    numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
-
-
 def another_model(X, y=None):
     linear(X, y)
 
 
-ALLOWED = ["guide", "None", "AutoNormal(model)", "AutoDiagonalNormal(model)"]
-CORRELATED = "do not multiply within one mean-field family"
+def two_latents(X, y=None):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    b = numpyro.sample("b", dist.HalfNormal(1).expand([2]).to_event(1))
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(a + X @ b, 1), obs=y)
 
-GUIDES = {
-    "AutoMultivariateNormal": (
-        autoguide.AutoMultivariateNormal(linear),
-        [*ALLOWED, "an AutoMultivariateNormal", CORRELATED],
-    ),
+
+def normal(name, loc=0.0, *shape):
+    return numpyro.sample(name, dist.Normal(loc, 1).expand(shape).to_event(len(shape)))
+
+
+def positive(name="b", *shape):
+    return numpyro.sample(name, dist.LogNormal(0, 1).expand(shape).to_event(len(shape)))
+
+
+def misses_one(X, y=None):
+    normal("a")
+
+
+def has_one_too_many(X, y=None):
+    normal("a"), positive("b", 2), normal("c")
+
+
+def has_an_auxiliary_one(X, y=None):
+    u = numpyro.sample("u", dist.Normal(0, 1), infer={"is_auxiliary": True})
+    normal("a", u), positive("b", 2)
+
+
+def of_another_shape(X, y=None):
+    normal("a"), positive("b", 3)
+
+
+def scalar_for_a_vector(X, y=None):
+    normal("a"), positive("b")
+
+
+def on_all_reals(X, y=None):
+    normal("a"), normal("b", 0.0, 2)
+
+
+def on_an_interval(X, y=None):
+    normal("a")
+    numpyro.sample("b", dist.Beta(2, 2).expand([2]).to_event(1))
+
+
+def on_the_positive_reals(X, y=None):
+    positive("a"), positive("b", 2)
+
+
+def structured(X, y=None):
+    a = normal("a")
+    numpyro.sample("b", dist.LogNormal(a, 1).expand([2]).to_event(1))
+
+
+def amortised(X, y=None):
+    normal("a", X.mean() * numpyro.param("slope", 1.0)), positive("b", 2)
+
+
+def amortised_in_a_transform(X, y=None):
+    transform = dist.transforms.AffineTransform(X.mean(), 1.0)
+    numpyro.sample("a", dist.TransformedDistribution(dist.Normal(0, 1), transform))
+    positive("b", 2)
+
+
+def points(X, y=None):
+    numpyro.sample("a", dist.Delta(numpyro.param("a_loc", 0.0)))
+    positive("b", 2)
+
+
+def heavy_tailed(X, y=None):
+    numpyro.sample("a", dist.StudentT(4.0, 0.0, 1.0))
+    positive("b", 2)
+
+
+def mixed(X, y=None):
+    parts = dist.Normal(jnp.zeros(2), 1.0)
+    numpyro.sample("a", dist.MixtureSameFamily(dist.Categorical(jnp.ones(2) / 2), parts))
+    positive("b", 2)
+
+
+def masked(X, y=None):
+    numpyro.sample("a", dist.Normal(0, 1).mask(False))
+    positive("b", 2)
+
+
+def subsampled(X, y=None):
+    normal("a")
+    with numpyro.plate("entries", 2, subsample_size=1):
+        numpyro.sample("b", dist.LogNormal(0, 1))
+
+
+def rescaled(X, y=None):
+    with numpyro.handlers.scale(scale=0.5):
+        normal("a")
+    positive("b", 2)
+
+
+def observing(X, y=None):
+    normal("a"), positive("b", 2)
+    numpyro.sample("y", dist.Normal(0, 1), obs=0.0)
+
+
+def raising(X, y=None):
+    raise RuntimeError("a mistake of mine")
+
+
+def without_the_arguments():
+    normal("a"), positive("b", 2)
+
+
+def looking(X, y=None):
+    normal("a", float(X[0, 0])), positive("b", 2)
+
+
+ALLOWED = ["guide", "None", "AutoNormal(model)", "AutoMultivariateNormal(model)", "a function"]
+FULL = "write guide=AutoMultivariateNormal(model)"
+
+AUTOMATIC = {
     "AutoLowRankMultivariateNormal": (
         autoguide.AutoLowRankMultivariateNormal(linear),
-        [*ALLOWED, "an AutoLowRankMultivariateNormal", CORRELATED],
+        ["AutoLowRankMultivariateNormal", "low rank", FULL],
     ),
     "AutoLaplaceApproximation": (
         autoguide.AutoLaplaceApproximation(linear),
-        [*ALLOWED, "an AutoLaplaceApproximation", CORRELATED],
+        ["AutoLaplaceApproximation", "maximum", FULL],
     ),
-    "AutoDelta": (autoguide.AutoDelta(linear), [*ALLOWED, "an AutoDelta", "a point"]),
-    "by hand": (by_hand, [*ALLOWED, "function by_hand", "by hand are not read yet"]),
-    "partial": (functools.partial(by_hand), [*ALLOWED, "by hand are not read yet"]),
+    "AutoDelta": (
+        autoguide.AutoDelta(linear),
+        ["AutoDelta", "a point has no width", "write guide=AutoNormal(model)"],
+    ),
+    "AutoIAFNormal": (
+        autoguide.AutoIAFNormal(linear),
+        ["AutoIAFNormal", "no exponential family", FULL],
+    ),
+    "AutoDAIS": (autoguide.AutoDAIS(linear), ["AutoDAIS", "no exponential family", FULL]),
+    "AutoBatchedMultivariateNormal": (
+        autoguide.AutoBatchedMultivariateNormal(linear),
+        ["AutoBatchedMultivariateNormal", FULL],
+    ),
+    "AutoGuideList": (
+        autoguide.AutoGuideList(linear),
+        ["AutoGuideList", "one by one", "a function"],
+    ),
+    "inside a partial": (
+        functools.partial(autoguide.AutoNormal(linear)),
+        ["AutoNormal must be given as it is", "partial", "guide=AutoNormal(model)"],
+    ),
+    "inside a handler": (
+        numpyro.handlers.block(autoguide.AutoDelta(linear)),
+        ["AutoDelta", "a point has no width"],
+    ),
     "a class": (
         autoguide.AutoNormal,
         [*ALLOWED, "the class AutoNormal", "call it with the model"],
@@ -628,13 +756,49 @@ GUIDES = {
         autoguide.AutoNormal(another_model),
         ["guide", "another model", "AutoNormal(model)"],
     ),
+    "full, of another model": (
+        autoguide.AutoMultivariateNormal(another_model),
+        ["guide", "another model", "AutoMultivariateNormal(model)"],
+    ),
+}
+
+OWN = "parameters of its own"
+
+WRITTEN = {
+    misses_one: ["misses_one", "does not draw the latent 'b'", "numpyro.sample('b'"],
+    has_one_too_many: ["has_one_too_many", "'c'", "no latent of the model", "draw a, b and"],
+    has_an_auxiliary_one: ["'u'", "no latent of the model"],
+    of_another_shape: ["'b'", "(2,) in the model", "(3,) in the guide", ".expand([2])"],
+    scalar_for_a_vector: ["'b'", "(2,) in the model", "() in the guide", ".expand([2])"],
+    on_all_reals: ["'b'", "(0, inf) in the model", "support real in the guide", "Transformed"],
+    on_an_interval: ["'b'", "(0, inf) in the model", "(0, 1) in the guide"],
+    on_the_positive_reals: ["'a'", "support real in the model", "(0, inf) in the guide"],
+    structured: ["'b'", "depend on latent 'a'", "independent", OWN, "AutoMultivariateNormal"],
+    amortised: ["'a'", "depend on the data", "outside the ledger", OWN],
+    amortised_in_a_transform: ["'a'", "depend on the data", OWN],
+    points: ["'a'", "Delta", "a point has no width", "write Normal"],
+    heavy_tailed: ["'a'", "StudentT", "do not multiply within", "write Normal", "Gamma"],
+    mixed: ["'a'", "Mixture", "write Normal"],
+    masked: ["'a'", "MaskedDistribution", "write Normal"],
+    subsampled: ["plate 'entries'", "subsampled", "leave out subsample_size"],
+    rescaled: ["'a'", "rescaled", "leave out handlers.scale"],
+    observing: ["observing", "observes 'y'", "leave that statement to the model"],
+    raising: ["raising", "RuntimeError", "the same arguments"],
+    without_the_arguments: ["without_the_arguments", "TypeError", "the same arguments"],
+    looking: ["looking", "looks at values", OWN],
 }
 
 
 class TestGuides:
-    @pytest.mark.parametrize(("guide", "words"), GUIDES.values(), ids=GUIDES.keys())
-    def test_is_refused_with_a_sentence(self, guide, words):
+    @pytest.mark.parametrize(("guide", "words"), AUTOMATIC.values(), ids=AUTOMATIC.keys())
+    def test_of_numpyro_is_refused_with_a_sentence(self, guide, words):
         assert_refuses(dppvi.UnsupportedModelError, words, fit, guide=guide)
+
+    @pytest.mark.parametrize(
+        ("guide", "words"), WRITTEN.items(), ids=[guide.__name__ for guide in WRITTEN]
+    )
+    def test_of_ones_own_is_refused_with_a_sentence(self, guide, words):
+        assert_refuses(dppvi.UnsupportedModelError, words, fit, model=two_latents, guide=guide)
 
 
 # ---------------------------------------------------------------------------------------------

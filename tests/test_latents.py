@@ -15,6 +15,7 @@ from numpyro import handlers
 from numpyro.infer.util import log_density, log_likelihood, potential_energy
 from scipy import stats
 
+from numpyro_dppvi.families import DiagonalNormal
 from numpyro_dppvi.latents import from_model
 
 NUM_ROWS, NUM_COLUMNS, NUM_GROUPS = 9, 3, 4
@@ -424,10 +425,19 @@ def other_prior(X, z):
     numpyro.sample("z", dist.Normal(X @ w, 1), obs=z)
 
 
-@pytest.mark.parametrize("model", [child_of_a_latent, rescaled_prior, masked_prior, other_prior])
+@pytest.mark.parametrize("model", [child_of_a_latent, rescaled_prior])
 def test_a_prior_is_not_read_off_where_it_is_something_else(model):
     _, latents = latents_of(model, "X z")
+    assert latents["w"].prior is None
     assert latents["w"].base_prior is None
+
+
+@pytest.mark.parametrize("model", [masked_prior, other_prior])
+def test_a_prior_that_is_not_normal_is_not_taken_for_one(model):
+    _, latents = latents_of(model, "X z")
+    assert not isinstance(latents["w"].base_prior, dist.Normal)
+    family = DiagonalNormal(latents["w"].base_shape)
+    assert family.of_distribution(latents["w"].base_prior) is None
 
 
 def test_a_prior_with_public_parameters_is_read_off():

@@ -1,16 +1,52 @@
-"""Exponential families that factors live in."""
+"""Exponential families that factors live in: one row in ``BY_DISTRIBUTION`` each."""
 
-from numpyro_dppvi.families.base import ExponentialFamily, MeanField
+from typing import Any
+
+import numpyro.distributions as dist
+
+from numpyro_dppvi.families.base import ExponentialFamily
+from numpyro_dppvi.families.beta import Beta, BetaCoordinates, BetaNatural
 from numpyro_dppvi.families.diagonal_normal import (
     DiagonalNormal,
     NormalCoordinates,
     NormalNatural,
 )
+from numpyro_dppvi.families.dirichlet import Dirichlet, DirichletCoordinates
+from numpyro_dppvi.families.exponential import Exponential
+from numpyro_dppvi.families.full_normal import FullNormal, FullNormalCoordinates
+from numpyro_dppvi.families.gamma import Gamma, GammaCoordinates, GammaNatural
+from numpyro_dppvi.families.half_normal import HalfNormal
+from numpyro_dppvi.families.mean_field import MeanField, Part
+
+BY_DISTRIBUTION: tuple[tuple[type[dist.Distribution], Any], ...] = (
+    (dist.Normal, DiagonalNormal),
+    (dist.MultivariateNormal, FullNormal),
+    (dist.Gamma, Gamma),
+    (dist.Beta, Beta),
+    (dist.Dirichlet, Dirichlet),
+    (dist.Exponential, Exponential),
+    (dist.HalfNormal, HalfNormal),
+)
+"""The family that a distribution in a guide stands for. A family is made with a shape."""
 
 __all__ = [
+    "BY_DISTRIBUTION",
+    "Beta",
+    "BetaCoordinates",
+    "BetaNatural",
     "DiagonalNormal",
+    "Dirichlet",
+    "DirichletCoordinates",
+    "Exponential",
     "ExponentialFamily",
+    "FullNormal",
+    "FullNormalCoordinates",
+    "Gamma",
+    "GammaCoordinates",
+    "GammaNatural",
+    "HalfNormal",
     "MeanField",
     "NormalCoordinates",
     "NormalNatural",
+    "Part",
 ]

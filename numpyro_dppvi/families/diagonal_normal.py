@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
+from numpyro_dppvi import factors
 from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families.reading import full, plain
 
 
 class NormalNatural(NamedTuple):
@@ -50,20 +52,12 @@ class DiagonalNormal:
         """The standard normal."""
         return NormalCoordinates(jnp.zeros(self.shape), jnp.zeros(self.shape))
 
-    def unit(self) -> NormalNatural:
-        """The factor 1."""
-        return NormalNatural(jnp.zeros(self.shape), jnp.zeros(self.shape))
-
     def of_distribution(self, distribution: dist.Distribution | None) -> NormalNatural | None:
-        """Natural parameters of a NumPyro distribution, or ``None`` if it is not of the family."""
-        if distribution is None:
-            return None
-        while isinstance(distribution, (dist.Independent, dist.ExpandedDistribution)):
-            distribution = distribution.base_dist
+        """Of ``Normal``."""
+        distribution = plain(distribution)
         if not isinstance(distribution, dist.Normal):
             return None
-        loc = jnp.broadcast_to(jnp.asarray(distribution.loc, float), self.shape)
-        scale = jnp.broadcast_to(jnp.asarray(distribution.scale, float), self.shape)
+        loc, scale = full(distribution.loc, self.shape), full(distribution.scale, self.shape)
         return self.natural(NormalCoordinates(loc, jnp.log(scale)))
 
     def natural(self, coordinates: NormalCoordinates) -> NormalNatural:
@@ -94,8 +88,7 @@ class DiagonalNormal:
 
     def in_domain(self, natural: NormalNatural) -> Array:
         """All finite, and every precision above zero."""
-        finite = jnp.all(jnp.isfinite(natural.linear)) & jnp.all(jnp.isfinite(natural.quadratic))
-        return finite & jnp.all(natural.quadratic < 0)
+        return jnp.all(natural.quadratic < 0) & factors.is_finite(natural)
 
     def project(self, natural: NormalNatural) -> NormalNatural:
         """Raises negative precisions to zero and leaves the linear part alone."""
@@ -103,9 +96,7 @@ class DiagonalNormal:
 
     def draws(self, rng_key: PRNGKey, coordinates: NormalCoordinates, num_draws: int) -> Array:
         """Antithetic draws: each second one mirrors the one before it at the mean."""
-        half = (num_draws + 1) // 2
-        noise = jax.random.normal(rng_key, (half, *self.shape), coordinates.loc.dtype)
-        noise = jnp.stack([noise, -noise], axis=1).reshape(2 * half, *self.shape)[:num_draws]
+        noise = mirrored(rng_key, num_draws, coordinates.loc)
         return coordinates.loc + jnp.exp(coordinates.log_scale) * noise
 
     def sigma_points(self, coordinates: NormalCoordinates, offset: int, dimension: int) -> Array:
@@ -127,3 +118,10 @@ class DiagonalNormal:
         """``Normal(loc, scale).to_event()``."""
         normal = dist.Normal(coordinates.loc, jnp.exp(coordinates.log_scale))
         return normal.to_event(len(self.shape))
+
+
+def mirrored(rng_key: PRNGKey, num_draws: int, like: Array) -> Array:
+    """Standard normal draws, shape ``(num_draws, *like.shape)``, each second one mirrored at 0."""
+    half = (num_draws + 1) // 2
+    noise = jax.random.normal(rng_key, (half, *like.shape), like.dtype)
+    return jnp.stack([noise, -noise], axis=1).reshape(2 * half, *like.shape)[:num_draws]

@@ -1,18 +1,21 @@
 """What a NumPyro model means to partitioned inference: latents, prior, one record's likelihood."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
-from numpyro.distributions.transforms import IdentityTransform, IndependentTransform, Transform
+from numpyro.distributions.constraints import Constraint
+from numpyro.distributions.transforms import Transform
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
 from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
@@ -36,20 +39,37 @@ class Latent:
     Attributes:
         name: Its site name in the model.
         shape: Shape of a value, plates included.
-        base_shape: Shape of its unconstrained counterpart.
-        transform: Bijection from unconstrained values to the support of the prior.
         dims: Names of the leading dimensions that plates give; ``None`` for the others.
-        base_prior: The prior of the unconstrained value where it is a distribution without
-            parents that the bijection's definition shows directly (``Normal``, ``LogNormal``);
-            else ``None``.
+        support: Support of its prior.
+        prior: Its prior, where that is a distribution without parents; else ``None``.
+        transform: Bijection to the support from the base values that factors are over: all
+            reals, unless a guide has chosen another.
     """
 
     name: str
     shape: tuple[int, ...]
-    base_shape: tuple[int, ...]
-    transform: Transform
     dims: tuple[str | None, ...]
-    base_prior: dist.Distribution | None
+    support: Constraint
+    prior: dist.Distribution | None
+    transform: Transform
+
+    @property
+    def base_shape(self) -> tuple[int, ...]:
+        """Shape of a base value."""
+        return self.transform.inverse_shape(self.shape)
+
+    @property
+    def base_prior(self) -> dist.Distribution | None:
+        """The prior of the base value, where the prior's definition shows it; else ``None``.
+
+        ``LogNormal`` shows that its logarithm is normal.
+        """
+        if self.prior is None:
+            return None
+        base, transforms = split(self.prior)
+        if not same(transforms, [self.transform]):
+            return None
+        return base.expand(self.base_shape[: len(self.base_shape) - base.event_dim])
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,22 +80,22 @@ class LatentSpace:
         latents: The latents, in the model's order.
         log_likelihood: ``(theta, row) -> scalar``: log density of one record, given values of
             the latents in their supports and arrays without the records' leading axis.
-        log_prior: ``(base, names) -> scalar``: log density of the named latents (and, always, of
-            observed sites that no record enters), given unconstrained values of all latents.
+        log_density: ``(theta, names) -> scalar``: log density of the named latents (and, always,
+            of observed sites that no record enters), given values of all latents.
         parents: For each latent, the latents that its prior depends on.
         pseudo_observations: Observed sites that no record enters (a ``numpyro.factor`` that
             penalises a parameter, say), with the latents that each depends on.
-        predictor: The one number through which a record sees the latents, where there is one.
+        row: Shapes and dtypes of one record.
         program: A digest of what is computed. Spaces with equal digests are equal, and so share
             compiled programs.
     """
 
     latents: tuple[Latent, ...]
     log_likelihood: Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
-    log_prior: Callable[[Mapping[str, Array], frozenset[str]], Array]
+    log_density: Callable[[Mapping[str, Array], frozenset[str]], Array]
     parents: Mapping[str, frozenset[str]]
     pseudo_observations: Mapping[str, frozenset[str]]
-    predictor: Predictor | None
+    row: Mapping[str, jax.ShapeDtypeStruct]
     program: str
 
     def __eq__(self, other: object) -> bool:
@@ -87,8 +107,43 @@ class LatentSpace:
         return hash(self.program)
 
     def constrain(self, base: Mapping[str, Array]) -> dict[str, Array]:
-        """Unconstrained values to values in the supports; leading axes pass through."""
+        """Base values to values in the supports; leading axes pass through."""
         return {latent.name: latent.transform(base[latent.name]) for latent in self.latents}
+
+    @functools.cached_property
+    def predictor(self) -> Predictor | None:
+        """The one number through which a record sees the latents, where there is one."""
+
+        def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+            return self.log_likelihood(self.constrain(base), row)
+
+        base = {latent.name: jnp.zeros(latent.base_shape) for latent in self.latents}
+        row = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.row.items()}
+        return scalar_predictor(of_base, base, row)
+
+    def log_prior(self, base: Mapping[str, Array], names: frozenset[str]) -> Array:
+        """Log density of the named latents' base values (and of observed sites without records).
+
+        Args:
+            base: Base values of all latents.
+            names: The latents whose own priors count.
+        """
+        theta = self.constrain(base)
+        jacobians = (
+            jnp.sum(latent.transform.log_abs_det_jacobian(base[latent.name], theta[latent.name]))
+            for latent in self.latents
+            if latent.name in names
+        )
+        return self.log_density(theta, names) + _total(jacobians)
+
+    def with_transforms(self, transforms: Mapping[str, Transform]) -> "LatentSpace":
+        """The same model over other base values: new bijections, by latent."""
+        latents = tuple(
+            replace(latent, transform=transforms.get(latent.name, latent.transform))
+            for latent in self.latents
+        )
+        program = _program(latents, self.log_likelihood, self.log_density, self.row)
+        return replace(self, latents=latents, program=program)
 
 
 def from_model(
@@ -131,49 +186,30 @@ def from_model(
         trace = run(theta, row)
         return _total(log_prob(trace[name], trace, plates) for name in client_side)
 
-    def log_prior(base: Mapping[str, Array], names: frozenset[str]) -> Array:
-        theta = {latent.name: latent.transform(base[latent.name]) for latent in latents}
+    def log_density(theta: Mapping[str, Array], names: frozenset[str]) -> Array:
         trace = run(theta, zeros)
-        terms = [log_prob(trace[name], trace, plates) for name in (*names, *server_side)]
-        terms += [
-            jnp.sum(latent.transform.log_abs_det_jacobian(base[latent.name], theta[latent.name]))
-            for latent in latents
-            if latent.name in names
-        ]
-        return _total(terms)
+        return _total(log_prob(trace[name], trace, plates) for name in (*names, *server_side))
 
-    predictor = _predictor(latents, log_likelihood, zeros)
-    program = _program(latents, log_likelihood, log_prior, zeros)
-    return LatentSpace(latents, log_likelihood, log_prior, parents, server_side, predictor, program)
-
-
-def _predictor(
-    latents: tuple[Latent, ...],
-    log_likelihood: Callable[[Mapping[str, Array], Mapping[str, Array]], Array],
-    zeros: Mapping[str, Array],
-) -> Predictor | None:
-    def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-        theta = {latent.name: latent.transform(base[latent.name]) for latent in latents}
-        return log_likelihood(theta, row)
-
-    base = {latent.name: jnp.zeros(latent.base_shape) for latent in latents}
-    return scalar_predictor(of_base, base, zeros)
+    row = {name: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for name, s in abstract.items()}
+    program = _program(latents, log_likelihood, log_density, row)
+    return LatentSpace(latents, log_likelihood, log_density, parents, server_side, row, program)
 
 
 def _program(
     latents: tuple[Latent, ...],
     log_likelihood: Callable[..., Array],
-    log_prior: Callable[..., Array],
-    zeros: Mapping[str, Array],
+    log_density: Callable[..., Array],
+    row: Mapping[str, jax.ShapeDtypeStruct],
 ) -> str:
     """A digest of everything that inference computes from the model."""
-    base = {latent.name: jnp.zeros(latent.base_shape) for latent in latents}
-    theta = {latent.name: latent.transform(base[latent.name]) for latent in latents}
+    dtype = jnp.result_type(float)
+    base = {lt.name: jax.ShapeDtypeStruct(lt.base_shape, dtype) for lt in latents}
+    theta = {lt.name: jax.ShapeDtypeStruct(lt.shape, dtype) for lt in latents}
     names = frozenset(base)
     facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
     return f"{facts} " + fingerprint(
-        jax.make_jaxpr(log_likelihood)(theta, zeros),
-        jax.make_jaxpr(lambda b: log_prior(b, names))(base),
+        jax.make_jaxpr(log_likelihood)(theta, dict(row)),
+        jax.make_jaxpr(lambda theta: log_density(theta, names))(theta),
         jax.make_jaxpr(lambda b: [latent.transform(b[latent.name]) for latent in latents])(base),
     )
 
@@ -216,7 +252,7 @@ def _if_outcome(latent: str, absent: tuple[str, ...]) -> str:
 def _latents(
     run: OneRow, zeros: Mapping[str, Array], sites: Sequence[Site]
 ) -> tuple[tuple[Latent, ...], dict[str, frozenset[str]]]:
-    """Shapes, bijections and, where they can be read off, unconstrained priors; and parents."""
+    """Shapes, supports and, where they have no parents, priors; and parents."""
     names = [site.name for site in sites]
     rescaled: set[str] = set()
 
@@ -232,18 +268,15 @@ def _latents(
     latents = []
     for site in sites:
         fn, value, support = facts[site.name]
-        transform = biject_to(support)
-        shape = jnp.shape(value)
         readable = not parents[site.name] and site.name not in rescaled
-        base_prior = _base_prior(fn, transform, shape) if readable else None
         latents.append(
             Latent(
                 name=site.name,
-                shape=shape,
-                base_shape=transform.inverse_shape(shape),
-                transform=transform,
+                shape=jnp.shape(value),
                 dims=_dims(site, fn),
-                base_prior=base_prior,
+                support=support,
+                prior=fn if readable else None,
+                transform=biject_to(support),
             )
         )
     return tuple(latents), parents
@@ -286,25 +319,6 @@ def _parents(
             )
         parents[name] = frozenset().union(*fn_leaves)
     return parents
-
-
-def _base_prior(
-    fn: dist.Distribution, transform: Transform, shape: tuple[int, ...]
-) -> dist.Distribution | None:
-    """The prior of the unconstrained value, if its definition shows it."""
-    while isinstance(fn, (dist.Independent, dist.ExpandedDistribution)):
-        fn = fn.base_dist
-    while isinstance(transform, IndependentTransform):
-        transform = transform.base_transform
-    if isinstance(transform, IdentityTransform) and isinstance(fn, dist.Normal):
-        base = fn
-    elif isinstance(fn, dist.TransformedDistribution) and fn.transforms == [transform]:
-        base = fn.base_dist
-    else:
-        return None
-    while isinstance(base, (dist.Independent, dist.ExpandedDistribution)):
-        base = base.base_dist
-    return base.expand(shape)
 
 
 def _sides(

@@ -16,13 +16,13 @@ from numpyro_dppvi._validate import UnsupportedModelError
 Trace = dict[str, Any]
 """A NumPyro trace: messages by site name."""
 
-_CONCRETE_VALUE_ERRORS = (
+# What a function that is run on shapes raises when it looks at a value.
+CONCRETE_VALUE_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
-
 
 # What a model may raise when it is given another number of rows than it was written for.
 _WRONG_NUMBER_ERRORS = (AssertionError, IndexError, TypeError, ValueError)
@@ -133,7 +133,7 @@ def static_facts(
         jax.eval_shape(run, dict(shapes))
     except UnsupportedModelError as refusal:
         raise UnsupportedModelError(str(refusal)) from None  # without what JAX has noted on it
-    except _CONCRETE_VALUE_ERRORS as error:
+    except CONCRETE_VALUE_ERRORS as error:
         raise UnsupportedModelError(
             "the model's shape or control flow depends on the values of its data (an int(...), "
             "len(np.unique(...)), a boolean index or an if on an array): pass such a number as a "

@@ -5,6 +5,7 @@ other keys) and a counter: two outputs of one key never share a block.
 """
 
 import functools
+import importlib
 import math
 from collections.abc import Hashable
 from typing import Any
@@ -32,9 +33,8 @@ def implementation() -> Hashable:
         RuntimeError: If this JAX has no place for generators of one's own.
     """
     try:
-        from jax.extend.random import define_prng_impl
-
-        return define_prng_impl(
+        # Semi-public, and so looked for when it is needed.
+        return importlib.import_module("jax.extend.random").define_prng_impl(
             key_shape=(KEY_WORDS,),
             seed=_seed,
             split=_split,

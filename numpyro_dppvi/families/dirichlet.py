@@ -1,0 +1,93 @@
+"""Dirichlet vectors along the last axis: natural parameters a - 1, statistics log x."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax.scipy.special import digamma, gammaln, logsumexp
+
+from numpyro_dppvi import factors
+from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families.reading import full, plain
+
+
+class DirichletCoordinates(NamedTuple):
+    """What an optimiser moves.
+
+    Attributes:
+        logits: Logarithms of the mean's entries, up to a constant: as they come from
+            :meth:`Dirichlet.coordinates`, they add up to 0.
+        log_concentration: Logarithm of the sum of all entries of a, without the last axis.
+    """
+
+    logits: Array
+    log_concentration: Array
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Dirichlet distributions; the last axis of ``shape`` is the simplex's."""
+
+    shape: tuple[int, ...]
+
+    def standard(self) -> DirichletCoordinates:
+        """The uniform distribution."""
+        return self.coordinates(jnp.zeros(self.shape))
+
+    def of_distribution(self, distribution: dist.Distribution | None) -> Array | None:
+        """Of ``Dirichlet``."""
+        distribution = plain(distribution)
+        if not isinstance(distribution, dist.Dirichlet):
+            return None
+        return full(distribution.concentration, self.shape) - 1
+
+    def natural(self, coordinates: DirichletCoordinates) -> Array:
+        """Concentrations less 1."""
+        return _concentration(coordinates) - 1
+
+    def coordinates(self, natural: Array) -> DirichletCoordinates:
+        """Inverse of :meth:`natural`, up to a constant in the logits; NaN outside the domain."""
+        logits = jnp.log(natural + 1)
+        centred = logits - jnp.mean(logits, axis=-1, keepdims=True)
+        return DirichletCoordinates(centred, logsumexp(logits, axis=-1))
+
+    def statistics(self, coordinates: DirichletCoordinates) -> Array:
+        """digamma(a) - digamma(sum of a)."""
+        a = _concentration(coordinates)
+        return digamma(a) - digamma(jnp.sum(a, axis=-1, keepdims=True))
+
+    def entropy(self, coordinates: DirichletCoordinates) -> Array:
+        """The log partition less the natural parameters times the statistics."""
+        natural = self.natural(coordinates)
+        return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
+
+    def log_partition(self, natural: Array) -> Array:
+        """Sum of log Gamma(a), less log Gamma(sum of a)."""
+        a = natural + 1
+        return jnp.sum(jnp.sum(gammaln(a), axis=-1) - gammaln(jnp.sum(a, axis=-1)))
+
+    def in_domain(self, natural: Array) -> Array:
+        """All finite, and a above zero."""
+        return jnp.all(natural > -1) & factors.is_finite(natural)
+
+    def project(self, natural: Array) -> Array:
+        """Lets a factor add to a, and not take from it."""
+        return jnp.maximum(natural, 0)
+
+    def draws(self, rng_key: PRNGKey, coordinates: DirichletCoordinates, num_draws: int) -> Array:
+        """Independent draws: shares of gammas, kept off 0."""
+        shape = (num_draws, *self.shape)
+        log_x = jax.random.loggamma(rng_key, _concentration(coordinates), shape)
+        return jnp.maximum(jax.nn.softmax(log_x, axis=-1), np.finfo(log_x.dtype).tiny)
+
+    def distribution(self, coordinates: DirichletCoordinates) -> dist.Distribution:
+        """``Dirichlet(a).to_event()``."""
+        return dist.Dirichlet(_concentration(coordinates)).to_event(len(self.shape) - 1)
+
+
+def _concentration(coordinates: DirichletCoordinates) -> Array:
+    log_mean = jax.nn.log_softmax(coordinates.logits, axis=-1)
+    return jnp.exp(coordinates.log_concentration[..., None] + log_mean)

@@ -1,0 +1,71 @@
+"""Independent exponential entries: natural parameter -rate, statistic x, coordinate log mean."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_dppvi import factors
+from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families.reading import full, plain
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Exponential distributions over arrays of ``shape``; entries are independent."""
+
+    shape: tuple[int, ...]
+
+    def standard(self) -> Array:
+        """Mean 1."""
+        return jnp.zeros(self.shape)
+
+    def of_distribution(self, distribution: dist.Distribution | None) -> Array | None:
+        """Of ``Exponential``."""
+        distribution = plain(distribution)
+        if not isinstance(distribution, dist.Exponential):
+            return None
+        return -full(distribution.rate, self.shape)
+
+    def natural(self, coordinates: Array) -> Array:
+        """-1 / mean."""
+        return -jnp.exp(-coordinates)
+
+    def coordinates(self, natural: Array) -> Array:
+        """Inverse of :meth:`natural`; NaN outside the domain."""
+        return -jnp.log(-natural)
+
+    def statistics(self, coordinates: Array) -> Array:
+        """The mean."""
+        return jnp.exp(coordinates)
+
+    def entropy(self, coordinates: Array) -> Array:
+        """Sum of 1 + log mean."""
+        return jnp.sum(1 + coordinates)
+
+    def log_partition(self, natural: Array) -> Array:
+        """Sum of -log rate."""
+        return -jnp.sum(jnp.log(-natural))
+
+    def in_domain(self, natural: Array) -> Array:
+        """All finite, and every rate above zero."""
+        return jnp.all(natural < 0) & factors.is_finite(natural)
+
+    def project(self, natural: Array) -> Array:
+        """Lets a factor add to the rate, and not take from it."""
+        return jnp.minimum(natural, 0)
+
+    def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
+        """Antithetic draws: by quantiles u and 1 - u."""
+        half = (num_draws + 1) // 2
+        tiny = np.finfo(coordinates.dtype).tiny
+        u = jax.random.uniform(rng_key, (half, *self.shape), coordinates.dtype, minval=tiny)
+        pairs = jnp.stack([-jnp.log(u), -jnp.log1p(-u)], axis=1)
+        unit = pairs.reshape(2 * half, *self.shape)[:num_draws]
+        return jnp.exp(coordinates) * jnp.maximum(unit, tiny)
+
+    def distribution(self, coordinates: Array) -> dist.Distribution:
+        """``Exponential(rate).to_event()``."""
+        return dist.Exponential(jnp.exp(-coordinates)).to_event(len(self.shape))

@@ -1,0 +1,176 @@
+"""Normal vectors of full covariance: natural parameters (P m, -P / 2), statistics (x, x x').
+
+Symmetric matrices are packed: the lower triangle row by row, what lies off the diagonal times
+sqrt(2). A packed matrix has each free number once, so that noise can be added to every entry, and
+it has the matrix's Frobenius norm, so that clipping and noise do not depend on the axes.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax.scipy.linalg import solve_triangular
+from numpyro.distributions.util import cholesky_of_inverse
+
+from numpyro_dppvi import factors
+from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families.diagonal_normal import NormalNatural, mirrored
+from numpyro_dppvi.families.reading import full, plain
+
+# Accelerators would round to 11 bits or fewer by default, and natural parameters add up.
+_einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+
+class FullNormalCoordinates(NamedTuple):
+    """What an optimiser moves.
+
+    Attributes:
+        loc: Mean.
+        log_scale: Logarithm of the diagonal of the covariance's Cholesky factor.
+        lower: What lies below the diagonal, row by row, over the diagonal entry of its row.
+    """
+
+    loc: Array
+    log_scale: Array
+    lower: Array
+
+
+@dataclass(frozen=True)
+class FullNormal:
+    """Multivariate normals along the last axis of ``shape``, independent over the others."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return math.prod(self.shape)
+
+    def standard(self) -> FullNormalCoordinates:
+        """The standard normal."""
+        lower = jnp.zeros((*self.shape[:-1], math.comb(self.shape[-1], 2)))
+        return FullNormalCoordinates(jnp.zeros(self.shape), jnp.zeros(self.shape), lower)
+
+    def of_distribution(self, distribution: dist.Distribution | None) -> NormalNatural | None:
+        """Of ``MultivariateNormal`` and of ``Normal``."""
+        distribution = plain(distribution)
+        if isinstance(distribution, dist.Normal):
+            precision = full(distribution.scale, self.shape) ** -2.0
+            matrix = precision[..., None] * jnp.eye(self.shape[-1])
+            return NormalNatural(
+                full(distribution.loc, self.shape) * precision, pack(-0.5 * matrix)
+            )
+        if not isinstance(distribution, dist.MultivariateNormal):
+            return None
+        precision = full(distribution.precision_matrix, (*self.shape, self.shape[-1]))
+        loc = full(distribution.loc, self.shape)
+        return NormalNatural(_einsum("...ij,...j", precision, loc), pack(-0.5 * precision))
+
+    def natural(self, coordinates: FullNormalCoordinates) -> NormalNatural:
+        """(P m, -P / 2) with P the inverse of the covariance."""
+        tril = scale_tril(coordinates)
+        inverse = solve_triangular(tril, full(jnp.eye(self.shape[-1]), tril.shape), lower=True)
+        precision = _einsum("...ki,...kj", inverse, inverse)
+        linear = _einsum("...ij,...j", precision, coordinates.loc)
+        return NormalNatural(linear, pack(-0.5 * precision))
+
+    def coordinates(self, natural: NormalNatural) -> FullNormalCoordinates:
+        """Inverse of :meth:`natural`; NaN where the precision is not positive definite."""
+        tril = cholesky_of_inverse(-2 * unpack(natural.quadratic))
+        loc = _einsum("...ij,...kj,...k", tril, tril, natural.linear)
+        diagonal = jnp.diagonal(tril, axis1=-2, axis2=-1)
+        rows, columns = np.tril_indices(self.shape[-1], -1)
+        lower = (tril / diagonal[..., None])[..., rows, columns]
+        return FullNormalCoordinates(loc, jnp.log(diagonal), lower)
+
+    def statistics(self, coordinates: FullNormalCoordinates) -> NormalNatural:
+        """(E[x], E[x x'])."""
+        tril = scale_tril(coordinates)
+        loc = coordinates.loc
+        second = _einsum("...ik,...jk", tril, tril) + loc[..., :, None] * loc[..., None, :]
+        return NormalNatural(loc, pack(second))
+
+    def entropy(self, coordinates: FullNormalCoordinates) -> Array:
+        """Half the log determinant of the covariance, and (1 + log 2 pi) / 2 an entry."""
+        return jnp.sum(coordinates.log_scale) + 0.5 * self.size * (1 + math.log(2 * math.pi))
+
+    def log_partition(self, natural: NormalNatural) -> Array:
+        """Half of linear' P^-1 linear - log det P / 2 + log(2 pi) / 2 an entry."""
+        tril = jnp.linalg.cholesky(-2 * unpack(natural.quadratic))
+        white = solve_triangular(tril, natural.linear[..., None], lower=True)
+        log_det = jnp.sum(jnp.log(jnp.diagonal(tril, axis1=-2, axis2=-1)))
+        return 0.5 * jnp.sum(white**2) - log_det + 0.5 * self.size * math.log(2 * math.pi)
+
+    def in_domain(self, natural: NormalNatural) -> Array:
+        """All finite, and the precision positive definite."""
+        tril = jnp.linalg.cholesky(-2 * unpack(natural.quadratic))
+        return factors.is_finite(natural) & jnp.all(jnp.isfinite(tril))
+
+    def project(self, natural: NormalNatural) -> NormalNatural:
+        """Raises negative eigenvalues of the precision to zero; leaves the linear part alone."""
+        values, vectors = jnp.linalg.eigh(unpack(natural.quadratic))
+        excess = _einsum("...ik,...k,...jk", vectors, jnp.maximum(values, 0), vectors)
+        return natural._replace(quadratic=natural.quadratic - pack(excess))
+
+    def draws(self, rng_key: PRNGKey, coordinates: FullNormalCoordinates, num_draws: int) -> Array:
+        """Antithetic draws: each second one mirrors the one before it at the mean."""
+        return _from_white(coordinates, mirrored(rng_key, num_draws, coordinates.loc))
+
+    def sigma_points(
+        self, coordinates: FullNormalCoordinates, offset: int, dimension: int
+    ) -> Array:
+        """Mean plus and minus sqrt(dimension) columns of the Cholesky factor."""
+        axes = math.sqrt(dimension) * jnp.eye(dimension, dtype=coordinates.loc.dtype)
+        mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
+        return _from_white(coordinates, jnp.concatenate([mine, -mine]))
+
+    def location(self, coordinates: FullNormalCoordinates) -> Array:
+        """The mean."""
+        return coordinates.loc
+
+    def linear_variance(self, coordinates: FullNormalCoordinates, slope: Array) -> Array:
+        """Variance of <slope, x>, a scalar."""
+        return jnp.sum(_einsum("...ij,...i", scale_tril(coordinates), slope) ** 2)
+
+    def distribution(self, coordinates: FullNormalCoordinates) -> dist.Distribution:
+        """``MultivariateNormal(loc, scale_tril=...).to_event()``."""
+        normal = dist.MultivariateNormal(coordinates.loc, scale_tril=scale_tril(coordinates))
+        return normal.to_event(len(self.shape) - 1)
+
+
+def scale_tril(coordinates: FullNormalCoordinates) -> Array:
+    """The covariance's Cholesky factor."""
+    size = coordinates.loc.shape[-1]
+    rows, columns = np.tril_indices(size, -1)
+    unit = full(jnp.eye(size), (*coordinates.loc.shape, size))
+    unit = unit.at[..., rows, columns].set(coordinates.lower)
+    return jnp.exp(coordinates.log_scale)[..., None] * unit
+
+
+def pack(matrix: Array) -> Array:
+    """The free numbers of symmetric matrices, shape ``(..., n, n)`` to ``(..., n (n + 1) / 2)``."""
+    rows, columns, weight = _triangle(matrix.shape[-1])
+    return matrix[..., rows, columns] * weight.astype(matrix.dtype)
+
+
+def unpack(packed: Array) -> Array:
+    """Inverse of :func:`pack`."""
+    size = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
+    rows, columns, weight = _triangle(size)
+    entries = packed / weight.astype(packed.dtype)
+    matrix = jnp.zeros((*packed.shape[:-1], size, size), packed.dtype)
+    return matrix.at[..., rows, columns].set(entries).at[..., columns, rows].set(entries)
+
+
+def _triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows, columns = np.tril_indices(size)
+    return rows, columns, np.where(rows == columns, 1.0, math.sqrt(2))
+
+
+def _from_white(coordinates: FullNormalCoordinates, noise: Array) -> Array:
+    return coordinates.loc + _einsum("...ij,...j", scale_tril(coordinates), noise)

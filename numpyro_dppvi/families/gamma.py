@@ -1,0 +1,95 @@
+"""Independent gamma entries: natural parameters (a - 1, -b), statistics (log x, x)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax.scipy.special import digamma, gammaln
+
+from numpyro_dppvi import factors
+from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families.reading import full, plain
+
+
+class GammaNatural(NamedTuple):
+    """Coefficients of log x and of x; also the shape in which these statistics come."""
+
+    log: Array
+    linear: Array
+
+
+class GammaCoordinates(NamedTuple):
+    """Logarithms of the mean and of the concentration, which an optimiser can move apart."""
+
+    log_mean: Array
+    log_concentration: Array
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gamma distributions over arrays of ``shape``; entries are independent."""
+
+    shape: tuple[int, ...]
+
+    def standard(self) -> GammaCoordinates:
+        """The exponential distribution of mean 1."""
+        return GammaCoordinates(jnp.zeros(self.shape), jnp.zeros(self.shape))
+
+    def of_distribution(self, distribution: dist.Distribution | None) -> GammaNatural | None:
+        """Of ``Gamma`` and ``Exponential``, which is one of concentration 1."""
+        distribution = plain(distribution)
+        if not isinstance(distribution, (dist.Gamma, dist.Exponential)):
+            return None
+        concentration = getattr(distribution, "concentration", 1.0)
+        rate = full(distribution.rate, self.shape)
+        return GammaNatural(full(concentration, self.shape) - 1, -rate)
+
+    def natural(self, coordinates: GammaCoordinates) -> GammaNatural:
+        """(concentration - 1, -rate), where the rate is concentration / mean."""
+        log_rate = coordinates.log_concentration - coordinates.log_mean
+        return GammaNatural(jnp.expm1(coordinates.log_concentration), -jnp.exp(log_rate))
+
+    def coordinates(self, natural: GammaNatural) -> GammaCoordinates:
+        """Inverse of :meth:`natural`; NaN outside the domain."""
+        log_concentration = jnp.log1p(natural.log)
+        return GammaCoordinates(log_concentration - jnp.log(-natural.linear), log_concentration)
+
+    def statistics(self, coordinates: GammaCoordinates) -> GammaNatural:
+        """(digamma(concentration) - log rate, mean)."""
+        log_mean, log_a = coordinates
+        return GammaNatural(log_mean + (digamma(jnp.exp(log_a)) - log_a), jnp.exp(log_mean))
+
+    def entropy(self, coordinates: GammaCoordinates) -> Array:
+        """Sum of a - log b + log Gamma(a) + (1 - a) digamma(a)."""
+        log_mean, log_a = coordinates
+        a = jnp.exp(log_a)
+        return jnp.sum(a + log_mean - log_a + gammaln(a) + (1 - a) * digamma(a))
+
+    def log_partition(self, natural: GammaNatural) -> Array:
+        """Sum of log Gamma(a) - a log b."""
+        a = natural.log + 1
+        return jnp.sum(gammaln(a) - a * jnp.log(-natural.linear))
+
+    def in_domain(self, natural: GammaNatural) -> Array:
+        """All finite, every concentration and every rate above zero."""
+        proper = jnp.all(natural.log > -1) & jnp.all(natural.linear < 0)
+        return proper & factors.is_finite(natural)
+
+    def project(self, natural: GammaNatural) -> GammaNatural:
+        """Lets a factor add to the concentration and the rate, and take from neither."""
+        return GammaNatural(jnp.maximum(natural.log, 0), jnp.minimum(natural.linear, 0))
+
+    def draws(self, rng_key: PRNGKey, coordinates: GammaCoordinates, num_draws: int) -> Array:
+        """Independent draws, made as logarithms: small concentrations must not give 0."""
+        log_mean, log_a = coordinates
+        log_x = jax.random.loggamma(rng_key, jnp.exp(log_a), (num_draws, *self.shape), log_a.dtype)
+        return jnp.maximum(jnp.exp(log_x + (log_mean - log_a)), np.finfo(log_a.dtype).tiny)
+
+    def distribution(self, coordinates: GammaCoordinates) -> dist.Distribution:
+        """``Gamma(concentration, rate).to_event()``."""
+        log_mean, log_a = coordinates
+        gamma = dist.Gamma(jnp.exp(log_a), jnp.exp(log_a - log_mean))
+        return gamma.to_event(len(self.shape))

@@ -1,0 +1,231 @@
+"""The mean-field product of several families; itself an exponential family."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_dppvi import factors
+from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
+from numpyro_dppvi.families import joint
+from numpyro_dppvi.families.base import NormalFamily
+from numpyro_dppvi.families.full_normal import FullNormal
+
+
+class Part(NamedTuple):
+    """A latent in a member that several latents share: its name and its base shape."""
+
+    latent: str
+    shape: tuple[int, ...]
+
+
+class _Place(NamedTuple):
+    """Where a latent is: its member, and from which entry on if it shares that member."""
+
+    latent: str
+    member: str
+    family: Any
+    shape: tuple[int, ...]
+    offset: int | None
+
+
+@dataclass(frozen=True)
+class MeanField:
+    """A product of independent families; itself an exponential family.
+
+    Natural parameters, coordinates and statistics are dicts by member. A member is one latent and
+    bears its name, or is shared by several latents. Draws, points and distributions are dicts by
+    latent.
+
+    Args:
+        members: Pairs of member name and family (a tuple, so that the value can be hashed).
+        shared: Pairs of the name of a shared member, whose family is a ``FullNormal`` over one
+            vector, and its parts: their values, flattened and put end to end, are that vector.
+    """
+
+    members: tuple[tuple[str, Any], ...]
+    shared: tuple[tuple[str, tuple[Part, ...]], ...] = ()
+
+    def standard(self) -> Coordinates:
+        """Coordinates of every member's standard distribution."""
+        return {name: family.standard() for name, family in self.members}
+
+    def natural(self, coordinates: Coordinates) -> Natural:
+        """Natural parameters by member."""
+        return {name: family.natural(coordinates[name]) for name, family in self.members}
+
+    def coordinates(self, natural: Natural) -> Coordinates:
+        """Coordinates by member."""
+        return {name: family.coordinates(natural[name]) for name, family in self.members}
+
+    def statistics(self, coordinates: Coordinates) -> PyTree:
+        """Expected statistics by member."""
+        return {name: family.statistics(coordinates[name]) for name, family in self.members}
+
+    def entropy(self, coordinates: Coordinates) -> Array:
+        """The sum of the entropies."""
+        return jnp.sum(jnp.stack([f.entropy(coordinates[name]) for name, f in self.members]))
+
+    def log_partition(self, natural: Natural) -> Array:
+        """The sum of the log partitions."""
+        return jnp.sum(jnp.stack([f.log_partition(natural[name]) for name, f in self.members]))
+
+    def jeffreys(self, p: Natural, q: Natural) -> Array:
+        """KL(p || q) + KL(q || p) in nats: <eta_p - eta_q, E_p[T] - E_q[T]>."""
+        means = [self.statistics(self.coordinates(natural)) for natural in (p, q)]
+        return factors.inner(factors.divide(p, q), factors.divide(*means))
+
+    def in_domain(self, natural: Natural) -> Array:
+        """Whether every member's distribution is proper."""
+        return jnp.all(jnp.stack([f.in_domain(natural[name]) for name, f in self.members]))
+
+    def project(self, natural: Natural) -> Natural:
+        """Projects member by member."""
+        return {name: family.project(natural[name]) for name, family in self.members}
+
+    def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> dict[str, Array]:
+        """Draws by latent, with independent keys a member."""
+        keys = jax.random.split(rng_key, len(self.members))
+        return self.by_latent(
+            {
+                name: family.draws(key, coordinates[name], num_draws)
+                for key, (name, family) in zip(keys, self.members, strict=True)
+            }
+        )
+
+    def sample(
+        self, rng_key: PRNGKey, coordinates: Coordinates, shape: tuple[int, ...]
+    ) -> dict[str, Array]:
+        """Independent draws by latent, shape ``(*shape, *latent's base shape)``."""
+        keys = jax.random.split(rng_key, len(self.members))
+        return self.by_latent(
+            {
+                name: family.distribution(coordinates[name]).sample(key, shape)
+                for key, (name, family) in zip(keys, self.members, strict=True)
+            }
+        )
+
+    def sigma_points(self, coordinates: Coordinates) -> dict[str, Array]:
+        """The joint rule's points by latent, shape ``(2 * dimension, *shape)``.
+
+        Raises:
+            TypeError: If a member is not normal.
+        """
+        for name, family in self.members:
+            if not isinstance(family, NormalFamily):
+                raise TypeError(
+                    f"SphericalCubature integrates over normal distributions, and {name!r} has a "
+                    f"{type(family).__name__}: write expectation=MonteCarlo(32), say."
+                )
+        sizes = [family.size for _, family in self.members]
+        points = {}
+        offset = 0
+        for size, (name, family) in zip(sizes, self.members, strict=True):
+            points[name] = family.sigma_points(coordinates[name], offset, sum(sizes))
+            offset += size
+        return self.by_latent(points)
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether linear functions of the latents are normal under every member."""
+        return all(isinstance(family, NormalFamily) for _, family in self.members)
+
+    def location(self, coordinates: Coordinates) -> dict[str, Array]:
+        """Means by latent, of normal families."""
+        means = {name: family.location(coordinates[name]) for name, family in self.members}
+        return self.by_latent(means)
+
+    def linear_variance(self, coordinates: Coordinates, slope: Mapping[str, Array]) -> Array:
+        """Variance of <slope, x>, a scalar, of normal families; the slope comes by latent."""
+        slopes: dict[str, list[Array]] = {}
+        for place in self._places():
+            mine = slope[place.latent]
+            flat = mine if place.offset is None else jnp.ravel(mine)
+            slopes.setdefault(place.member, []).append(flat)
+        terms = [
+            family.linear_variance(
+                coordinates[name],
+                jnp.concatenate(slopes[name]) if name in dict(self.shared) else slopes[name][0],
+            )
+            for name, family in self.members
+        ]
+        return jnp.sum(jnp.stack(terms))
+
+    def distribution(self, coordinates: Coordinates) -> Mapping[str, dist.Distribution]:
+        """NumPyro distributions by latent, in the base space; marginals of a shared member."""
+        return {
+            place.latent: place.family.distribution(coordinates[place.member])
+            if place.offset is None
+            else joint.marginal(coordinates[place.member], place.offset, place.shape)
+            for place in self._places()
+        }
+
+    def member_of(self, latent: str) -> str:
+        """The member that a latent is in."""
+        return next(place.member for place in self._places() if place.latent == latent)
+
+    def of_distributions(
+        self, distributions: Mapping[str, dist.Distribution | None]
+    ) -> tuple[Natural, frozenset[str]]:
+        """The product of distributions by latent, and which latents' are not of the family."""
+        found = {
+            place.latent: _alone(place).of_distribution(distributions[place.latent])
+            for place in self._places()
+        }
+        rest = frozenset(latent for latent, natural in found.items() if natural is None)
+        return self._product(
+            {name: natural for name, natural in found.items() if name not in rest}
+        ), rest
+
+    def standard_of(self, latents: frozenset[str]) -> Natural:
+        """The standard distribution of the named latents, and the factor 1 for all others."""
+        return self._product(
+            {
+                place.latent: _alone(place).natural(_alone(place).standard())
+                for place in self._places()
+                if place.latent in latents
+            }
+        )
+
+    def _product(self, by_latent: Mapping[str, Natural]) -> Natural:
+        """Natural parameters by member from those of single latents; 1 for the others."""
+        whole = factors.unit(jax.eval_shape(lambda: self.natural(self.standard())))
+        for place in self._places():
+            natural = by_latent.get(place.latent)
+            if natural is not None and place.offset is not None:
+                natural = joint.embedded(natural, place.offset, place.family)
+            if natural is not None:
+                whole[place.member] = factors.multiply(whole[place.member], natural)
+        return whole
+
+    def by_latent(self, by_member: Mapping[str, Array]) -> dict[str, Array]:
+        """Draws by latent: a shared member's are cut into its parts."""
+        found = {}
+        for place in self._places():
+            drawn = by_member[place.member]
+            if place.offset is not None:
+                end = place.offset + math.prod(place.shape)
+                lead = drawn.shape[:-1]
+                drawn = drawn[..., place.offset : end].reshape(*lead, *place.shape)
+            found[place.latent] = drawn
+        return found
+
+    def _places(self) -> Iterator[_Place]:
+        for name, family in self.members:
+            parts = dict(self.shared).get(name)
+            if parts is None:
+                yield _Place(name, name, family, family.shape, None)
+                continue
+            offset = 0
+            for latent, shape in parts:
+                yield _Place(latent, name, family, shape, offset)
+                offset += math.prod(shape)
+
+
+def _alone(place: _Place) -> Any:
+    """The family that a latent would have by itself."""
+    return place.family if place.offset is None else FullNormal((math.prod(place.shape),))

@@ -1,0 +1,64 @@
+"""From a guide to the exponential family that factors live in, and back to a guide."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from numpyro_dppvi._typing import Model
+from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.guides.automatic import family_of, is_automatic
+from numpyro_dppvi.guides.fitted import draw, params
+from numpyro_dppvi.guides.prior import PriorFactor, prior_factor
+from numpyro_dppvi.guides.written import read
+from numpyro_dppvi.latents import LatentSpace
+
+__all__ = [
+    "Approximation",
+    "PriorFactor",
+    "approximation",
+    "draw",
+    "family_of",
+    "params",
+    "prior_factor",
+]
+
+
+class Approximation(NamedTuple):
+    """What a guide asks for.
+
+    Attributes:
+        space: The model, over the base values that the guide draws.
+        family: The family of q, over these base values.
+    """
+
+    space: LatentSpace
+    family: MeanField
+
+
+def approximation(
+    guide: Any,
+    model: Model,
+    space: LatentSpace,
+    records: Mapping[str, Any],
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> Approximation:
+    """The family that a guide describes, and the base values that it is over.
+
+    Only the guide's structure counts. It is read from shapes and made-up rows, never from data,
+    and its parameters' values are not used, because inference starts from the prior.
+
+    Args:
+        guide: ``None``, ``AutoNormal(model)``, ``AutoDiagonalNormal(model)``,
+            ``AutoMultivariateNormal(model)``, or a function that draws every latent from a
+            distribution of its own.
+        model: The model.
+        space: What was read from the model.
+        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes count.
+        model_kwargs: The model's public arguments; the guide takes the same.
+
+    Raises:
+        UnsupportedModelError: If the guide is none of these; says why not, by name.
+    """
+    if is_automatic(guide):
+        return Approximation(space, family_of(guide, model, space))
+    transforms, family = read(guide, space, records, model_kwargs or {})
+    return Approximation(space.with_transforms(transforms), family)

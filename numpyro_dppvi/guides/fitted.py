@@ -1,0 +1,82 @@
+"""A fitted distribution as a plain NumPyro guide with parameters of NumPyro's own names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions.util import sum_rightmost
+
+from numpyro_dppvi._typing import Array, Coordinates
+from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families.reading import plain, pushed
+from numpyro_dppvi.latents import LatentSpace
+
+# A normal vector has three names for its covariance; NumPyro's guides use the Cholesky factor.
+_LEFT_OUT = ("covariance_matrix", "precision_matrix")
+
+
+def params(family: MeanField, coordinates: Coordinates) -> dict[str, Array]:
+    """Parameters of all members, named as ``AutoNormal`` and ``AutoMultivariateNormal`` do.
+
+    Returns:
+        ``w_auto_loc``, ``tau_auto_concentration`` and so on; ``auto_loc`` and
+        ``auto_scale_tril`` of a vector of all latents.
+    """
+    return {
+        _param(family, name, argument): getattr(base, argument)
+        for name, base in _bases(family, coordinates).items()
+        for argument in _arguments(base)
+    }
+
+
+def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> dict[str, Array]:
+    """Draws every latent with ``numpyro.sample``, from parameters by ``numpyro.param``.
+
+    Args:
+        space: The latents.
+        family: The family.
+        values: What the parameters are unless they are substituted.
+    """
+    by_latent: dict[str, Any] = {}
+    for name, base in _bases(family, family.standard()).items():
+        arguments = {
+            argument: numpyro.param(
+                _param(family, name, argument),
+                values[_param(family, name, argument)],
+                constraint=base.arg_constraints[argument],
+            )
+            for argument in _arguments(base)
+        }
+        distribution = type(base)(**arguments)
+        distribution = distribution.to_event(len(distribution.batch_shape))
+        if name in dict(family.shared):
+            vector = numpyro.sample(name, distribution, infer={"is_auxiliary": True})
+            by_latent |= family.by_latent({name: vector})
+        else:
+            by_latent[name] = distribution
+    drawn = {}
+    for latent in space.latents:
+        found = by_latent[latent.name]
+        if isinstance(found, dist.Distribution):
+            drawn[latent.name] = numpyro.sample(latent.name, pushed(found, latent.transform))
+            continue
+        value = latent.transform(found)
+        jacobian = latent.transform.log_abs_det_jacobian(found, value)
+        density = -sum_rightmost(jacobian, jacobian.ndim)
+        drawn[latent.name] = numpyro.sample(
+            latent.name, dist.Delta(value, density, event_dim=value.ndim)
+        )
+    return drawn
+
+
+def _bases(family: MeanField, coordinates: Coordinates) -> dict[str, dist.Distribution]:
+    return {name: plain(f.distribution(coordinates[name])) for name, f in family.members}
+
+
+def _arguments(base: dist.Distribution) -> list[str]:
+    return [name for name in base.reparametrized_params if name not in _LEFT_OUT]
+
+
+def _param(family: MeanField, member: str, argument: str) -> str:
+    return f"auto_{argument}" if member in dict(family.shared) else f"{member}_auto_{argument}"

@@ -1,0 +1,240 @@
+"""Guides that somebody wrote: a family and a bijection for each latent, read without any data."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.distributions.constraints import Constraint
+from numpyro.distributions.transforms import ComposeTransform, IdentityTransform, Transform
+from numpyro.ops.provenance import eval_provenance
+
+from numpyro_dppvi._typing import Model
+from numpyro_dppvi._validate import UnsupportedModelError, shown
+from numpyro_dppvi.families import BY_DISTRIBUTION, MeanField
+from numpyro_dppvi.families.reading import split
+from numpyro_dppvi.latents import Latent, LatentSpace
+from numpyro_dppvi.latents.trace import CONCRETE_VALUE_ERRORS, Trace, run_model
+
+Run: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Trace]
+"""Runs a guide on some rows, with given latents and parameters."""
+
+_EXAMPLE = "numpyro.sample({!r}, dist.Normal(loc, scale))"
+
+
+class _Drawn(NamedTuple):
+    """What a guide draws a latent from.
+
+    Attributes:
+        shape: Shape of a value.
+        base: The kind of distribution beneath the bijections.
+        transforms: The bijections.
+        support: Support of a value.
+    """
+
+    shape: tuple[int, ...]
+    base: type[dist.Distribution]
+    transforms: tuple[Transform, ...]
+    support: Constraint
+
+
+def read(
+    guide: Model, space: LatentSpace, records: Mapping[str, Any], model_kwargs: Mapping[str, Any]
+) -> tuple[dict[str, Transform], MeanField]:
+    """Bijections by latent, and the family of their base values.
+
+    The guide is run on rows of zeros, under compilation: it sees no value of a record. Its
+    parameters' values do not matter; what its distributions are, and what they depend on, does.
+
+    Args:
+        guide: A function with one ``numpyro.sample`` statement a latent.
+        space: What was read from the model.
+        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name.
+        model_kwargs: The model's public arguments.
+
+    Raises:
+        UnsupportedModelError: Names the latent that stands in the way.
+    """
+    canonicalize = jax.dtypes.canonicalize_dtype
+    rows = {
+        name: jax.ShapeDtypeStruct(jnp.shape(value), canonicalize(value.dtype))
+        for name, value in records.items()
+    }
+
+    def run(rows: Mapping[str, Any], fixed: Mapping[str, Any]) -> Trace:
+        num_rows = next(iter(rows.values())).shape[0]
+        return run_model(guide, rows, model_kwargs, fixed, frozenset(), num_rows)
+
+    name = getattr(guide, "__name__", shown(guide))
+    drawn, params = _structure(name, run, rows, tuple(latent.name for latent in space.latents))
+    transforms, families = {}, {}
+    for latent in space.latents:
+        mine = drawn[latent.name]
+        transforms[latent.name] = _composed(mine.transforms)
+        families[latent.name] = _family(latent, mine, transforms[latent.name])
+    _refuse_dependence(run, rows, space.latents, params)
+    return transforms, MeanField(tuple(families.items()))
+
+
+def _structure(
+    name: str, run: Run, rows: Mapping[str, Any], latents: tuple[str, ...]
+) -> tuple[dict[str, _Drawn], dict[str, Any]]:
+    """What the guide draws, and shapes of its parameters."""
+    params: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
+
+    def static() -> dict[str, Any]:
+        trace = run({key: jnp.zeros(s.shape, s.dtype) for key, s in rows.items()}, {})
+        _refuse_sites(name, trace, latents)
+        for key, site in trace.items():
+            if site["type"] == "param":
+                params[key] = jax.eval_shape(lambda x: x, site["value"])
+        fns = {key: trace[key]["fn"] for key in latents}
+        parts = {key: split(fn) for key, fn in fns.items()}
+        kinds.update({k: (jnp.shape(trace[k]["value"]), type(parts[k][0])) for k in latents})
+        return {key: (parts[key][1], fn.support) for key, fn in fns.items()}
+
+    try:
+        found = jax.jit(static)()  # computes nothing but what bijections and supports consist of
+    except UnsupportedModelError as refusal:
+        raise UnsupportedModelError(str(refusal)) from None  # without what JAX has noted on it
+    except CONCRETE_VALUE_ERRORS as error:
+        raise UnsupportedModelError(
+            f"the guide {name} looks at values, which it is read without: give each latent "
+            "parameters of its own, numpyro.param('w_loc', jnp.zeros(3)), say."
+        ) from error
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"the guide {name} raised {type(error).__name__} when it was called with the model's "
+            "arguments: write it as a function of the same arguments."
+        ) from error
+    return {key: _Drawn(*kinds[key], *found[key]) for key in latents}, params
+
+
+def _refuse_sites(name: str, trace: Trace, latents: tuple[str, ...]) -> None:
+    """Refuses a guide that draws too much or too little, or only a part."""
+    for key, site in trace.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            raise UnsupportedModelError(
+                f"the plate {key!r} of the guide {name} draws a subsample, and a factor needs all "
+                "of a latent: leave out subsample_size."
+            )
+        if site["type"] != "sample":
+            continue
+        if site["is_observed"]:
+            raise UnsupportedModelError(
+                f"the guide {name} observes {key!r}, and a guide may only draw latents: leave that "
+                "statement to the model."
+            )
+        if key not in latents:
+            raise UnsupportedModelError(
+                f"the guide {name} draws {key!r}, which is no latent of the model, and factors "
+                f"are over the latents alone: draw {', '.join(latents)} and nothing else."
+            )
+        if site["scale"] is not None:
+            raise UnsupportedModelError(
+                f"the guide {name} rescales the density of latent {key!r}, which is then none: "
+                "leave out handlers.scale."
+            )
+    missing = [key for key in latents if key not in trace]
+    if missing:
+        raise UnsupportedModelError(
+            f"the guide {name} does not draw the latent {missing[0]!r}: add "
+            f"{_EXAMPLE.format(missing[0])} or another distribution on its support."
+        )
+
+
+def _composed(transforms: tuple[Transform, ...]) -> Transform:
+    if not transforms:
+        return IdentityTransform()
+    return transforms[0] if len(transforms) == 1 else ComposeTransform(list(transforms))
+
+
+def _family(latent: Latent, drawn: _Drawn, transform: Transform) -> Any:
+    """The family of a latent's base value."""
+    if drawn.shape != latent.shape:
+        raise UnsupportedModelError(
+            f"latent {latent.name!r} has shape {latent.shape} in the model and {drawn.shape} in "
+            f"the guide: write .expand({list(latent.shape)}) there, or the model's plates."
+        )
+    make = next((make for kind, make in BY_DISTRIBUTION if issubclass(drawn.base, kind)), None)
+    if make is None:
+        kinds = ", ".join(kind.__name__ for kind, _ in BY_DISTRIBUTION)
+        why = "factors do not multiply within its densities"
+        if issubclass(drawn.base, dist.Delta):
+            why = "a point has no width that factors could add up to"
+        raise UnsupportedModelError(
+            f"the guide draws latent {latent.name!r} from {drawn.base.__name__}, and {why}: write "
+            f"{kinds}, LogNormal, InverseGamma or another TransformedDistribution of these."
+        )
+    if not _same_support(drawn.support, latent.support):
+        raise UnsupportedModelError(
+            f"latent {latent.name!r} is on {_words(latent.support)} in the model and on "
+            f"{_words(drawn.support)} in the guide: draw it from a distribution on its support, "
+            "or from a TransformedDistribution."
+        )
+    return make(transform.inverse_shape(latent.shape))
+
+
+def _same_support(a: Constraint, b: Constraint) -> bool:
+    a, b = _plain(a), _plain(b)
+    if _has_bounds(a) and _has_bounds(b):
+        ends = zip(_bounds(a), _bounds(b), strict=True)
+        return all(bool(np.all(np.asarray(x) == np.asarray(y))) for x, y in ends)
+    return bool(a == b)
+
+
+def _plain(constraint: Constraint) -> Constraint:
+    while isinstance(constraint, constraints.independent):
+        constraint = constraint.base_constraint
+    return constraint
+
+
+def _has_bounds(constraint: Constraint) -> bool:
+    return hasattr(constraint, "lower_bound") or hasattr(constraint, "upper_bound")
+
+
+def _bounds(constraint: Constraint) -> tuple[Any, Any]:
+    lower = getattr(constraint, "lower_bound", -np.inf)
+    return lower, getattr(constraint, "upper_bound", np.inf)
+
+
+def _words(constraint: Constraint) -> str:
+    constraint = _plain(constraint)
+    if _has_bounds(constraint) and all(np.ndim(end) == 0 for end in _bounds(constraint)):
+        return "({:g}, {:g})".format(*map(float, _bounds(constraint)))
+    return f"the support {type(constraint).__name__.strip('_').lower()}"
+
+
+def _refuse_dependence(
+    run: Run, rows: Mapping[str, Any], latents: tuple[Latent, ...], params: Mapping[str, Any]
+) -> None:
+    """Refuses parameters of a latent that depend on data or on another latent."""
+
+    def parameters(**given: Any) -> dict[str, Any]:
+        rows, params = given.pop("$data"), given.pop("$params")
+        trace = run(rows, {**given, **params})
+        return {latent.name: jax.tree.leaves(trace[latent.name]["fn"]) for latent in latents}
+
+    values = {
+        latent.name: jax.ShapeDtypeStruct(latent.shape, jnp.result_type(float))
+        for latent in latents
+    }
+    found = eval_provenance(parameters, **values, **{"$data": dict(rows), "$params": dict(params)})
+    for name, leaves in found.items():
+        causes = frozenset().union(*leaves) - {"$params"}
+        if "$data" in causes:
+            raise UnsupportedModelError(
+                f"the guide's parameters of latent {name!r} depend on the data, which would reach "
+                "the posterior outside the ledger: give it parameters of its own, "
+                f"numpyro.param({name + '_loc'!r}, ...), say."
+            )
+        if causes:
+            raise UnsupportedModelError(
+                f"the guide's parameters of latent {name!r} depend on latent {min(causes)!r}, and "
+                "mean-field factors are independent: give it parameters of its own, or write "
+                "AutoMultivariateNormal(model)."
+            )
