@@ -27,7 +27,8 @@ from numpyro_dppvi.methods import (
     default_learning_rate,
 )
 from numpyro_dppvi.partition import Shards
-from numpyro_dppvi.posterior import Posterior
+from numpyro_dppvi.posterior import Posterior, shapes
+from numpyro_dppvi.prior import Prior, first_factor
 from numpyro_dppvi.privacy import Entry, Ledger, PrivacyPlan, SecretKeys
 from numpyro_dppvi.rounds import Factors, Numbers, Problem, RoundInfo
 from numpyro_dppvi.server import TrustedAggregator
@@ -88,6 +89,7 @@ def pvi(
     model_kwargs: Mapping[str, Any] | None = None,
     secret_keys: SecretKeys = SecretKeys(),
     trusted_aggregator: bool | TrustedAggregator = False,
+    prior: Prior | None = None,
 ) -> Algorithm:
     """Builds the algorithm. Nothing is computed from records until ``step`` gets shards.
 
@@ -104,6 +106,7 @@ def pvi(
         secret_keys: Where noise and batches come from.
         trusted_aggregator: Whether the server sees only the sum of a round's changes, so that the
             clients' noise protects it jointly; how many clients may drop out of it, if any.
+        prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
 
     Returns:
         The algorithm. Its ``step`` compiles once, whatever the number of rounds.
@@ -126,6 +129,7 @@ def pvi(
         secret_keys,
         server.aggregator(trusted_aggregator),
         prior_left_out=0.0,
+        earlier=prior,
     )
 
 
@@ -142,6 +146,7 @@ def assemble(
     secret_keys: SecretKeys,
     trusted: TrustedAggregator | None,
     prior_left_out: float,
+    earlier: Prior | None = None,
 ) -> Algorithm:
     """What :func:`pvi` does; ``prior_left_out`` is the power of the prior that cavities lack."""
     _validate.half_open_unit("damping", damping)
@@ -149,7 +154,7 @@ def assemble(
     check_plan(method, plan, num_clients)
     space = latents.from_model(model, records, model_kwargs)
     family = guides.family_of(guide, model, space)
-    prior = guides.prior_factor(family, space)
+    prior = first_factor(earlier, family, space)
     num_shards = methods.shards_by_client(method, client_sizes)
     layout = _layout(plan, num_shards, client_sizes)
     problem = Problem(space, family, method, layout, prior.rest, prior.refined, trusted is not None)
@@ -179,7 +184,10 @@ def assemble(
         return after, info
 
     def posterior(state: PVIState) -> Posterior:
-        return Posterior(state.natural, family, space, model, dict(model_kwargs), {})
+        facts = shapes(records)
+        return Posterior(
+            state.natural, family, space, model, dict(model_kwargs), {}, facts, earlier
+        )
 
     return Algorithm(init, step, posterior)
 
