@@ -130,13 +130,16 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
         ) from error
     if header.get("library") != _LIBRARY:
         raise ValueError(f"{target} was not written by {_LIBRARY}: pass a file that was.")
-    if header.get("version", 0) > _VERSION:
+    if header["version"] > _VERSION:
         raise ValueError(
             f"{target} was written by a newer {_LIBRARY} (format {header['version']}, this one "
             f"reads {_VERSION}): upgrade {_LIBRARY}."
         )
     if header.get("kind") != kind:
-        raise ValueError(f"{target} holds a {header.get('kind')}, not a {kind}: pass a {kind}.")
+        raise ValueError(
+            f"{target} is of kind {header.get('kind')!r}, where one of kind {kind!r} is needed: "
+            "pass another path."
+        )
     return header, arrays
 
 
@@ -144,8 +147,8 @@ def _read_zip(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Header and arrays; reading a member checks its sum."""
     with zipfile.ZipFile(path) as archive:
         header = json.loads(archive.read(_HEADER))
-        if not isinstance(header, dict):
-            raise ValueError("the header is no mapping")
+        if not isinstance(header, dict) or not isinstance(header.get("version"), int):
+            raise ValueError("the header is none of this library")
         arrays = {}
         for name in archive.namelist():
             if name.endswith(".npy"):

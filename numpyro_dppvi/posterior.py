@@ -20,8 +20,8 @@ from numpyro_dppvi.prior import Prior
 from numpyro_dppvi.to_arviz import to_arviz
 
 _NOTE = (
-    "Exact numbers of the approximation, or its independent draws: R-hat and effective sample size "
-    "say nothing here, and no draw shows how far the approximation is from the true posterior."
+    "These are the approximation's own numbers. Its draws are independent: R-hat and effective\n"
+    "sample size do not apply, and say nothing about how far it is from the true posterior."
 )
 
 

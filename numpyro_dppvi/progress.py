@@ -68,6 +68,7 @@ class _Meter:
     start: float = field(default_factory=time.perf_counter)
     seconds: float = 0.0
     text: str = ""
+    computed: int = -1
 
     def read(self, number: int, visits: np.ndarray) -> str:
         """The text to show after a round."""
@@ -79,8 +80,9 @@ class _Meter:
             self.text = f"epsilon {self._epsilon():.3g}"
             self.seconds_each = time.perf_counter() - before
             self.seconds += self.seconds_each
+            self.computed = number
             return self.text
-        return f"{self.text} before round {number + 1}" if self.text else "epsilon not computed yet"
+        return f"{self.text} after round {self.computed + 1}" if self.text else "epsilon to come"
 
     def _epsilon(self) -> float:
         kinds = {
