@@ -77,24 +77,29 @@ class Status:
             said = [f"All {self.rounds} rounds ran."]
         if self.rejected:
             said.append(
-                f"{self.rejected} merges would have left the family's domain (numbers that are not "
-                "finite, or a precision that is not above 0) and were refused, so that the last "
+                f"{_counted(self.rejected, 'merge')} would have left the family's domain (numbers that are not "
+                "finite, or a precision that is not above 0) and refused, so that the last "
                 f"good posterior was kept (see history.rejected).{cost} Use a smaller damping, "
                 "less noise or fewer clients a group."
             )
         if self.failed:
             said.append(
-                f"{self.failed} visits ended in no finite numbers and changed nothing (see "
-                f"history.failed).{cost} Use a smaller learning rate."
+                f"{_counted(self.failed, 'visit')} ended in no finite numbers and changed nothing "
+                f"(see history.failed).{cost} Use a smaller learning rate."
             )
         if self.projected:
             said.append(
                 "Where noise took a precision of the posterior below the prior's, "
-                f"{self.projected} times, it was raised back to that (see history.projected)."
+                f"{_counted(self.projected, 'time')}, it was raised back to that (see "
+                "history.projected)."
             )
         if self.outcome is Outcome.COMPLETED:
             said = [f"All {self.rounds} rounds ran and every merge was accepted."]
         return said
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def status_of(history: History, num_rounds: int, private: bool, interrupted: bool) -> Status:

@@ -132,19 +132,25 @@ def assert_same(one, two):
 
 # Inside a round, after its charge and before its noise; before a file is flushed; before it is
 # moved to its place; after it was.
+# Each with the calls to die at: there are as many rounds and one write more.
 MOMENTS = {
-    "in a round": (dppvi.SecretKeys, "round_key"),
-    "before a file is flushed": (os, "fsync"),
-    "before a file is moved": (Path, "replace"),
-    "after a file was moved": (_files, "_flush_folder"),
+    "in a round": (dppvi.SecretKeys, "round_key", range(NUM_ROUNDS)),
+    "before a file is flushed": (os, "fsync", range(0, 2 * NUM_ROUNDS + 2, 2)),  # and its folder
+    "before a file is moved": (Path, "replace", range(NUM_ROUNDS + 1)),
+    "after a file was moved": (_files, "_flush_folder", range(NUM_ROUNDS + 1)),
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
-@pytest.mark.parametrize("call", range(2 * NUM_ROUNDS + 2))
-def test_a_run_that_is_killed_ends_as_if_it_had_not_been(path, unbroken, monkeypatch, moment, call):
-    with killed_at(monkeypatch, *moment, call):
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [(owner, name, call) for owner, name, calls in MOMENTS.values() for call in calls],
+)
+def test_a_run_that_is_killed_ends_as_if_it_had_not_been(
+    path, unbroken, monkeypatch, owner, name, call
+):
+    with killed_at(monkeypatch, owner, name, call) as calls:
         run(path)
+    assert len(calls) == call + 1  # it did die
     if path.exists():  # what was charged covers every round that anything was kept of
         facts = header(path)
         assert facts["charged_rounds"] >= facts["round"]
