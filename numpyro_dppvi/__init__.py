@@ -8,10 +8,10 @@ Pieces: families, factors, the privacy package and the rest, as modules.
 import importlib.metadata
 
 from numpyro_dppvi import factors, families, privacy
-from numpyro_dppvi._result import Status
+from numpyro_dppvi._result import History, Outcome, Status
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
-from numpyro_dppvi.fit import FitResult, History, fit
+from numpyro_dppvi.fit import FitResult, fit
 from numpyro_dppvi.methods import (
     BayesianCommitteeMachine,
     DPOptimization,
@@ -24,7 +24,8 @@ from numpyro_dppvi.methods import (
 from numpyro_dppvi.objective import Automatic, GaussHermite, MonteCarlo, SphericalCubature
 from numpyro_dppvi.partition import Partition, Shards, partition, split_evenly, stack, stack_clients
 from numpyro_dppvi.planning import plan_privacy
-from numpyro_dppvi.posterior import Posterior
+from numpyro_dppvi.posterior import Posterior, load
+from numpyro_dppvi.prior import Prior
 from numpyro_dppvi.privacy import (
     BudgetExceededError,
     FixedSizeSampling,
@@ -62,9 +63,11 @@ __all__ = [
     "History",
     "MonteCarlo",
     "NonPrivate",
+    "Outcome",
     "Partition",
     "PoissonSampling",
     "Posterior",
+    "Prior",
     "PrivacyBudget",
     "PrivacyPlan",
     "PrivacyStatement",
@@ -74,6 +77,7 @@ __all__ = [
     "UnsupportedModelError",
     "BudgetExceededError",
     "fit",
+    "load",
     "partition",
     "plan_privacy",
     "select",

@@ -1,21 +1,123 @@
-"""How a run ended, as a sentence for people."""
+"""What a run gives besides its posterior: what happened round by round, and how it ended."""
 
 import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_dppvi._typing import Natural
 
 
-class Status(enum.Enum):
-    """How a run ended; ``str(status)`` is a sentence."""
+class History(NamedTuple):
+    """What happened round by round; functions of released values only.
 
-    COMPLETED = "All rounds ran and every merge was accepted."
-    PROJECTED = (
-        "All rounds ran. Where noise took a precision of the posterior below the prior's, it was "
-        "raised back to that (see history.projected)."
-    )
-    REJECTED = (
-        "All rounds ran, but some merges would have left the family's domain and were refused "
-        "(see history.rejected): use a smaller damping, less noise or fewer clients a group."
-    )
+    Attributes:
+        natural: Natural parameters of q after each round, on a leading axis.
+        movement: Jeffreys divergence between q before and after each round, in nats, shape
+            ``(num_rounds,)``.
+        projected: Entries of the product of the clients' factors that were raised to zero, by
+            round.
+        rejected: Merges that were refused because q would have left its domain, by round.
+        failed: Clients whose solve did not end in finite numbers and so changed nothing, by round;
+            always 0 for methods that add noise after the solve, which hides it.
+    """
+
+    natural: Natural
+    movement: np.ndarray
+    projected: np.ndarray
+    rejected: np.ndarray
+    failed: np.ndarray
+
+
+class Outcome(enum.Enum):
+    """How a run ended, in a word; the worst that applies."""
+
+    COMPLETED = "completed"
+    PROJECTED = "projected"
+    DIVERGED = "diverged"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run ended; ``str(status)`` says it in sentences.
+
+    Attributes:
+        outcome: In a word.
+        rounds: Rounds that ran.
+        num_rounds: Rounds that were to run.
+        projected: Entries that were raised to the prior's precision, in all.
+        rejected: Merges that were refused, in all.
+        failed: Solves that ended in no finite numbers, in all.
+        private: Whether the rounds that ran cost privacy.
+    """
+
+    outcome: Outcome
+    rounds: int
+    num_rounds: int
+    projected: int
+    rejected: int
+    failed: int
+    private: bool
 
     def __str__(self) -> str:
-        """The sentence."""
-        return str(self.value)
+        """The sentences."""
+        return " ".join(self._sentences())
+
+    def _sentences(self) -> list[str]:
+        cost = " What those rounds released is charged all the same." if self.private else ""
+        if self.outcome is Outcome.INTERRUPTED:
+            what = "the posterior after them" if self.rounds else "the prior, because none did"
+            said = [
+                f"The run was interrupted: {self.rounds} of {self.num_rounds} rounds ran, and this "
+                f"is {what}."
+            ]
+        else:
+            said = [f"All {self.rounds} rounds ran."]
+        if self.rejected:
+            said.append(
+                f"{_counted(self.rejected, 'merge')} would have left the family's domain (numbers "
+                "that are not finite, or a precision that is not above 0) and refused, so that the "
+                f"last good posterior was kept (see history.rejected).{cost} Use a smaller damping, "
+                "less noise or fewer clients a group."
+            )
+        if self.failed:
+            said.append(
+                f"{_counted(self.failed, 'visit')} ended in no finite numbers and changed nothing "
+                f"(see history.failed).{cost} Use a smaller learning rate."
+            )
+        if self.projected:
+            said.append(
+                "Where noise took a precision of the posterior below the prior's, "
+                f"{_counted(self.projected, 'time')}, it was raised back to that (see "
+                "history.projected)."
+            )
+        if self.outcome is Outcome.COMPLETED:
+            said = [f"All {self.rounds} rounds ran and every merge was accepted."]
+        return said
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def status_of(history: History, num_rounds: int, private: bool, interrupted: bool) -> Status:
+    """How a run with this history ended.
+
+    Args:
+        history: What happened.
+        num_rounds: Rounds that were to run.
+        private: Whether rounds cost privacy.
+        interrupted: Whether somebody stopped it.
+    """
+    projected, rejected, failed = (
+        int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
+    )
+    outcome = Outcome.PROJECTED if projected else Outcome.COMPLETED
+    if rejected or failed:
+        outcome = Outcome.DIVERGED
+    rounds = len(history.movement)
+    if interrupted and rounds < num_rounds:
+        outcome = Outcome.INTERRUPTED
+    return Status(outcome, rounds, num_rounds, projected, rejected, failed, private)

@@ -39,7 +39,8 @@ from numpyro_dppvi.methods import (
     default_learning_rate,
 )
 from numpyro_dppvi.partition import Shards
-from numpyro_dppvi.posterior import Posterior
+from numpyro_dppvi.posterior import Posterior, shapes
+from numpyro_dppvi.prior import Prior, first_factor
 from numpyro_dppvi.privacy import (
     Entry,
     GaussianShardSum,
@@ -109,6 +110,7 @@ def pvi(
     model_kwargs: Mapping[str, Any] | None = None,
     secret_keys: SecretKeys = SecretKeys(),
     trusted_aggregator: bool | TrustedAggregator = False,
+    prior: Prior | None = None,
 ) -> Algorithm:
     """Builds the algorithm. Nothing is computed from records until ``step`` gets shards.
 
@@ -126,6 +128,7 @@ def pvi(
         secret_keys: Where noise and batches come from.
         trusted_aggregator: Whether the server sees only the sum of a round's changes, so that the
             clients' noise protects it jointly; how many clients may drop out of it, if any.
+        prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
 
     Returns:
         The algorithm. Its ``step`` compiles once, whatever the number of rounds.
@@ -149,6 +152,7 @@ def pvi(
         secret_keys,
         server.aggregator(trusted_aggregator),
         prior_left_out=0.0,
+        earlier=prior,
     )
 
 
@@ -165,6 +169,7 @@ def assemble(
     secret_keys: SecretKeys,
     trusted: TrustedAggregator | None,
     prior_left_out: float,
+    earlier: Prior | None = None,
 ) -> Algorithm:
     """What :func:`pvi` does; ``prior_left_out`` is the power of the prior that cavities lack."""
     _validate.half_open_unit("damping", damping)
@@ -173,7 +178,7 @@ def assemble(
     space = latents.from_model(model, records, model_kwargs)
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
-    prior = guides.prior_factor(family, space)
+    prior = first_factor(earlier, family, space)
     num_shards = methods.shards_by_client(method, client_sizes)
     private = trusted is not None or isinstance(method, VirtualClients)
     layout = _layout(plan, num_shards, client_sizes, private)
@@ -205,7 +210,10 @@ def assemble(
         return after, info
 
     def posterior(state: PVIState) -> Posterior:
-        return Posterior(state.natural, family, space, model, dict(model_kwargs), {})
+        facts = shapes(records)
+        return Posterior(
+            state.natural, family, space, model, dict(model_kwargs), {}, facts, earlier
+        )
 
     return Algorithm(init, step, posterior)
 

@@ -18,7 +18,8 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import GlobalVI
 from numpyro_dppvi.partition import Shards
-from numpyro_dppvi.posterior import Posterior
+from numpyro_dppvi.posterior import Posterior, shapes
+from numpyro_dppvi.prior import Prior, first_factor
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan, SecretKeys
 from numpyro_dppvi.rounds import RoundInfo
 from numpyro_dppvi.server import TrustedAggregator
@@ -63,6 +64,7 @@ def global_vi(
     trusted: TrustedAggregator,
     model_kwargs: Mapping[str, Any] | None = None,
     secret_keys: SecretKeys = SecretKeys(),
+    earlier: Prior | None = None,
 ) -> Algorithm:
     """Central DP-VI (Jälkö et al. 2017) as ``init / step / posterior``; arguments as of ``pvi``."""
     num_clients = len(client_sizes)
@@ -70,7 +72,7 @@ def global_vi(
     space = latents.from_model(model, records, model_kwargs)
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
-    prior = guides.prior_factor(family, space)
+    prior = first_factor(earlier, family, space)
     layout = client.Layout(plan.physical_size, 1, max(client_sizes))
     problem = _Problem(space, family, method, layout, prior.rest)
     noise_std = jnp.asarray(plan.noise_std)
@@ -97,7 +99,8 @@ def global_vi(
         return GlobalState(state.round + 1, natural, coordinates, optimizer_state, ledger), info
 
     def posterior(state: GlobalState) -> Posterior:
-        return Posterior(state.natural, family, space, model, dict(model_kwargs or {}), {})
+        kwargs, facts = dict(model_kwargs or {}), shapes(records)
+        return Posterior(state.natural, family, space, model, kwargs, {}, facts, earlier)
 
     return Algorithm(init, step, posterior)
 
@@ -148,9 +151,10 @@ def _step(
     good = family.in_domain(natural)
     after, state = factors.select(good, (after, state), moved)
     natural = factors.select(good, natural, before)
+    none = jnp.zeros((), int)
     return (
         after,
         state,
         natural,
-        RoundInfo(family.jeffreys(before, natural), jnp.zeros((), int), (~good).astype(int)),
+        RoundInfo(family.jeffreys(before, natural), none, (~good).astype(int), none),
     )

@@ -1,20 +1,23 @@
 """``fit``: one call from a model, data and a budget to a posterior and what it cost."""
 
+import contextlib
 import dataclasses
 import importlib.metadata
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
 
-from numpyro_dppvi import _validate, methods, planning, schedules
-from numpyro_dppvi._result import Status
-from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, Records
+from numpyro_dppvi import _validate, describe, loop, methods, planning, schedules
+from numpyro_dppvi._result import History, Status, status_of
+from numpyro_dppvi._typing import Array, Model, PRNGKey, Records
 from numpyro_dppvi.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.baselines import GlobalState, global_vi
+from numpyro_dppvi.checkpoint import Journal
 from numpyro_dppvi.methods import AnyMethod, DPOptimization, GlobalVI, NonPrivate
 from numpyro_dppvi.partition import (
     Partition,
@@ -26,6 +29,7 @@ from numpyro_dppvi.partition import (
 )
 from numpyro_dppvi.partition.clients import check_counts
 from numpyro_dppvi.posterior import Posterior
+from numpyro_dppvi.prior import Prior
 from numpyro_dppvi.privacy import (
     Ledger,
     PrivacyBudget,
@@ -33,28 +37,13 @@ from numpyro_dppvi.privacy import (
     PrivacyStatement,
     SecretKeys,
 )
-from numpyro_dppvi.rounds import RoundInfo
+from numpyro_dppvi.progress import progress
 from numpyro_dppvi.server import TrustedAggregator
 
 Data: TypeAlias = Records | Sequence[Records]
 
-
-class History(NamedTuple):
-    """What happened round by round; functions of released values only.
-
-    Attributes:
-        natural: Natural parameters of q after each round, on a leading axis.
-        movement: Jeffreys divergence between q before and after each round, in nats, shape
-            ``(num_rounds,)``.
-        projected: Entries of the product of the clients' factors that were raised to zero, by
-            round.
-        rejected: Merges that were refused, by round.
-    """
-
-    natural: Natural
-    movement: np.ndarray
-    projected: np.ndarray
-    rejected: np.ndarray
+# What an export says of the study whose posterior was the prior.
+_PRIOR_FACTS = ("max_epsilon", "max_delta", "relation")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +56,8 @@ class FitResult:
         history: What happened round by round.
         status: How the run ended, a sentence.
         state: The algorithm's last state.
-        method: The method that ran.
+        run: How the method was run.
+        client_sizes: Records of each client, which are public.
         insecure_noise_seed: The seed of the noise, if one was given.
     """
 
@@ -76,8 +66,14 @@ class FitResult:
     history: History
     status: Status
     state: PVIState | GlobalState
-    method: AnyMethod
+    run: planning.Wiring
+    client_sizes: tuple[int, ...]
     insecure_noise_seed: int | None
+
+    @property
+    def method(self) -> AnyMethod:
+        """The method that ran."""
+        return self.run.method
 
     @property
     def ledger(self) -> Ledger:
@@ -126,7 +122,9 @@ def fit(
     damping: float = 0.4,
     model_kwargs: Mapping[str, Any] | None = None,
     trusted_aggregator: bool | TrustedAggregator = False,
-    progress_bar: bool = True,
+    prior: Prior | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress_bar: bool | None = None,
     insecure_noise_seed: int | None = None,
 ) -> FitResult:
     """Fits a model to data held by several clients, under a privacy budget.
@@ -143,9 +141,7 @@ def fit(
         rng_key: A JAX key. It seeds the split of rows and draws of latents, never the noise.
         clients: With one mapping: a number of clients to split its rows over at random, or a
             ``Partition``. Not given when data is already per client.
-        method: ``DPOptimization(...)`` (the default), ``VirtualClients(...)``,
-            ``LocalAveraging(...)``, ``ParameterPerturbation(...)``, ``NonPrivate(...)`` or one of
-            the baselines ``BayesianCommitteeMachine(...)`` and ``GlobalVI(...)``.
+        method: ``DPOptimization(...)`` (the default), another method, or a baseline.
         budget: A ``PrivacyBudget``, or one a client.
 
     Most people can stop here. Other arguments:
@@ -157,40 +153,32 @@ def fit(
         damping: In (0, 1]; the share of a change that is merged.
         model_kwargs: Public arguments of the model.
         trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
-            noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some may drop
-            out.
-        progress_bar: Whether to show one.
+            noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
+        prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
+        checkpoint: A file to keep the run in, round by round. If it is there, the run goes on
+            where it was; the same records must be passed again. See ``docs/posterior.md``.
+        progress_bar: Whether to show one; ``None`` for: on a terminal.
         insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
 
     Returns:
-        A :class:`FitResult`.
+        A :class:`FitResult`. Ctrl-C ends the run after the round under way, and returns what there
+        is; a second one gives up that round, too.
 
     Raises:
         UnsupportedModelError: If the model, guide or data cannot be fitted; says why.
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of its range, or the checkpoint is of another run.
         TypeError: If an argument is of another kind, a missing ``rng_key`` among them.
     """
-    key = _validate.rng_key(rng_key)
     method = DPOptimization() if method is None else method
+    split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
     methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)
-    split_key, init_key, round_key = jax.random.split(key, 3)
     shards, sizes = _shards(data, clients, split_key)
     run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
-    # All rounds at once: a bad schedule must not come to light when rounds have been spent.
-    schedules.num_visits(run.schedule, run.num_rounds, len(sizes))
-    plan = None
-    if not isinstance(method, NonPrivate) or budget is not None:
-        plan = planning.plan_wired(run, budget, sizes)
-    task = _Task(model, guide, _pooled_shapes(shards, sum(sizes)), sizes, model_kwargs or {})
-    algorithm = _algorithm(task, run, plan, damping, SecretKeys(insecure_noise_seed))
-    state, history = _run(algorithm, init_key, round_key, shards, run.num_rounds, progress_bar)
-    attrs = _attrs(method, plan, state.ledger)
-    posterior = dataclasses.replace(algorithm.posterior(state), attrs=attrs)
-    status = _status(history)
-    if isinstance(state, PVIState):
-        state = state._replace(private=None)  # what clients keep to themselves stays behind
-    return FitResult(posterior, plan, history, status, state, method, insecure_noise_seed)
+    run = run._replace(damping=damping if run.damping is None else run.damping)
+    shapes = _pooled_shapes(shards, sum(sizes))
+    task = _Task(model, guide, shapes, sizes, model_kwargs or {}, prior, insecure_noise_seed)
+    return _fitted(task, run, budget, shards, keys, checkpoint, progress_bar)
 
 
 class _Task(NamedTuple):
@@ -201,16 +189,71 @@ class _Task(NamedTuple):
     shapes: Mapping[str, jax.ShapeDtypeStruct]
     client_sizes: tuple[int, ...]
     model_kwargs: Mapping[str, Any]
+    prior: Prior | None
+    noise_seed: int | None
 
 
-def _algorithm(
+def _fitted(
+    task: _Task,
+    run: planning.Wiring,
+    budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
+    shards: Shards,
+    keys: Sequence[PRNGKey],
+    checkpoint: str | os.PathLike[str] | None,
+    progress_bar: bool | None,
+) -> FitResult:
+    """What :func:`fit` does once its arguments are settled."""
+    num_clients = len(task.client_sizes)
+    # All rounds at once: a bad schedule must not come to light when rounds have been spent.
+    groups = schedules.all_groups(run.schedule, run.num_rounds, num_clients)
+    plan = None
+    if not isinstance(run.method, NonPrivate) or budget is not None:
+        plan = planning.plan_wired(run, budget, task.client_sizes)
+    algorithm = _algorithm(task, run, plan)
+    first = algorithm.init(keys[0])
+    begun = algorithm.posterior(first)
+    start, past, journal = first, loop.no_history(first.natural), None
+    with contextlib.ExitStack() as stack:
+        if checkpoint is not None:
+            aspects = describe.description(
+                begun, run, groups, plan, task.client_sizes, keys[1], task.noise_seed
+            )
+            journal = Journal(Path(checkpoint), aspects, plan, groups)
+            stack.enter_context(journal.locked())
+            start, past = journal.resume(first, past)
+        show = stack.enter_context(progress(groups, start.round, plan, num_clients, progress_bar))
+        done = loop.run(algorithm, start, past, keys[1], shards, run.num_rounds, journal, show)
+    return _result(task, run, plan, algorithm, done)
+
+
+def _result(
     task: _Task,
     run: planning.Wiring,
     plan: PrivacyPlan | None,
-    damping: float,
-    secret_keys: SecretKeys,
-) -> Algorithm:
+    algorithm: Algorithm,
+    done: loop.Run,
+) -> FitResult:
+    """What a run gives to its user."""
+    state = done.state
+    if isinstance(state, PVIState):
+        state = state._replace(private=None)  # what clients keep to themselves stays behind
+    result = FitResult(
+        posterior=algorithm.posterior(state),
+        plan=plan,
+        history=done.history,
+        status=status_of(done.history, run.num_rounds, plan is not None, done.interrupted),
+        state=state,
+        run=run,
+        client_sizes=task.client_sizes,
+        insecure_noise_seed=task.noise_seed,
+    )
+    posterior = dataclasses.replace(result.posterior, attrs=_attrs(result))
+    return dataclasses.replace(result, posterior=posterior)
+
+
+def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> Algorithm:
     """The algorithm that a method asks for."""
+    secret_keys = SecretKeys(task.noise_seed)
     if isinstance(run.method, GlobalVI) and plan is not None and run.trusted is not None:
         return global_vi(
             task.model,
@@ -222,6 +265,7 @@ def _algorithm(
             trusted=run.trusted,
             model_kwargs=task.model_kwargs,
             secret_keys=secret_keys,
+            earlier=task.prior,
         )
     return assemble(
         task.model,
@@ -231,34 +275,13 @@ def _algorithm(
         task.client_sizes,
         plan,
         run.schedule,
-        damping if run.damping is None else run.damping,
+        1.0 if run.damping is None else run.damping,  # which fit has settled
         task.model_kwargs,
         secret_keys,
         run.trusted,
         prior_left_out=1 - 1 / len(task.client_sizes) if run.splits_prior else 0.0,
+        earlier=task.prior,
     )
-
-
-def _run(
-    algorithm: Algorithm,
-    init_key: PRNGKey,
-    round_key: PRNGKey,
-    shards: Shards,
-    num_rounds: int,
-    progress_bar: bool,
-) -> tuple[Any, History]:
-    """The rounds."""
-    state = algorithm.init(init_key)
-    naturals: list[Natural] = []
-    infos: list[RoundInfo] = []
-    rounds = tqdm(range(num_rounds), desc="rounds", disable=not progress_bar)
-    for _ in rounds:
-        state, info = algorithm.step(round_key, state, shards)
-        naturals.append(state.natural)
-        infos.append(info)
-    stacked = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *naturals)
-    counts = jax.tree.map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), *infos)
-    return state, History(stacked, *counts)
 
 
 def _shards(
@@ -305,22 +328,27 @@ def _pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStr
     }
 
 
-def _status(history: History) -> Status:
-    if history.rejected.any():
-        return Status.REJECTED
-    return Status.PROJECTED if history.projected.any() else Status.COMPLETED
-
-
-def _attrs(method: AnyMethod, plan: PrivacyPlan | None, ledger: Ledger) -> dict[str, str | float]:
+def _attrs(result: FitResult) -> dict[str, str | float]:
     """Facts about the run that travel with an export."""
+    plan, posterior = result.plan, result.posterior
     facts: dict[str, str | float] = {
         "inference_library": "numpyro_dppvi",
         "inference_library_version": importlib.metadata.version("numpyro-dppvi"),
-        "method": type(method).__name__,
+        "numpyro_version": importlib.metadata.version("numpyro"),
+        "jax_version": importlib.metadata.version("jax"),
+        "model": getattr(posterior.model, "__name__", type(posterior.model).__name__),
+        "method": type(result.method).__name__,
+        "status": str(result.status),
+        "draws": "independent draws from an approximation: R-hat and ESS say nothing about them",
         "privacy": "none" if plan is None else f"differential privacy, unit {plan.unit}",
+        "privacy_statement": str(result.privacy_statement()),
     }
     if plan is not None:
-        facts["max_epsilon"] = float(ledger.spent().max())
+        facts["max_epsilon"] = float(result.ledger.spent().max())
         facts["max_delta"] = max(client.budget.delta for client in plan.clients)
         facts["relation"] = ", ".join(sorted({c.budget.relation for c in plan.clients}))
+    if posterior.prior is not None:
+        earlier = posterior.prior.attrs
+        facts["prior"] = f"the posterior of an earlier study, privacy: {earlier.get('privacy')}"
+        facts |= {f"prior_{name}": earlier[name] for name in _PRIOR_FACTS if name in earlier}
     return facts

@@ -1,24 +1,27 @@
 """The posterior: a distribution over the latents that holds no record."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from numpyro.infer import Predictive
 
-from numpyro_dppvi import _validate, guides
+from numpyro_dppvi import _validate, exported, guides, marginals, predictions, saved
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.latents.outputs import prior_draws
+from numpyro_dppvi.prior import Prior
 from numpyro_dppvi.to_arviz import to_arviz
 
-# Constrained means and standard deviations that have no closed form come from this many draws.
-_MOMENT_DRAWS = 10_000
+_NOTE = (
+    "These are the approximation's own numbers. Its draws are independent: R-hat and effective\n"
+    "sample size do not apply, and say nothing about how far it is from the true posterior."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,8 @@ class Posterior:
         model: The model, for predictions.
         model_kwargs: The model's public arguments.
         attrs: Strings and numbers about the fit, for export.
+        records: Shapes and dtypes of the arrays that the model was fitted to, which are public.
+        prior: The earlier posterior that was the prior; ``None`` for the model's own prior.
     """
 
     natural: Natural
@@ -40,6 +45,8 @@ class Posterior:
     model: Model
     model_kwargs: Mapping[str, Any]
     attrs: Mapping[str, str | float]
+    records: Mapping[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
+    prior: Prior | None = None
 
     def sample(self, rng_key: PRNGKey, shape: Sequence[int] = ()) -> dict[str, Array]:
         """Independent draws of all latents, in their supports.
@@ -76,93 +83,197 @@ class Posterior:
 
     @property
     def mean(self) -> dict[str, Array]:
-        """Posterior means by latent (by simulation with a fixed key where constrained)."""
-        return {name: self._moment(name, "mean", jnp.mean) for name in self.names}
+        """Posterior means by latent (by quadrature or simulation where constrained)."""
+        return {name: marginals.mean(self.distribution(name)) for name in self.names}
 
     @property
     def stddev(self) -> dict[str, Array]:
-        """Posterior standard deviations by latent (by simulation where constrained)."""
-        variances = {name: self._moment(name, "variance", jnp.var) for name in self.names}
-        return {name: jnp.sqrt(value) for name, value in variances.items()}
+        """Posterior standard deviations by latent (by quadrature or simulation likewise)."""
+        return {name: marginals.stddev(self.distribution(name)) for name in self.names}
 
-    def _moment(self, name: str, attribute: str, of_draws: Callable[..., Array]) -> Array:
-        distribution = self.distribution(name)
-        if isinstance(distribution, dist.TransformedDistribution):
-            draws = distribution.sample(jax.random.key(0), (_MOMENT_DRAWS,))
-            return of_draws(draws, axis=0)
-        return getattr(distribution, attribute)
+    def quantiles(self, probs: Sequence[float] = (0.05, 0.5, 0.95)) -> dict[str, Array]:
+        """Quantiles of every entry by itself.
+
+        Args:
+            probs: Numbers strictly between 0 and 1.
+
+        Returns:
+            Arrays by latent, shape ``(len(probs), *latent shape)``.
+
+        Raises:
+            ValueError: If a number is not between 0 and 1.
+        """
+        levels = [_validate.open_unit("probs", prob, "(0.05, 0.95)") for prob in probs]
+        return {name: marginals.quantiles(self.distribution(name), levels) for name in self.names}
+
+    def log_density(self, values: Mapping[str, Array]) -> Array:
+        """Log density of q at values of all latents in their supports.
+
+        Args:
+            values: What :meth:`sample` returns: arrays of shape ``(*shape, *latent shape)``.
+
+        Returns:
+            Shape ``(*shape)``.
+
+        Raises:
+            ValueError: If a latent is missing, unknown or of another shape.
+        """
+        if set(values) != set(self.names):
+            raise ValueError(
+                f"values must hold every latent and nothing else, got {sorted(values)}: write "
+                f"values for {', '.join(self.names)}."
+            )
+        terms = []
+        for name in self.names:
+            value, shape = jnp.asarray(values[name]), self._latent(name).shape
+            if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
+                raise ValueError(
+                    f"values[{name!r}] must end in the latent's shape {shape}, got shape "
+                    f"{value.shape}: write values as sample(...) returns them."
+                )
+            terms.append(self.distribution(name).log_prob(value))
+        return sum(terms, start=jnp.zeros(()))
+
+    def summary(self) -> str:
+        """A table of every entry's mean, standard deviation and 90 % interval."""
+        lines = marginals.table({name: self.distribution(name) for name in self.names})
+        return f"{lines}\n{_NOTE}"
 
     def predictive(
-        self, rng_key: PRNGKey, num_samples: int = 1000, **model_args: Any
+        self,
+        rng_key: PRNGKey,
+        num_samples: int = 1000,
+        *,
+        batch_size: int | None = None,
+        **model_args: Any,
     ) -> dict[str, Array]:
         """Draws of everything that the model observes, at new arguments.
+
+        NumPyro's ``Predictive`` runs underneath. Outcomes that are passed are not looked at.
 
         Args:
             rng_key: A JAX key.
             num_samples: Draws of the latents; one prediction each.
-            **model_args: The model's data arguments without the outcome, ``X=X_test`` say.
+            batch_size: Rows at a time; as many as fit 256 MiB of predictions if not given. Results
+                that took more than one batch are NumPy arrays.
+            **model_args: The model's data arguments, ``X=X_test`` say.
 
         Returns:
             Arrays by site, shape ``(num_samples, ...)``.
 
         Raises:
             TypeError: If an argument of the model is missing or unknown.
+            ValueError: If an array has other columns than in the fit, or too few or many rows.
         """
-        self._check(model_args)
-        arguments = {**self.model_kwargs, **model_args}
         draw_key, site_key = jax.random.split(_validate.rng_key(rng_key))
+        _validate.positive_int("num_samples", num_samples)
+        rows, constants = self._arguments(model_args, "predictive", "predictive(key, {}=...)")
+        if batch_size is not None:
+            _validate.positive_int("batch_size", batch_size)
         draws = self.sample(draw_key, (num_samples,))
-        predict = Predictive(self.model, posterior_samples=draws)
-        return dict(predict(site_key, **arguments))
+        return predictions.predict(self.model, draws, rows, constants, site_key, batch_size)
 
-    def _check(self, model_args: Mapping[str, Any]) -> None:
-        """Refuses arguments that the model has no place for, and places that nothing fills."""
-        parameters = inspect.signature(self.model).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        unknown = [name for name in model_args if name not in parameters and not takes_any]
-        if unknown:
-            raise TypeError(
-                f"predictive got {unknown[0]!r}, which is no argument of the model: it takes "
-                f"{', '.join(parameters)}."
-            )
-        missing = [
-            name
-            for name, p in parameters.items()
-            if p.default is p.empty
-            and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-            and name not in {*self.model_kwargs, *model_args}
-        ]
-        if missing:
-            raise TypeError(
-                f"predictive needs the model's argument {missing[0]!r}: write "
-                f"predictive(key, {missing[0]}=...), or, if it is the outcome, give it the default "
-                "None in the model."
-            )
+    def _arguments(
+        self, given: Mapping[str, Any], caller: str, example: str
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The model's arguments: those with an entry a record, and the others."""
+        checked = predictions.check_arguments(
+            self.model, given, self.model_kwargs, self.records, caller, example
+        )
+        rows = {name: value for name, value in checked.items() if name in self.records}
+        others = {name: value for name, value in checked.items() if name not in self.records}
+        return rows, {**self.model_kwargs, **others}
 
     def to_arviz(
         self,
         rng_key: PRNGKey | None = None,
         num_samples: int = 1000,
         *,
+        public_data: Mapping[str, Any] | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
     ) -> Any:
-        """Independent posterior draws for ArviZ, with the privacy facts as attributes.
+        """Independent draws for ArviZ, with the privacy facts as attributes.
+
+        Groups ``posterior`` (latents, and ``numpyro.deterministic`` sites that follow from them)
+        and ``prior`` need no data, and none is in them. All else comes from ``public_data`` alone.
 
         Args:
             rng_key: A JAX key; one fixed key if not given, because the draws depend on nothing
                 but this posterior.
             num_samples: How many draws.
-            dims: Names of a latent's dimensions; plates' names if not given.
+            public_data: The model's data arguments for rows that may be shown: a public test set,
+                say. Adds ``posterior_predictive``; with the outcome among them also
+                ``log_likelihood`` and ``observed_data``; and the rest as ``constant_data``. What is
+                passed here is written to the export as it is, and no budget covers it.
+            dims: Names of a variable's dimensions; plates' names if not given.
             coords: Labels along dimensions, by name.
 
         Returns:
-            ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x). No record is in it.
+            ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
+
+        Raises:
+            ValueError: If names or labels do not fit the dimensions, or arrays the model.
+            TypeError: If an argument of the model is missing or unknown.
         """
-        key = jax.random.key(0) if rng_key is None else rng_key
-        names = {latent.name: _dims(latent.name, latent.dims) for latent in self.space.latents}
+        key = jax.random.key(0) if rng_key is None else _validate.rng_key(rng_key)
+        _validate.positive_int("num_samples", num_samples)
+        rows: Mapping[str, Any] = {}
+        constants: Mapping[str, Any] = {}
+        if public_data is not None:
+            rows, constants = self._arguments(
+                public_data, "public_data", 'public_data={{"{}": ...}}'
+            )
         draws = self.sample(key, (num_samples,))
-        return to_arviz(draws, {**names, **(dims or {})}, coords or {}, self.attrs)
+        prior_key, site_key = jax.random.split(jax.random.fold_in(key, 1))
+        derived = exported.deterministics(self.model, self.model_kwargs, self.records, self.space)
+        groups = {
+            "posterior": exported.of_draws(self.space, draws, derived),
+            "prior": exported.of_draws(
+                self.space, self._prior_draws(prior_key, num_samples), derived
+            ),
+        }
+        if public_data is not None:
+            groups |= exported.of_public_data(
+                self.model, draws, rows, constants, public_data, site_key
+            )
+        return to_arviz(groups, dims or {}, coords or {}, self.attrs)
+
+    def _prior_draws(self, rng_key: PRNGKey, num_draws: int) -> dict[str, Array]:
+        """Draws from the prior: the model's, or the earlier posterior that was the prior."""
+        if self.prior is not None:
+            return replace(self, natural=self.prior.natural).sample(rng_key, (num_draws,))
+        return prior_draws(
+            self.model, self.records, self.model_kwargs, self.names, rng_key, num_draws
+        )
+
+    def as_prior(self) -> Prior:
+        """This posterior as the prior of the next study: ``fit(..., prior=earlier.as_prior())``.
+
+        It is factor 0 of that fit, in the place of the model's own priors, which it has in it. New
+        clients and new records of old clients can join. Where a person's records are in both
+        studies, the two epsilons add up.
+        """
+        return Prior(self.natural, self.family, self.space, self.attrs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the posterior to one file: JSON and ``.npy`` arrays in a zip, nothing pickled.
+
+        :func:`load` opens it, also where the data has never been. The file holds released values
+        and public facts alone: natural parameters, names, the shapes of the data's arrays,
+        ``model_kwargs`` and :attr:`attrs`. Model and guide are code, and are not in it.
+
+        Args:
+            path: Where to. A file that is there is replaced, whole or not at all.
+
+        Raises:
+            FileNotFoundError: If the folder is missing.
+            ValueError: If this posterior does not know the shapes of its data.
+        """
+        saved.write(path, self.model, self._pieces())
+
+    def _pieces(self) -> saved.Pieces:
+        return saved.Pieces(*(getattr(self, name) for name in saved.Pieces._fields))
 
     @property
     def params(self) -> dict[str, Array]:
@@ -178,6 +289,34 @@ class Posterior:
         return guides.draw(self.space, self.family, self.params)
 
 
-def _dims(latent: str, dims: Sequence[str | None]) -> list[str]:
-    """Dimension names: the plate's where there is one, else the latent's own and a number."""
-    return [name or f"{latent}_dim_{axis}" for axis, name in enumerate(dims)]
+def load(
+    path: str | os.PathLike[str],
+    model: Model,
+    guide: Any = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> Posterior:
+    """Opens a posterior that :meth:`Posterior.save` wrote; needs no data.
+
+    Args:
+        path: The file.
+        model: The model that it was fitted with.
+        guide: The guide that it was fitted with.
+        model_kwargs: Public arguments of the model, over those in the file; needed for those that
+            are neither numbers, strings nor arrays, which the file does not hold.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, of another program or of a newer version, or the model
+            or guide is another.
+    """
+    pieces = saved.read(path, model, guide, model_kwargs)
+    return Posterior(model=model, **pieces._asdict())
+
+
+def shapes(records: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of records, as JAX holds them: what a posterior may know of its data."""
+    canonicalize = jax.dtypes.canonicalize_dtype
+    return {
+        name: jax.ShapeDtypeStruct(jnp.shape(x), canonicalize(x.dtype))
+        for name, x in records.items()
+    }

@@ -11,7 +11,7 @@ from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import Method, NonPrivate
+from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.server import MergeInfo
 
@@ -89,11 +89,14 @@ class RoundInfo(NamedTuple):
         projected: Entries of the product of the clients' factors that were raised to zero, summed
             over the round's merges.
         rejected: Merges that were refused because q would have left its domain.
+        failed: Clients whose solve did not end in finite numbers; always 0 for methods that add
+            noise after the solve, which hides it.
     """
 
     movement: Array
     projected: Array
     rejected: Array
+    failed: Array
 
 
 @functools.partial(jax.jit, static_argnames="problem")
@@ -131,7 +134,9 @@ def run(
         keys = (clients_key, keys[1])
         start = start._replace(prior=_refined_prior(problem, numbers, start, prior_key))
 
-    def group_step(now: Factors, group: tuple[Array, Array]) -> tuple[Factors, MergeInfo]:
+    def group_step(
+        now: Factors, group: tuple[Array, Array]
+    ) -> tuple[Factors, tuple[MergeInfo, Array]]:
         clients, index = group
         group_keys = jax.tree.map(lambda key: jax.random.fold_in(key, index), keys)
         q = server.approximation(now.prior, now.clients)
@@ -140,11 +145,19 @@ def run(
             clients,
             batch_size=_batch_size(problem, clients.size),
         )
-        return _merged(problem, numbers, now, clients, messages)
+        after, info = _merged(problem, numbers, now, clients, messages)
+        return after, (info, _num_failed(problem, messages.change))
 
-    end, merges = jax.lax.scan(group_step, start, (groups, jnp.arange(groups.shape[0])))
+    end, (merges, failed) = jax.lax.scan(group_step, start, (groups, jnp.arange(groups.shape[0])))
     movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients))
-    return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in merges))
+    return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
+
+
+def _num_failed(problem: Problem, changes: Natural) -> Array:
+    """Clients that sent no change at all, which is what a failed solve sends."""
+    if not isinstance(problem.method, DPOptimization | NonPrivate):
+        return jnp.zeros((), jnp.int32)
+    return jnp.sum(jax.vmap(factors.count_nonzero)(changes) == 0, dtype=jnp.int32)
 
 
 def _batch_size(problem: Problem, group_size: int) -> int | None:

@@ -90,16 +90,25 @@ def num_visits(schedule: Schedule, num_rounds: int, num_clients: int) -> np.ndar
         ValueError: If the schedule names a client that does not exist, or one twice in a group.
         TypeError: If the schedule is no function.
     """
+    visits = np.zeros(num_clients, int)
+    for groups in all_groups(schedule, num_rounds, num_clients):
+        np.add.at(visits, groups.ravel(), 1)
+    return visits
+
+
+def all_groups(schedule: Schedule, num_rounds: int, num_clients: int) -> tuple[np.ndarray, ...]:
+    """The groups of every round, checked.
+
+    Raises:
+        ValueError: If the schedule names a client that does not exist, or one twice in a group.
+        TypeError: If the schedule is no function.
+    """
     if not callable(schedule):
         raise TypeError(
             f"schedule must be a function of the round and the number of clients, got "
             f"{_validate.shown(schedule)}: write schedule=numpyro_dppvi.sequential."
         )
-    visits = np.zeros(num_clients, int)
-    for round_number in range(num_rounds):
-        groups = check(schedule(round_number, num_clients), num_clients)
-        np.add.at(visits, groups.ravel(), 1)
-    return visits
+    return tuple(check(schedule(r, num_clients), num_clients) for r in range(num_rounds))
 
 
 def check(groups: np.ndarray, num_clients: int) -> np.ndarray:

@@ -1,48 +1,156 @@
-"""Draws and names to ArviZ: ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
+"""Named arrays to ArviZ: ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
 
 Takes arrays, names and numbers; knows nothing of fits, so that nothing else can slip in.
 """
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numpyro_dppvi._typing import Array
 
+_SAMPLE_DIMS = ("chain", "draw")
+# Groups that hold data instead of draws.
+_DATA_GROUPS = frozenset({"observed_data", "constant_data"})
+# netCDF's attributes hold less than 64 KiB.
+_MAX_ATTRIBUTE = 30_000
+
+
+class Variable(NamedTuple):
+    """One array of a group.
+
+    Attributes:
+        values: The array; in a group of draws, the draws are the leading axis.
+        dims: Names of the other dimensions; ``None`` for those that have none.
+    """
+
+    values: Array | np.ndarray
+    dims: Sequence[str | None] = ()
+
+
+Groups = Mapping[str, Mapping[str, Variable]]
+
 
 def to_arviz(
-    draws: Mapping[str, Array],
+    groups: Groups,
     dims: Mapping[str, Sequence[str]],
     coords: Mapping[str, Sequence[Any]],
     attrs: Mapping[str, str | float],
 ) -> Any:
-    """Wraps independent posterior draws for ArviZ.
+    """Wraps groups of variables for ArviZ.
 
     Args:
-        draws: Arrays by latent, shape ``(num_draws, *shape)``. They become one chain: they are
-            independent, and convergence diagnostics of chains mean nothing for them.
-        dims: Names of a latent's own dimensions.
+        groups: Variables by group and name. Draws become one chain: they are independent, and
+            convergence diagnostics of chains mean nothing for them.
+        dims: Names of a variable's own dimensions, which take the place of those it has.
         coords: Labels along named dimensions.
-        attrs: Strings and numbers to store beside the draws.
+        attrs: Strings and numbers to store with every group.
 
     Returns:
         ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ 1.x.
+
+    Raises:
+        ValueError: If dims or coords do not fit the variables.
     """
     import arviz  # slow to import, and needed only here
+    import xarray
 
-    posterior = {name: np.asarray(value)[None] for name, value in draws.items()}
-    dims = {name: list(names) for name, names in dims.items()}
-    coords = {name: list(labels) for name, labels in coords.items()}
+    _check_names(groups, dims)
+    labels = {name: list(values) for name, values in coords.items()}
+    attrs = {name: _short(x) if isinstance(x, str) else x for name, x in attrs.items()}
+    datasets, used = {}, set()
+    for group, variables in groups.items():
+        arrays = {name: _named(group, name, v, dims) for name, v in variables.items()}
+        sizes = dict(_sizes(arrays, labels))
+        used |= set(sizes)
+        index = {name: labels.get(name, range(size)) for name, size in sizes.items()}
+        datasets[group] = xarray.Dataset(arrays, {n: list(v) for n, v in index.items()}, attrs)
+    unused = sorted(set(labels) - used)
+    if unused:
+        raise ValueError(
+            f"coords label the dimension {unused[0]!r}, which no variable has; there are "
+            f"{_listed(used - {*_SAMPLE_DIMS})}: name it in dims, or leave it out of coords."
+        )
     if int(importlib.metadata.version("arviz").split(".")[0]) >= 1:
-        groups = {"posterior": posterior}
-        attributes = {"/": dict(attrs), "posterior": dict(attrs)}
-        return arviz.from_dict(groups, dims=dims, coords=coords, attrs=attributes)
-    return arviz.from_dict(
-        posterior=posterior,
-        dims=dims,
-        coords=coords,
-        attrs=dict(attrs),
-        posterior_attrs=dict(attrs),
-    )
+        return xarray.DataTree.from_dict({"/": xarray.Dataset(attrs=attrs), **datasets})
+    data: Any = arviz.InferenceData
+    return data(attrs=attrs, **datasets)
+
+
+def _check_names(groups: Groups, dims: Mapping[str, Sequence[str]]) -> None:
+    known = {name for variables in groups.values() for name in variables}
+    for name, names in dims.items():
+        if name not in known:
+            raise ValueError(
+                f"dims names the variable {name!r}, which there is not: name one of "
+                f"{_listed(known)}."
+            )
+        if isinstance(names, str):
+            raise ValueError(
+                f"dims[{name!r}] must be a list of names, got {names!r}: write "
+                f"dims={{{name!r}: [{names!r}]}}."
+            )
+        wrong = [d for d in names if d in _SAMPLE_DIMS or d == name or names.count(d) > 1]
+        if wrong:
+            raise ValueError(
+                f"dims[{name!r}] must be names that differ from each other, from the variable's "
+                f"and from 'chain' and 'draw', got {wrong[0]!r}: choose another name."
+            )
+
+
+def _named(
+    group: str, name: str, variable: Variable, dims: Mapping[str, Sequence[str]]
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """A variable with a name for every dimension, and a chain in front if it holds draws."""
+    values = np.asarray(variable.values)
+    lead = () if group in _DATA_GROUPS else _SAMPLE_DIMS
+    num_own = values.ndim - len(lead[1:])
+    own: list[str | None] = [*variable.dims, *[None] * (num_own - len(variable.dims))]
+    if name in dims:
+        given = dims[name]
+        # A density has no dimensions of an event; all else has those that it has.
+        if len(given) != num_own and not (group == "log_likelihood" and len(given) > num_own):
+            raise ValueError(
+                f"dims[{name!r}] must name {num_own} dimensions, got {len(given)} names: the "
+                f"variable's shape is {values.shape[len(lead[1:]) :]}."
+            )
+        own = [*given[:num_own]]
+    names = [dim or f"{name}_dim_{axis}" for axis, dim in enumerate(own)]
+    return (*lead, *names), values[None] if lead else values
+
+
+def _sizes(
+    arrays: Mapping[str, tuple[tuple[str, ...], np.ndarray]], labels: Mapping[str, list[Any]]
+) -> Iterator[tuple[str, int]]:
+    """Every dimension of a group with its size."""
+    found: dict[str, tuple[str, int]] = {}
+    for variable, (names, values) in arrays.items():
+        for name, size in zip(names, values.shape, strict=True):
+            if name in labels and len(labels[name]) != size:
+                raise ValueError(
+                    f"coords[{name!r}] must hold {size} labels for {variable!r}, got "
+                    f"{len(labels[name])}: write one label an entry."
+                )
+            other, known = found.setdefault(name, (variable, size))
+            if known != size:
+                raise ValueError(
+                    f"the dimension {name!r} has {known} entries in {other!r} and {size} in "
+                    f"{variable!r}: give one of them another name in dims."
+                )
+            yield name, size
+
+
+def _short(text: str) -> str:
+    """A text that fits an attribute, by leaving out lines in the middle."""
+    if len(text) <= _MAX_ATTRIBUTE:
+        return text
+    lines = text.splitlines()
+    kept = _MAX_ATTRIBUTE // (2 * max(map(len, lines)))
+    left_out = f"  ... ({len(lines) - 2 * kept} lines left out)"
+    return "\n".join([*lines[:kept], left_out, *lines[len(lines) - kept :]])
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

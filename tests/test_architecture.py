@@ -23,20 +23,26 @@ PACKAGE = "numpyro_dppvi"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"__init__"}),
     frozenset({"flower"}),
-    frozenset({"plots", "checkpoint", "selection"}),
+    frozenset({"plots", "compare", "selection"}),
+    frozenset({"diagnostics"}),
     frozenset({"fit"}),
+    frozenset({"loop", "describe"}),
+    frozenset({"checkpoint", "progress"}),
     frozenset({"baselines", "planning"}),
     frozenset({"algorithm"}),
     frozenset({"rounds"}),
-    frozenset({"posterior", "diagnostics"}),
-    frozenset({"client", "server", "schedules"}),
+    frozenset({"posterior"}),
+    frozenset({"exported", "saved"}),
+    frozenset({"client", "server", "schedules", "prior", "predictions"}),
     frozenset({"local", "methods"}),
     frozenset({"objective", "guides"}),
     frozenset({"latents", "partition"}),
-    frozenset({"to_arviz"}),  # takes draws, names and numbers, and knows nothing of fits
     frozenset({"families"}),
     frozenset({"factors"}),
-    frozenset({"_typing", "_validate", "_result"}),
+    # These take arrays, names and numbers, and know nothing of fits.
+    frozenset({"to_arviz", "marginals", "_files"}),
+    frozenset({"_result"}),
+    frozenset({"_typing", "_validate"}),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
@@ -49,6 +55,10 @@ MAY_IMPORT_PRIVACY = frozenset(
         "plots",
         "checkpoint",
         "selection",
+        "describe",
+        "progress",
+        "compare",
+        "diagnostics",
         "fit",
         "algorithm",
         "posterior",
@@ -64,7 +74,7 @@ MAY_IMPORT_PRIVACY = frozenset(
 MAY_IMPORT_HANDLERS = frozenset({"latents", "guides"})
 
 # Third parties that a function may import when it is called: optional, or slow to import.
-LAZY = frozenset({"arviz", "flwr", "matplotlib", "orbax", "tqdm"})
+LAZY = frozenset({"arviz", "flwr", "matplotlib", "orbax", "tqdm", "xarray"})
 # Those that a plain installation lacks: nothing may need them on import, but for flower/ itself.
 OPTIONAL = {"flwr": "flower", "matplotlib": None, "orbax": None}
 

@@ -1,5 +1,6 @@
 """What a fit gives back: draws, moments, predictions, a guide for NumPyro, and no record."""
 
+import dataclasses
 import functools
 import gc
 import types
@@ -17,10 +18,12 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi import predictions as predictions_module
 from numpyro_dppvi.families import NormalCoordinates
 from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
 from numpyro_dppvi.posterior import Posterior
+from numpyro_dppvi.predictions import predict
 
 KEY = jax.random.key(0)
 NUM_COLUMNS = 3
@@ -124,6 +127,69 @@ class TestMoments:
         np.testing.assert_array_equal(posterior.mean["noise"], posterior.mean["noise"])
 
 
+class TestQuantiles:
+    def test_are_those_of_the_distributions(self, posterior):
+        found = posterior.quantiles((0.1, 0.5))
+        shapes = {name: value.shape for name, value in found.items()}
+        assert shapes == {"w": (2, 3), "noise": (2,), "shares": (2, 3), "a": (2, 2)}
+        expected = stats.norm([3, 4], [0.5, 2]).ppf([[0.1], [0.5]])
+        np.testing.assert_allclose(found["a"], expected, rtol=1e-4)
+        expected = stats.lognorm(0.25, scale=np.exp(-1.0)).ppf([0.1, 0.5])
+        np.testing.assert_allclose(found["noise"], expected, rtol=1e-4)
+
+    @pytest.mark.parametrize("prob", [0, 1, -0.5, "half"])
+    def test_levels_are_between_zero_and_one(self, posterior, prob):
+        with pytest.raises(ValueError, match="probs must lie strictly between 0 and 1"):
+            posterior.quantiles((0.5, prob))
+
+
+class TestLogDensity:
+    def test_is_the_sum_over_latents(self, posterior, draws):
+        some = jax.tree.map(lambda leaf: leaf[:6].reshape(2, 3, *leaf.shape[1:]), draws)
+        found = posterior.log_density(some)
+        assert found.shape == (2, 3)
+        expected = stats.norm(COORDINATES["w"].loc, np.exp(COORDINATES["w"].log_scale))
+        expected = expected.logpdf(some["w"]).sum(-1)
+        expected += stats.norm([3, 4], [0.5, 2]).logpdf(some["a"]).sum(-1)
+        expected += stats.lognorm(0.25, scale=np.exp(-1.0)).logpdf(some["noise"])
+        expected += np.asarray(posterior.distribution("shares").log_prob(some["shares"]))
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+    def test_its_mean_is_minus_the_entropy(self, posterior, draws):
+        """Over unconstrained latents, where the entropy has a closed form."""
+        base = posterior.family.entropy(COORDINATES)
+        jacobian = jnp.mean(jnp.log(draws["noise"]))
+        sticks = dist.transforms.StickBreakingTransform()
+        at = sticks.inv(draws["shares"])
+        jacobian += jnp.mean(sticks.log_abs_det_jacobian(at, draws["shares"]))
+        found = jnp.mean(posterior.log_density(draws))
+        # The standard error of 4000 draws is about .03.
+        np.testing.assert_allclose(found, -(base + jacobian), atol=0.12)
+
+    def test_values_that_do_not_fit_are_refused(self, posterior):
+        values = posterior.sample(KEY)
+        with pytest.raises(ValueError, match=r"hold every latent and nothing else, got \['a', 'no"):
+            posterior.log_density({name: values[name] for name in ("a", "noise")})
+        with pytest.raises(
+            ValueError, match=r"values\['w'\] must end in the latent's shape \(3,\)"
+        ):
+            posterior.log_density({**values, "w": jnp.zeros(2)})
+
+
+def test_a_summary_has_a_line_an_entry_and_says_what_it_is(posterior):
+    lines = posterior.summary().splitlines()
+    names = [line.split()[0] for line in lines[1:-2]]
+    assert names == [
+        *(f"w[{i}]" for i in range(3)),
+        "noise",
+        *(f"shares[{i}]" for i in range(3)),
+        "a[0]",
+        "a[1]",
+    ]
+    assert lines[-3].split()[1:3] == ["4", "2"]
+    assert "R-hat" in lines[-2]
+
+
 class TestDistribution:
     def test_is_numpyros_with_the_latents_shape(self, posterior):
         for name, shape in {"w": (3,), "noise": (), "shares": (3,), "a": (2,)}.items():
@@ -195,9 +261,86 @@ class TestPredictive:
         with pytest.raises(TypeError, match=r"'Z', which is no argument.*it takes X, y, shift\."):
             posterior.predictive(KEY, X=X_TEST, Z=X_TEST)
 
+    def test_an_outcome_that_is_passed_is_not_repeated(self, posterior, predictions):
+        found = posterior.predictive(KEY, 4000, X=X_TEST, y=jnp.zeros(2))
+        np.testing.assert_array_equal(found["y"], predictions["y"])
+
     def test_a_key_is_required(self, posterior):
         with pytest.raises(TypeError, match="rng_key"):
             posterior.predictive(None, X=X_TEST)
+
+
+class TestPredictiveInBatches:
+    X_LARGE = np.tile(np.asarray(X_TEST), (5, 1))  # ten rows
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fitted(cls, posterior):
+        """A posterior that knows what its records looked like."""
+        records = {
+            "X": jax.ShapeDtypeStruct((9, NUM_COLUMNS), jnp.float32),
+            "y": jax.ShapeDtypeStruct((9,), jnp.float32),
+        }
+        return dataclasses.replace(posterior, records=records)
+
+    @pytest.mark.parametrize("batch_size", [1, 3, 4, 9])
+    def test_every_row_is_predicted_once_and_in_its_place(self, fitted, batch_size):
+        found = fitted.predictive(KEY, 3, X=self.X_LARGE, batch_size=batch_size)
+        whole = fitted.predictive(KEY, 3, X=self.X_LARGE)
+        assert found["y"].shape == whole["y"].shape == (3, 10)
+        # The same draws of the latents; only the noise of the outcomes is another.
+        np.testing.assert_allclose(found["mean"], whole["mean"], rtol=1e-5)
+
+    def test_batches_have_noise_of_their_own(self, fitted):
+        found = fitted.predictive(KEY, 500, X=self.X_LARGE, batch_size=2)["y"]
+        found = found - found.mean(axis=0)
+        residual = found[:, ::2] - found[:, ::2].mean(axis=1, keepdims=True)
+        correlation = np.corrcoef(residual.T)
+        # Five rows' deviations from their mean correlate by -1/4, if they are independent.
+        np.testing.assert_allclose(correlation[np.triu_indices(5, 1)], -0.25, atol=0.15)
+
+    def test_it_happens_by_itself_where_predictions_are_many(self, fitted, monkeypatch):
+        monkeypatch.setattr(predictions_module, "_VALUES_PER_BATCH", 12)
+        found = fitted.predictive(KEY, 3, X=self.X_LARGE)
+        assert isinstance(found["y"], np.ndarray)  # pieces are put together on the host
+        batches = fitted.predictive(KEY, 3, X=self.X_LARGE, batch_size=4)
+        np.testing.assert_array_equal(found["y"], batches["y"])
+
+    def test_a_model_of_a_stated_number_of_rows_is_run_whole(self):
+        def stated(X, y=None):
+            w = numpyro.sample("w", dist.Normal(0, 1))
+            numpyro.deterministic("double", 2 * w)
+            with numpyro.plate("records", 10):
+                numpyro.sample("y", dist.Normal(X * w, 1), obs=y)
+
+        draws = {"w": jnp.ones(4)}
+        found = predict(stated, draws, {"X": np.ones(10)}, {}, KEY, batch_size=3)
+        assert found["y"].shape == (4, 10)
+
+    def test_what_has_no_entry_a_row_is_taken_once(self):
+        def shared(X, y=None):
+            w = numpyro.sample("w", dist.Normal(0, 1))
+            numpyro.deterministic("double", 2 * w)
+            with numpyro.plate("records", X.shape[0]):
+                numpyro.sample("y", dist.Normal(X * w, 1), obs=y)
+
+        found = predict(shared, {"w": jnp.arange(4.0)}, {"X": np.ones(10)}, {}, KEY, batch_size=3)
+        np.testing.assert_array_equal(found["double"], 2 * np.arange(4.0))
+        assert found["y"].shape == (4, 10)
+
+    def test_arguments_that_do_not_fit_are_refused(self, fitted):
+        with pytest.raises(
+            ValueError, match=r"X must be numbers of shape \(rows, 3\) as in the fit"
+        ):
+            fitted.predictive(KEY, X=np.ones((2, 4)))
+        with pytest.raises(ValueError, match=r"X must be numbers.*got an array of object"):
+            fitted.predictive(KEY, X=np.full((2, 3), None))
+        with pytest.raises(ValueError, match=r"unequal lengths \{'X': 10, 'y': 2\}: give them all"):
+            fitted.predictive(KEY, X=self.X_LARGE, y=np.ones(2))
+        with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1"):
+            fitted.predictive(KEY, X=self.X_LARGE, batch_size=0)
+        with pytest.raises(ValueError, match="num_samples must be a whole number of at least 1"):
+            fitted.predictive(KEY, 0, X=self.X_LARGE)
 
 
 class TestGuide:

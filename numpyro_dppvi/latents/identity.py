@@ -1,0 +1,52 @@
+"""Whether two models have the same latents: names, shapes and bijections, not priors."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi.latents.space import LatentSpace
+
+_TOLERANCE = 1e-4
+
+
+class Identity(NamedTuple):
+    """What makes a latent the same latent to a factor.
+
+    Attributes:
+        shape: Shape of a value.
+        base_shape: Shape of its unconstrained counterpart.
+        probe: The value of a fixed unconstrained point: bijections cannot be compared, but what
+            they do can, in another process and under another version of JAX, too.
+    """
+
+    shape: tuple[int, ...]
+    base_shape: tuple[int, ...]
+    probe: np.ndarray
+
+
+def identities(space: LatentSpace) -> dict[str, Identity]:
+    """The identities of all latents, by name."""
+    found = {}
+    for latent in space.latents:
+        size = int(np.prod(latent.base_shape))
+        point = jnp.linspace(-0.7, 0.9, size + 2)[1:-1].reshape(latent.base_shape)
+        probe = np.asarray(latent.transform(point))
+        found[latent.name] = Identity(latent.shape, latent.base_shape, probe)
+    return found
+
+
+def difference(mine: Mapping[str, Identity], other: Mapping[str, Identity]) -> str | None:
+    """The first difference in words: what the other has, and what is here; ``None`` if none."""
+    if set(mine) != set(other):
+        return f"latents {', '.join(sorted(other))}, not {', '.join(sorted(mine))}"
+    for name, latent in mine.items():
+        theirs = other[name]
+        if latent.shape != theirs.shape:
+            return f"a latent {name!r} of shape {theirs.shape}, not {latent.shape}"
+        if latent.base_shape != theirs.base_shape or not np.allclose(
+            latent.probe, theirs.probe, rtol=_TOLERANCE, atol=_TOLERANCE
+        ):
+            return f"a latent {name!r} on another support"
+    return None

@@ -1,0 +1,180 @@
+"""What a model gives at draws of its latents: predictions, observed values, derived quantities."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro import handlers
+from numpyro.ops.provenance import eval_provenance
+
+from numpyro_dppvi._typing import Array, Model, PRNGKey
+
+Dims = tuple[str | None, ...]
+
+
+class Outcome(NamedTuple):
+    """A site that the model observes, or would if it were given an outcome.
+
+    Attributes:
+        value: What is observed; ``None`` if nothing is.
+        shape: Shape of a value.
+        dims: Names of its dimensions that plates give; ``None`` for the others.
+        batch_dims: The same without the dimensions of one event: the log likelihood's.
+        inputs: Names of the model's arguments that the value is made of.
+    """
+
+    value: Array | None
+    shape: tuple[int, ...]
+    dims: Dims
+    batch_dims: Dims
+    inputs: frozenset[str]
+
+
+def unconditioned(model: Model) -> Model:
+    """The model with nothing observed: it draws its outcome, whether or not one is passed."""
+    return handlers.uncondition(model)
+
+
+def outcomes(
+    model: Model, arguments: Mapping[str, Any], theta: Mapping[str, Array]
+) -> dict[str, Outcome]:
+    """The sites that are no latents, when the model is called with these arguments.
+
+    Args:
+        model: The model.
+        arguments: All its arguments.
+        theta: One value of every latent.
+    """
+    arrays = {n: x for n, x in arguments.items() if isinstance(x, (jax.Array, np.ndarray))}
+    others = {n: x for n, x in arguments.items() if n not in arrays}
+
+    def observed(**given: Any) -> dict[str, Array]:
+        trace = _trace(model, {**others, **given}, theta, jax.random.key(0))
+        return {n: jnp.asarray(s["value"]) for n, s in _outcomes(trace, theta) if s["is_observed"]}
+
+    inputs = eval_provenance(observed, **arrays)
+    found = {}
+    for name, site in _outcomes(_trace(model, arguments, theta, jax.random.key(0)), theta):
+        batch = len(site["fn"].batch_shape)
+        names: list[str | None] = [None] * batch
+        for frame in site["cond_indep_stack"]:
+            names[batch + frame.dim] = frame.name
+        shape = site["fn"].batch_shape + site["fn"].event_shape
+        value = jnp.broadcast_to(site["value"], shape) if site["is_observed"] else None
+        dims = (*names, *[None] * len(site["fn"].event_shape))
+        found[name] = Outcome(value, shape, dims, tuple(names), inputs.get(name, frozenset()))
+    return found
+
+
+def _outcomes(
+    trace: Mapping[str, Any], theta: Mapping[str, Array]
+) -> list[tuple[str, dict[str, Any]]]:
+    """Sample sites that are no latents, factors left out."""
+    return [
+        (name, site)
+        for name, site in trace.items()
+        if site["type"] == "sample" and name not in theta and not isinstance(site["fn"], dist.Unit)
+    ]
+
+
+def prior_draws(
+    model: Model,
+    shapes: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    names: Sequence[str],
+    rng_key: PRNGKey,
+    num_draws: int,
+) -> dict[str, Array]:
+    """Draws of the latents from their priors, shape ``(num_draws, *shape)``.
+
+    Args:
+        model: The model.
+        shapes: Shapes and dtypes of records.
+        constants: The model's other arguments.
+        names: The latents.
+        rng_key: A JAX key.
+        num_draws: How many draws.
+    """
+
+    def one(key: PRNGKey) -> dict[str, Array]:
+        trace = _trace(model, {**constants, **_zeros(shapes)}, {}, key)
+        return {name: trace[name]["value"] for name in names}
+
+    return jax.jit(jax.vmap(one))(jax.random.split(rng_key, num_draws))
+
+
+class Derived(NamedTuple):
+    """The deterministic sites that follow from the latents alone.
+
+    Attributes:
+        of: A function of one value of every latent.
+        dims: Names of their dimensions.
+    """
+
+    of: Callable[[Mapping[str, Array]], dict[str, Array]]
+    dims: Mapping[str, Dims]
+
+
+def derived(
+    model: Model,
+    shapes: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    theta: Mapping[str, Any],
+) -> Derived:
+    """Finds the ``numpyro.deterministic`` sites that no record enters.
+
+    Args:
+        model: The model.
+        shapes: Shapes and dtypes of records.
+        constants: The model's other arguments.
+        theta: Shapes and dtypes of every latent.
+    """
+    facts: dict[str, tuple[tuple[int, ...], Dims]] = {}
+
+    def sites(rows: Mapping[str, Array], theta: Mapping[str, Array]) -> dict[str, Array]:
+        trace = _trace(model, {**constants, **rows}, theta, jax.random.key(0))
+        found = {n: s for n, s in trace.items() if s["type"] == "deterministic"}
+        facts.update({n: (jnp.shape(s["value"]), _plates(s)) for n, s in found.items()})
+        return {n: jnp.asarray(s["value"]) for n, s in found.items()}
+
+    inputs = eval_provenance(sites, rows=dict(shapes), theta=dict(theta))
+    before = dict(facts)
+    longer = {
+        n: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype) for n, s in shapes.items()
+    }
+    # A model of a stated number of rows runs on no other: then there is nothing to compare with.
+    with contextlib.suppress(AssertionError, IndexError, TypeError, ValueError):
+        jax.eval_shape(sites, longer, dict(theta))
+    names = [n for n in inputs if "rows" not in inputs[n] and facts[n][0] == before[n][0]]
+
+    def of(theta: Mapping[str, Array]) -> dict[str, Array]:
+        found = sites(_zeros(shapes), theta)
+        return {name: found[name] for name in names}
+
+    return Derived(of, {name: facts[name][1] for name in names})
+
+
+def _zeros(shapes: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: jnp.zeros(s.shape, s.dtype) for name, s in shapes.items()}
+
+
+def _plates(site: Mapping[str, Any]) -> Dims:
+    """Plates of a deterministic site, where its shape agrees with them."""
+    shape = jnp.shape(site["value"])
+    names: list[str | None] = [None] * len(shape)
+    for frame in site["cond_indep_stack"]:
+        if -frame.dim <= len(shape) and shape[frame.dim] == frame.size:
+            names[frame.dim] = frame.name
+    return tuple(names)
+
+
+def _trace(
+    model: Model, arguments: Mapping[str, Any], theta: Mapping[str, Array], rng_key: PRNGKey
+) -> dict[str, Any]:
+    fixed = handlers.substitute(model, data=dict(theta))
+    with handlers.block():  # a caller's own handlers must not see this run
+        return handlers.trace(handlers.seed(fixed, rng_key)).get_trace(**arguments)

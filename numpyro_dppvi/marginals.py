@@ -1,0 +1,112 @@
+"""Means, standard deviations and quantiles of one latent's distribution.
+
+Exact where there is a closed form, by Gauss-Hermite quadrature where a normal goes through an
+elementwise bijection, and by simulation with a fixed key for what is left (a simplex, say).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_dppvi._typing import Array
+
+_NUM_DRAWS = 10_000
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
+
+
+def mean(distribution: dist.Distribution) -> Array:
+    """The mean of every entry."""
+    if not isinstance(distribution, dist.TransformedDistribution):
+        return distribution.mean
+    return _expectation(distribution)[0]
+
+
+def stddev(distribution: dist.Distribution) -> Array:
+    """The standard deviation of every entry."""
+    if not isinstance(distribution, dist.TransformedDistribution):
+        return jnp.sqrt(distribution.variance)
+    return _expectation(distribution)[1]
+
+
+def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
+    """Quantiles of every entry, shape ``(len(probs), *shape)``."""
+    levels = jnp.asarray(probs)
+    base = _base(distribution)
+    transforms = getattr(distribution, "transforms", [])
+    if not all(_is_elementwise(transform) for transform in transforms):
+        return jnp.quantile(_draws(distribution), levels, axis=0)
+    shape = distribution.shape()
+
+    def at(levels: Array) -> Array:
+        values = base.icdf(levels.reshape(-1, *[1] * len(shape)))
+        return _through(transforms, jnp.broadcast_to(values, (len(levels), *shape)))
+
+    try:
+        lower, upper = at(jnp.array([0.25, 0.75]))
+    except (ImportError, NotImplementedError):  # some inverses want TensorFlow Probability
+        return jnp.quantile(_draws(distribution), levels, axis=0)
+    # A bijection of the line either keeps the order or turns it around.
+    return jnp.where(upper >= lower, at(levels), at(1 - levels))
+
+
+def table(distributions: Mapping[str, dist.Distribution], max_lines: int = 40) -> str:
+    """Mean, standard deviation and 90 % interval of every entry, as text."""
+    lines = [f"{'':<24} {'mean':>10} {'sd':>10} {'5 %':>10} {'50 %':>10} {'95 %':>10}"]
+    num_entries = 0
+    for name, distribution in distributions.items():
+        columns = [mean(distribution), stddev(distribution)]
+        columns += list(quantiles(distribution, (0.05, 0.5, 0.95)))
+        for index in np.ndindex(distribution.shape()):
+            num_entries += 1
+            if num_entries <= max_lines:
+                label = f"{name}[{', '.join(map(str, index))}]" if index else name
+                numbers = " ".join(f"{float(column[index]):>10.4g}" for column in columns)
+                lines.append(f"{label:<24} {numbers}")
+    if num_entries > max_lines:
+        lines.append(f"... and {num_entries - max_lines} entries more")
+    return "\n".join(lines)
+
+
+def _expectation(distribution: dist.TransformedDistribution) -> tuple[Array, Array]:
+    """Mean and standard deviation after a bijection."""
+    base = _base(distribution)
+    if isinstance(base, dist.Normal) and all(map(_is_elementwise, distribution.transforms)):
+        shape = (-1, *[1] * len(distribution.shape()))
+        nodes, weights = (jnp.asarray(x, float).reshape(shape) for x in (_NODES, _WEIGHTS))
+        loc, scale = (jnp.broadcast_to(x, distribution.shape()) for x in (base.loc, base.scale))
+        values = _through(distribution.transforms, loc + scale * nodes)
+        weights = weights / jnp.sum(weights)
+    else:
+        values = _draws(distribution)
+        weights = jnp.full((len(values), *[1] * (values.ndim - 1)), 1 / len(values))
+    centre = jnp.sum(weights * values, axis=0)
+    return centre, jnp.sqrt(jnp.sum(weights * (values - centre) ** 2, axis=0))
+
+
+def _draws(distribution: dist.Distribution) -> Array:
+    return distribution.sample(jax.random.key(0), (_NUM_DRAWS,))
+
+
+def _base(distribution: dist.Distribution) -> dist.Distribution:
+    """What is left without bijections and reinterpreted dimensions."""
+    wrappers = (dist.TransformedDistribution, dist.Independent, dist.ExpandedDistribution)
+    while isinstance(distribution, wrappers):
+        distribution = distribution.base_dist
+    if isinstance(distribution, dist.MultivariateNormal):  # every entry by itself
+        return dist.Normal(distribution.mean, jnp.sqrt(distribution.variance))
+    return distribution
+
+
+def _is_elementwise(transform: dist.transforms.Transform) -> bool:
+    while isinstance(transform, dist.transforms.IndependentTransform):
+        transform = transform.base_transform
+    return transform.domain.event_dim == transform.codomain.event_dim == 0
+
+
+def _through(transforms: Sequence[dist.transforms.Transform], values: Array) -> Array:
+    for transform in transforms:
+        values = transform(values)
+    return values

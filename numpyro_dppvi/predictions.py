@@ -1,0 +1,212 @@
+"""Predictions and log likelihoods at draws of the latents, in batches of rows that fit memory."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import Predictive
+from numpyro.infer import log_likelihood as numpyro_log_likelihood
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Array, Model, PRNGKey
+from numpyro_dppvi.latents.outputs import unconditioned
+
+# A batch holds so many predictions at most (256 MiB of 32-bit floats).
+_VALUES_PER_BATCH = 2**26
+
+_OTHER_SIZE_ERRORS = (AssertionError, IndexError, TypeError, ValueError)
+
+
+def predict(
+    model: Model,
+    draws: Mapping[str, Array],
+    rows: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    rng_key: PRNGKey,
+    batch_size: int | None = None,
+) -> dict[str, Array]:
+    """Everything that the model observes or computes, drawn anew for each draw of the latents.
+
+    Args:
+        model: The model.
+        draws: Draws of all latents, on a leading axis.
+        rows: Arguments with one entry a record; batches are cut from them.
+        constants: The other arguments.
+        rng_key: A JAX key.
+        batch_size: Rows a batch; as many as fit 256 MiB of predictions if not given.
+
+    Returns:
+        Arrays by site, shape ``(num_draws, ...)``; NumPy's where there was more than one batch.
+    """
+
+    def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
+        found = Predictive(unconditioned(model), dict(draws))(key, **constants, **rows)
+        return {name: value for name, value in found.items() if value.size}  # without factors
+
+    return _in_batches(call, rows, _num(draws), rng_key, batch_size)
+
+
+def log_likelihood(
+    model: Model,
+    draws: Mapping[str, Array],
+    rows: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    batch_size: int | None = None,
+) -> dict[str, Array]:
+    """Log density of every observed entry at every draw; arguments as of :func:`predict`."""
+
+    def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
+        del key
+        return dict(numpyro_log_likelihood(model, dict(draws), **constants, **rows))
+
+    return _in_batches(call, rows, _num(draws), jax.random.key(0), batch_size)
+
+
+def _num(draws: Mapping[str, Array]) -> int:
+    return len(next(iter(draws.values())))
+
+
+def _in_batches(
+    call: Callable[[PRNGKey, Mapping[str, Any]], dict[str, Array]],
+    rows: Mapping[str, Any],
+    num_draws: int,
+    rng_key: PRNGKey,
+    batch_size: int | None,
+) -> dict[str, Array]:
+    """Calls a function on batches of rows and puts the pieces together on the host."""
+    num_rows = len(next(iter(rows.values()))) if rows else 0
+    if batch_size is None:
+        batch_size = max(1, _VALUES_PER_BATCH // num_draws)
+    if num_rows <= batch_size:
+        return call(rng_key, rows)
+    axes = _row_axes(call, rng_key, rows, num_rows)
+    if axes is None:
+        return call(rng_key, rows)
+    compiled = jax.jit(call)
+    starts = range(0, num_rows, batch_size)
+    pieces: dict[str, list[np.ndarray]] = {}
+    for number, start in enumerate(starts):
+        # The last batch is filled up with rows of the one before it, so that it compiles no anew.
+        first = min(start, num_rows - batch_size)
+        batch = {name: leaf[first : first + batch_size] for name, leaf in rows.items()}
+        for name, value in compiled(jax.random.fold_in(rng_key, number), batch).items():
+            axis = axes[name]
+            if axis is None and number:
+                continue
+            kept = np.asarray(value)
+            if axis is not None:
+                kept = np.take(kept, np.arange(start - first, batch_size), axis=axis)
+            pieces.setdefault(name, []).append(kept)
+    return {name: _joined(parts, axes[name]) for name, parts in pieces.items()}
+
+
+def _joined(parts: list[np.ndarray], axis: int | None) -> Any:
+    return parts[0] if axis is None else np.concatenate(parts, axis=axis)
+
+
+def _row_axes(
+    call: Callable[..., dict[str, Array]],
+    rng_key: PRNGKey,
+    rows: Mapping[str, Any],
+    num_rows: int,
+) -> dict[str, int | None] | None:
+    """The axis of every result that follows the number of rows; ``None`` if batches are no use."""
+
+    def shapes(size: int) -> dict[str, tuple[int, ...]]:
+        cut = {n: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for n, x in rows.items()}
+        return {name: s.shape for name, s in jax.eval_shape(call, rng_key, cut).items()}
+
+    try:
+        whole, less = shapes(num_rows), shapes(num_rows - 1)
+    except _OTHER_SIZE_ERRORS:
+        return None
+    axes: dict[str, int | None] = {}
+    for name, shape in whole.items():
+        differing = [i for i, (a, b) in enumerate(zip(shape, less[name], strict=True)) if a != b]
+        if len(differing) > 1:
+            return None
+        axes[name] = differing[0] if differing else None
+    return axes
+
+
+def check_arguments(
+    model: Model,
+    given: Mapping[str, Any],
+    remembered: Mapping[str, Any],
+    records: Mapping[str, jax.ShapeDtypeStruct],
+    caller: str,
+    example: str,
+) -> dict[str, Any]:
+    """Refuses arguments that the model has no place for, or that are shaped unlike the fit's.
+
+    Args:
+        model: The model.
+        given: What the caller passes.
+        remembered: Public arguments that need not be passed again.
+        records: Shapes and dtypes of the fit's records.
+        caller: What to name in a sentence.
+        example: How the caller passes an argument, with ``{}`` for its name.
+
+    Returns:
+        The arguments, those with an entry a record as arrays.
+
+    Raises:
+        TypeError: If an argument is unknown or missing.
+        ValueError: If an array has other columns than in the fit, or another number of rows than
+            the next.
+    """
+    _check_names(model, given, remembered, caller, example)
+    arrays = {
+        name: _validated(name, given[name], records[name]) for name in given if name in records
+    }
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"arrays of {caller} must have one entry a record, got unequal lengths {lengths}: "
+            "give them all the same number of rows."
+        )
+    return {**given, **arrays}
+
+
+def _validated(name: str, value: Any, like: jax.ShapeDtypeStruct) -> np.ndarray | Array:
+    array = value if isinstance(value, (np.ndarray, jax.Array)) else np.asarray(value)
+    wanted = like.shape[1:]
+    if array.ndim == 0 or array.shape[1:] != wanted or array.dtype.kind not in "biufc":
+        columns = ", ".join(map(str, wanted))
+        raise ValueError(
+            f"{name} must be numbers of shape (rows{', ' if columns else ''}{columns}) as in the "
+            f"fit, got {_validate.shown(array)}: give it the columns that the model was fitted to."
+        )
+    return array
+
+
+def _check_names(
+    model: Model,
+    given: Mapping[str, Any],
+    remembered: Mapping[str, Any],
+    caller: str,
+    example: str,
+) -> None:
+    parameters = inspect.signature(model).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [name for name in given if name not in parameters and not takes_any]
+    if unknown:
+        raise TypeError(
+            f"{caller} got {unknown[0]!r}, which is no argument of the model: it takes "
+            f"{', '.join(parameters)}."
+        )
+    missing = [
+        name
+        for name, p in parameters.items()
+        if p.default is p.empty
+        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        and name not in {*remembered, *given}
+    ]
+    if missing:
+        raise TypeError(
+            f"{caller} needs the model's argument {missing[0]!r}: write "
+            f"{example.format(missing[0])}, with made-up values if it is the outcome, or give that "
+            "the default None in the model."
+        )

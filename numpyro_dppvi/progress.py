@@ -1,0 +1,111 @@
+"""The progress bar: round, clients, what was spent, and how far the posterior moved."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import dp_accounting as dpa
+import numpy as np
+from tqdm.auto import tqdm
+
+from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, accounting
+
+# The bar's accounting may take so much of the run's time. How long an accountant takes is not
+# known before its first answer: a closed form is a matter of a millisecond, others take longer.
+_SHARE_OF_TIME = 0.01
+_CLOSED_FORM_SECONDS, _OTHER_SECONDS = 1e-3, 1.0
+
+
+@contextlib.contextmanager
+def progress(
+    groups: Sequence[np.ndarray],
+    first: int,
+    plan: PrivacyPlan | None,
+    num_clients: int,
+    shown: bool | None,
+) -> Iterator[Callable[[int, float], None]]:
+    """Shows how a run goes.
+
+    Args:
+        groups: The clients that each round visits.
+        first: Rounds that have run already.
+        plan: The run's plan; ``None`` without privacy.
+        num_clients: Clients of the run.
+        shown: Whether to show anything; ``None`` for: on a terminal.
+
+    Yields:
+        A function to be called after each round with its number, from 0, and its movement. It does
+        nothing where nothing is shown.
+    """
+    hidden = None if shown is None else not shown
+    visits = [np.bincount(of_round.ravel(), minlength=num_clients) for of_round in groups]
+    meter = _meter(plan, sum(visits[:first], start=np.zeros(num_clients, int)))
+    with tqdm(total=len(groups), initial=first, desc="rounds", disable=hidden) as bar:
+
+        def update(number: int, movement: float) -> None:
+            if bar.disable:
+                return
+            by_client = visits[number]
+            facts = [f"{np.count_nonzero(by_client)} clients"]
+            if meter is not None:
+                facts.append(meter.read(number, by_client))
+            facts.append(f"moved {movement:.3g} nats")
+            bar.set_postfix_str(", ".join(facts), refresh=False)
+            bar.update()
+
+        yield update
+
+
+@dataclass
+class _Meter:
+    """The largest epsilon of all clients so far, as fresh as the time for it allows."""
+
+    events: list[tuple[dpa.DpEvent, int, PrivacyBudget]]
+    planned: np.ndarray
+    visited: np.ndarray
+    seconds_each: float
+    start: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0
+    text: str = ""
+    computed: int = -1
+
+    def read(self, number: int, visits: np.ndarray) -> str:
+        """The text to show after a round."""
+        self.visited = self.visited + visits
+        elapsed = time.perf_counter() - self.start
+        known = np.array_equal(self.visited, self.planned)  # calibration has computed it
+        if known or self.seconds + self.seconds_each <= _SHARE_OF_TIME * elapsed:
+            before = time.perf_counter()
+            self.text = f"epsilon {self._epsilon():.3g}"
+            self.seconds_each = time.perf_counter() - before
+            self.seconds += self.seconds_each
+            self.computed = number
+            return self.text
+        return f"{self.text} after round {self.computed + 1}" if self.text else "epsilon to come"
+
+    def _epsilon(self) -> float:
+        kinds = {
+            (event, int(times) * releases, budget)
+            for (event, releases, budget), times in zip(self.events, self.visited, strict=True)
+        }
+        return max(
+            accounting.epsilon(
+                accounting.compose([(event, releases)]), budget.delta, budget.relation
+            )
+            for event, releases, budget in kinds
+        )
+
+
+def _meter(plan: PrivacyPlan | None, visited: np.ndarray) -> _Meter | None:
+    if plan is None:
+        return None
+    events = [(c.mechanism.dp_event, c.releases_per_visit, c.budget) for c in plan.clients]
+    closed = all(isinstance(event, dpa.GaussianDpEvent) for event, _, _ in events)
+    planned = np.array([client.num_visits for client in plan.clients])
+    return _Meter(
+        events,
+        planned,
+        visited,
+        _CLOSED_FORM_SECONDS if closed else _OTHER_SECONDS,
+    )

@@ -1,0 +1,144 @@
+"""The progress bar says what a round did and cost, and stays silent where nobody looks."""
+
+import io
+import re
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import progress as module
+from numpyro_dppvi.privacy import accounting
+
+NUM_ROUNDS, NUM_CLIENTS = 4, 3
+GROUPS = tuple(dppvi.synchronous(r, NUM_CLIENTS) for r in range(NUM_ROUNDS))
+BUDGETS = [dppvi.PrivacyBudget(epsilon) for epsilon in (1.0, 2.0, 1.5)]
+PLAN = dppvi.plan_privacy(
+    dppvi.DPOptimization(),
+    BUDGETS,
+    num_rounds=NUM_ROUNDS,
+    client_sizes=[100] * NUM_CLIENTS,
+    schedule=dppvi.synchronous,
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def show(monkeypatch, shown, stream=io.StringIO, plan=PLAN, first=0):
+    """What is written while rounds go by."""
+    written = stream()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", written)
+        with module.progress(GROUPS, first, plan, NUM_CLIENTS, shown) as update:
+            for number in range(first, NUM_ROUNDS):
+                time.sleep(0.15)  # the bar is redrawn every tenth of a second
+                update(number, 1.25 / (number + 1))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("shown", "stream", "visible"),
+    [
+        (None, io.StringIO, False),
+        (None, Terminal, True),
+        (True, io.StringIO, True),
+        (True, Terminal, True),
+        (False, io.StringIO, False),
+        (False, Terminal, False),
+    ],
+)
+def test_it_is_shown_on_a_terminal_or_where_it_is_asked_for(monkeypatch, shown, stream, visible):
+    assert bool(show(monkeypatch, shown, stream)) == visible
+
+
+def test_it_says_what_a_round_did(monkeypatch):
+    last = show(monkeypatch, True).strip().split("\r")[-1]
+    assert "rounds: 100%" in last
+    assert "4/4" in last
+    assert "3 clients, epsilon 2, moved 0.312 nats" in last
+
+
+def test_where_nothing_is_shown_nothing_is_computed(monkeypatch):
+    def never(*args):
+        raise AssertionError
+
+    monkeypatch.setattr(accounting, "epsilon", never)
+    show(monkeypatch, False)
+    with pytest.raises(AssertionError):
+        show(monkeypatch, True)
+
+
+def test_it_goes_on_where_a_checkpoint_was(monkeypatch):
+    written = show(monkeypatch, True, first=3)
+    assert "75%" in written
+    assert "4/4" in written
+    assert "epsilon 2," in written
+
+
+def test_without_privacy_there_is_no_epsilon(monkeypatch):
+    written = show(monkeypatch, True, plan=None)
+    assert "3 clients, moved" in written
+    assert "epsilon" not in written
+
+
+def test_epsilon_is_the_largest_of_the_ledger(monkeypatch):
+    monkeypatch.setattr(module, "_SHARE_OF_TIME", np.inf)
+    written = show(monkeypatch, True)
+    shown = [float(e) for e in re.findall(r"epsilon ([\d.]+),", written)]
+    ledger = PLAN.ledger()
+    spent = []
+    for number in range(NUM_ROUNDS):
+        entries = [
+            dppvi.privacy.Entry(number, m, client.mechanism.dp_event, client.releases_per_visit)
+            for m, client in enumerate(PLAN.clients)
+        ]
+        ledger = ledger.charge(entries)
+        spent.append(float(f"{ledger.spent().max():.3g}"))
+    assert list(dict.fromkeys(shown)) == spent  # the last one is drawn twice
+
+
+class Clock:
+    """A clock that stands still but for what is let pass."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+
+@pytest.mark.parametrize("sampler", [dppvi.FullBatch(), dppvi.PoissonSampling(0.1)])
+def test_accounting_for_the_bar_takes_a_hundredth_of_the_time(monkeypatch, sampler):
+    clock, calls = Clock(), []
+
+    def slow(*args):
+        calls.append(clock.now)
+        clock.now += 2.0
+        return 0.5
+
+    num_rounds = 190
+    plan = dppvi.plan_privacy(
+        dppvi.DPOptimization(sampler=sampler),
+        dppvi.PrivacyBudget(1.0),
+        num_rounds=num_rounds,
+        client_sizes=[100],
+    )
+    monkeypatch.setattr(accounting, "epsilon", slow)
+    monkeypatch.setattr(module, "time", clock)
+    meter = module._meter(plan, np.zeros(1, int))
+    # The dataclass has read the real clock.
+    meter.start = clock.now
+    texts = []
+    for number in range(num_rounds - 1):
+        clock.now += 5.0
+        texts.append(meter.read(number, np.ones(1, int)))
+        assert 2.0 * len(calls) <= 2.0 + 0.01 * (clock.now - 100.0)  # the first is a guess
+    assert 3 <= len(calls) <= 6
+    fresh = max(number for number, text in enumerate(texts) if text == "epsilon 0.5")
+    assert fresh < num_rounds - 2
+    assert texts[-1] == f"epsilon 0.5 after round {fresh + 1}"

@@ -1,0 +1,134 @@
+"""How a run ended is said in a sentence, and a run that diverges keeps its last good posterior."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi._result import History, status_of
+
+NUM_ROUNDS = 3
+
+
+def means(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2).expand([2]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.5).to_event(1), obs=y)
+
+
+DATA = {"y": np.random.default_rng(0).normal(size=(12, 2))}
+
+
+def run(method, **arguments):
+    arguments = {"clients": 3, "num_rounds": NUM_ROUNDS, **arguments}
+    return dppvi.fit(
+        means,
+        None,
+        DATA,
+        rng_key=jax.random.key(0),
+        method=method,
+        schedule=dppvi.synchronous,
+        progress_bar=False,
+        **arguments,
+    )
+
+
+def assert_prior(result):
+    np.testing.assert_allclose(result.posterior.mean["mu"], 0)
+    np.testing.assert_allclose(result.posterior.stddev["mu"], 2)
+
+
+def test_a_run_without_incidents():
+    result = run(dppvi.NonPrivate(num_local_steps=2))
+    assert result.status.outcome is dppvi.Outcome.COMPLETED
+    assert str(result.status) == "All 3 rounds ran and every merge was accepted."
+
+
+def test_a_merge_outside_the_domain_is_refused_and_told():
+    """Each of three clients undoes most of the prior, and together they undo more than it."""
+    widen = optax.GradientTransformation(
+        lambda params: (),
+        lambda grads, state, params: (
+            {"mu": grads["mu"]._replace(loc=jnp.zeros(2), log_scale=jnp.ones(2))},
+            state,
+        ),
+    )
+    result = run(dppvi.NonPrivate(num_local_steps=2, optimizer=widen), damping=1.0)
+    assert result.status.outcome is dppvi.Outcome.DIVERGED
+    assert str(result.status).startswith(
+        "All 3 rounds ran. 3 merges would have left the family's domain"
+    )
+    assert "charged" not in str(result.status)
+    assert result.history.rejected.tolist() == [1, 1, 1]
+    assert_prior(result)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_solves_that_end_in_no_numbers_are_told_and_the_budget_is_spent(private):
+    optimizer = optax.sgd(np.inf)
+    if private:
+        method = dppvi.DPOptimization(num_local_steps=2, optimizer=optimizer)
+        result = run(method, budget=dppvi.PrivacyBudget(1.0, 1e-5))
+        np.testing.assert_allclose(result.ledger.spent(), 1.0, rtol=5e-3)
+        assert "is charged all the same" in str(result.status)
+    else:
+        result = run(dppvi.NonPrivate(num_local_steps=2, optimizer=optimizer))
+    assert result.status.outcome is dppvi.Outcome.DIVERGED
+    assert "9 visits ended in no finite numbers" in str(result.status)
+    assert result.history.failed.tolist() == [3, 3, 3]
+    assert_prior(result)
+
+
+def test_a_failure_that_noise_hides_is_not_told():
+    """Whether a solve before the noise failed is the client's secret."""
+    method = dppvi.ParameterPerturbation(num_local_steps=2, optimizer=optax.sgd(np.inf))
+    result = run(method, budget=dppvi.PrivacyBudget(1.0, 1e-5))
+    assert result.history.failed.tolist() == [0, 0, 0]
+    assert "finite" not in str(result.status)
+
+
+def history(projected=(0, 0), rejected=(0, 0), failed=(0, 0)):
+    counts = (np.array(x) for x in (projected, rejected, failed))
+    return History({}, np.ones(2), *counts)
+
+
+@pytest.mark.parametrize(
+    ("events", "interrupted", "outcome", "words"),
+    [
+        ({}, False, "COMPLETED", ["All 2 rounds ran and every merge was accepted."]),
+        (
+            {"projected": (3, 4)},
+            False,
+            "PROJECTED",
+            ["All 2 rounds ran.", "7 times, it was raised"],
+        ),
+        (
+            {"projected": (1, 0), "rejected": (0, 2)},
+            False,
+            "DIVERGED",
+            ["2 merges would have", "released is charged", "1 time,"],
+        ),
+        ({"failed": (1, 0)}, False, "DIVERGED", ["1 visit ended in no finite numbers"]),
+        (
+            {"rejected": (1, 0)},
+            True,
+            "INTERRUPTED",
+            ["was interrupted: 2 of 5 rounds ran", "1 merge would have"],
+        ),
+    ],
+)
+def test_sentences(events, interrupted, outcome, words):
+    num_rounds = 5 if interrupted else 2
+    status = status_of(history(**events), num_rounds, True, interrupted)
+    assert status.outcome is dppvi.Outcome[outcome]
+    for word in words:
+        assert word in str(status)
+    assert str(status).endswith(".")
+
+
+def test_an_interrupt_after_the_last_round_is_none():
+    assert status_of(history(), 2, True, True).outcome is dppvi.Outcome.COMPLETED
