@@ -29,6 +29,7 @@ from numpyro_dppvi.privacy import (
     BudgetExceededError,
     FullBatch,
     Ledger,
+    LedgerFile,
     PoissonSampling,
     PrivacyBudget,
     PrivacyPlan,
@@ -83,6 +84,7 @@ __all__ = [
     "stack_clients",
     # pieces
     "Ledger",
+    "LedgerFile",
     "Shards",
     "factors",
     "families",

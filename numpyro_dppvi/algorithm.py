@@ -28,7 +28,7 @@ from numpyro_dppvi.methods import (
 )
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.posterior import Posterior
-from numpyro_dppvi.privacy import Entry, Ledger, PrivacyPlan, SecretKeys
+from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile, PrivacyPlan, SecretKeys
 from numpyro_dppvi.rounds import Factors, Numbers, Problem, RoundInfo
 from numpyro_dppvi.server import TrustedAggregator
 
@@ -88,6 +88,7 @@ def pvi(
     model_kwargs: Mapping[str, Any] | None = None,
     secret_keys: SecretKeys = SecretKeys(),
     trusted_aggregator: bool | TrustedAggregator = False,
+    ledger_file: LedgerFile | None = None,
 ) -> Algorithm:
     """Builds the algorithm. Nothing is computed from records until ``step`` gets shards.
 
@@ -104,6 +105,8 @@ def pvi(
         secret_keys: Where noise and batches come from.
         trusted_aggregator: Whether the server sees only the sum of a round's changes, so that the
             clients' noise protects it jointly; how many clients may drop out of it, if any.
+        ledger_file: Where every round is charged, on disk, before it releases anything. What the
+            file has spent already counts.
 
     Returns:
         The algorithm. Its ``step`` compiles once, whatever the number of rounds.
@@ -126,6 +129,7 @@ def pvi(
         secret_keys,
         server.aggregator(trusted_aggregator),
         prior_left_out=0.0,
+        ledger_file=ledger_file,
     )
 
 
@@ -142,6 +146,7 @@ def assemble(
     secret_keys: SecretKeys,
     trusted: TrustedAggregator | None,
     prior_left_out: float,
+    ledger_file: LedgerFile | None,
 ) -> Algorithm:
     """What :func:`pvi` does; ``prior_left_out`` is the power of the prior that cavities lack."""
     _validate.half_open_unit("damping", damping)
@@ -161,7 +166,7 @@ def assemble(
             round=0,
             prior=first,
             factors=factors.unit(first, 1 if trusted else num_clients),
-            ledger=plan.ledger() if plan else Ledger(),
+            ledger=first_ledger(plan, ledger_file),
             private=_private_factors(method, first, num_clients, layout, trusted),
             pulled=_pulled(schedule, first, num_clients),
         )
@@ -170,7 +175,7 @@ def assemble(
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         if trusted:
             trusted.check(groups, num_clients)
-        ledger = state.ledger.charge(entries(plan, state.round, groups)) if plan else state.ledger
+        ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, secret_keys.round_key(state.round))
         start = Factors(state.prior, state.factors, state.private, state.pulled)
@@ -228,6 +233,32 @@ def _pulled(schedule: schedules.Schedule, q: Natural, num_clients: int) -> Natur
     if not isinstance(schedule, schedules.Asynchronous):
         return None
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), q)
+
+
+def first_ledger(plan: PrivacyPlan | None, file: LedgerFile | None) -> Ledger:
+    """The ledger to begin with: empty, or what a file has spent."""
+    if plan is None and file is not None:
+        raise ValueError(
+            "ledger_file keeps what a private method releases, and NonPrivate() keeps no ledger: "
+            "leave it out."
+        )
+    if plan is None:
+        return Ledger()
+    return plan.ledger() if file is None else file.open(plan.ledger())
+
+
+def charged(
+    ledger: Ledger,
+    plan: PrivacyPlan | None,
+    round_number: int,
+    groups: np.ndarray,
+    file: LedgerFile | None,
+) -> Ledger:
+    """The ledger after a round has been charged; on disk, too, if there is a file."""
+    if plan is None:
+        return ledger
+    new = entries(plan, round_number, groups)
+    return ledger.charge(new) if file is None else file.charge(ledger, new)
 
 
 def entries(plan: PrivacyPlan, round_number: int, groups: np.ndarray) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -28,6 +29,7 @@ from numpyro_dppvi.partition.clients import check_counts
 from numpyro_dppvi.posterior import Posterior
 from numpyro_dppvi.privacy import (
     Ledger,
+    LedgerFile,
     PrivacyBudget,
     PrivacyPlan,
     PrivacyStatement,
@@ -127,6 +129,7 @@ def fit(
     model_kwargs: Mapping[str, Any] | None = None,
     trusted_aggregator: bool | TrustedAggregator = False,
     progress_bar: bool = True,
+    ledger_file: str | os.PathLike[str] | None = None,
     insecure_noise_seed: int | None = None,
 ) -> FitResult:
     """Fits a model to data held by several clients, under a privacy budget.
@@ -159,6 +162,8 @@ def fit(
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some may drop
             out.
         progress_bar: Whether to show one.
+        ledger_file: Where every round is charged, on disk, before it releases anything. What the
+            file has spent already counts, so that runs on the same records share one budget.
         insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
 
     Returns:
@@ -182,7 +187,8 @@ def fit(
     if not isinstance(method, NonPrivate) or budget is not None:
         plan = planning.plan_wired(run, budget, sizes)
     task = _Task(model, guide, _pooled_shapes(shards, sum(sizes)), sizes, model_kwargs or {})
-    algorithm = _algorithm(task, run, plan, damping, SecretKeys(insecure_noise_seed))
+    file = None if ledger_file is None else LedgerFile(ledger_file)
+    algorithm = _algorithm(task, run, plan, damping, SecretKeys(insecure_noise_seed), file)
     state, history = _run(algorithm, init_key, round_key, shards, run.num_rounds, progress_bar)
     attrs = _attrs(method, plan, state.ledger)
     posterior = dataclasses.replace(algorithm.posterior(state), attrs=attrs)
@@ -208,6 +214,7 @@ def _algorithm(
     plan: PrivacyPlan | None,
     damping: float,
     secret_keys: SecretKeys,
+    ledger_file: LedgerFile | None,
 ) -> Algorithm:
     """The algorithm that a method asks for."""
     if isinstance(run.method, GlobalVI) and plan is not None and run.trusted is not None:
@@ -221,6 +228,7 @@ def _algorithm(
             trusted=run.trusted,
             model_kwargs=task.model_kwargs,
             secret_keys=secret_keys,
+            ledger_file=ledger_file,
         )
     return assemble(
         task.model,
@@ -235,6 +243,7 @@ def _algorithm(
         secret_keys,
         run.trusted,
         prior_left_out=1 - 1 / len(task.client_sizes) if run.splits_prior else 0.0,
+        ledger_file=ledger_file,
     )
 
 

@@ -7,6 +7,7 @@ it can be read and audited alone.
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
 from numpyro_dppvi.privacy.clipping import clipped, clipped_sum
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
+from numpyro_dppvi.privacy.ledger_file import LedgerFile
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
 from numpyro_dppvi.privacy.noise import SecretKeys, by_purpose
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
@@ -22,6 +23,7 @@ __all__ = [
     "GaussianShardSum",
     "GaussianSum",
     "Ledger",
+    "LedgerFile",
     "Mechanism",
     "PoissonSampling",
     "PrivacyBudget",

@@ -15,6 +15,11 @@ import numpy as np
 
 from numpyro_dppvi._typing import Array
 
+try:
+    from jax.extend.random import define_prng_impl
+except ImportError:  # jax.extend is only half public
+    define_prng_impl = None  # type: ignore[assignment]
+
 KEY_WORDS = 8
 _WORDS_PER_BLOCK = 16
 _DOUBLE_ROUNDS = 10
@@ -32,8 +37,6 @@ def implementation() -> Hashable:
         RuntimeError: If this JAX has no place for generators of one's own.
     """
     try:
-        from jax.extend.random import define_prng_impl
-
         return define_prng_impl(
             key_shape=(KEY_WORDS,),
             seed=_seed,
@@ -43,7 +46,7 @@ def implementation() -> Hashable:
             name="numpyro_dppvi_chacha20",
             tag="chacha20",
         )
-    except (AttributeError, ImportError, TypeError) as error:
+    except (AttributeError, TypeError) as error:
         raise RuntimeError(
             f"JAX {jax.__version__} does not take a generator of one's own the way that older ones "
             'did, and ChaCha20 cannot be used: write SecretKeys(generator="threefry2x32"), whose '
