@@ -31,6 +31,7 @@ from numpyro_dppvi.privacy import (
     FixedSizeSampling,
     FullBatch,
     Ledger,
+    LedgerFile,
     PoissonSampling,
     PrivacyBudget,
     PrivacyPlan,
@@ -94,6 +95,7 @@ __all__ = [
     "stack_clients",
     # pieces
     "Ledger",
+    "LedgerFile",
     "Shards",
     "factors",
     "families",

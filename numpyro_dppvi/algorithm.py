@@ -46,6 +46,7 @@ from numpyro_dppvi.privacy import (
     GaussianShardSum,
     GaussianSum,
     Ledger,
+    LedgerFile,
     PrivacyPlan,
     SecretKeys,
 )
@@ -111,6 +112,7 @@ def pvi(
     secret_keys: SecretKeys = SecretKeys(),
     trusted_aggregator: bool | TrustedAggregator = False,
     prior: Prior | None = None,
+    ledger_file: LedgerFile | None = None,
 ) -> Algorithm:
     """Builds the algorithm. Nothing is computed from records until ``step`` gets shards.
 
@@ -129,6 +131,8 @@ def pvi(
         trusted_aggregator: Whether the server sees only the sum of a round's changes, so that the
             clients' noise protects it jointly; how many clients may drop out of it, if any.
         prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
+        ledger_file: Where every round is charged, on disk, before it releases anything. What the
+            file has spent already counts.
 
     Returns:
         The algorithm. Its ``step`` compiles once, whatever the number of rounds.
@@ -153,6 +157,7 @@ def pvi(
         server.aggregator(trusted_aggregator),
         prior_left_out=0.0,
         earlier=prior,
+        ledger_file=ledger_file,
     )
 
 
@@ -170,6 +175,7 @@ def assemble(
     trusted: TrustedAggregator | None,
     prior_left_out: float,
     earlier: Prior | None = None,
+    ledger_file: LedgerFile | None = None,
 ) -> Algorithm:
     """What :func:`pvi` does; ``prior_left_out`` is the power of the prior that cavities lack."""
     _validate.half_open_unit("damping", damping)
@@ -191,7 +197,7 @@ def assemble(
             round=0,
             prior=first,
             factors=factors.unit(first, 1 if trusted else num_clients),
-            ledger=plan.ledger() if plan else Ledger(),
+            ledger=first_ledger(plan, ledger_file),
             private=_private_factors(first, num_clients, layout),
             pulled=_pulled(schedule, first, num_clients),
         )
@@ -201,7 +207,7 @@ def assemble(
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         if trusted:
             trusted.check(groups, num_clients)
-        ledger = state.ledger.charge(entries(plan, state.round, groups)) if plan else state.ledger
+        ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, secret_keys.round_key(state.round))
         start = Factors(state.prior, state.factors, state.private, state.pulled)
@@ -259,6 +265,32 @@ def _pulled(schedule: schedules.Schedule, q: Natural, num_clients: int) -> Natur
     if not isinstance(schedule, schedules.Asynchronous):
         return None
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), q)
+
+
+def first_ledger(plan: PrivacyPlan | None, file: LedgerFile | None) -> Ledger:
+    """The ledger to begin with: empty, or what a file has spent."""
+    if plan is None and file is not None:
+        raise ValueError(
+            "ledger_file keeps what a private method releases, and NonPrivate() keeps no ledger: "
+            "leave it out."
+        )
+    if plan is None:
+        return Ledger()
+    return plan.ledger() if file is None else file.open(plan.ledger())
+
+
+def charged(
+    ledger: Ledger,
+    plan: PrivacyPlan | None,
+    round_number: int,
+    groups: np.ndarray,
+    file: LedgerFile | None,
+) -> Ledger:
+    """The ledger after a round has been charged; on disk, too, if there is a file."""
+    if plan is None:
+        return ledger
+    new = entries(plan, round_number, groups)
+    return ledger.charge(new) if file is None else file.charge(ledger, new)
 
 
 def entries(plan: PrivacyPlan, round_number: int, groups: np.ndarray) -> list[Entry]:

@@ -13,14 +13,20 @@ import optax
 
 from numpyro_dppvi import _validate, client, factors, guides, latents, objective, schedules, server
 from numpyro_dppvi._typing import Array, Coordinates, Model, Natural, PRNGKey
-from numpyro_dppvi.algorithm import Algorithm, check_plan, check_shards, entries
+from numpyro_dppvi.algorithm import (
+    Algorithm,
+    charged,
+    check_plan,
+    check_shards,
+    first_ledger,
+)
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import GlobalVI
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.posterior import Posterior, shapes
 from numpyro_dppvi.prior import Prior, first_factor
-from numpyro_dppvi.privacy import Ledger, PrivacyPlan, SecretKeys
+from numpyro_dppvi.privacy import Ledger, LedgerFile, PrivacyPlan, SecretKeys
 from numpyro_dppvi.rounds import RoundInfo
 from numpyro_dppvi.server import TrustedAggregator
 
@@ -65,6 +71,7 @@ def global_vi(
     model_kwargs: Mapping[str, Any] | None = None,
     secret_keys: SecretKeys = SecretKeys(),
     earlier: Prior | None = None,
+    ledger_file: LedgerFile | None = None,
 ) -> Algorithm:
     """Central DP-VI (Jälkö et al. 2017) as ``init / step / posterior``; arguments as of ``pvi``."""
     num_clients = len(client_sizes)
@@ -83,13 +90,14 @@ def global_vi(
             _validate.rng_key(rng_key)
         )
         coordinates = family.coordinates(first)
-        return GlobalState(0, first, coordinates, optimizer.init(coordinates), plan.ledger())
+        ledger = first_ledger(plan, ledger_file)
+        return GlobalState(0, first, coordinates, optimizer.init(coordinates), ledger)
 
     def step(rng_key: PRNGKey, state: GlobalState, shards: Shards) -> tuple[GlobalState, RoundInfo]:
         check_shards(shards, client_sizes)
         groups = schedules.synchronous(state.round, num_clients)
         trusted.check(groups, num_clients)
-        ledger = state.ledger.charge(entries(plan, state.round, groups))
+        ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, secret_keys.round_key(state.round))
         moved = (state.coordinates, state.optimizer)

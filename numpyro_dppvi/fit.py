@@ -32,6 +32,7 @@ from numpyro_dppvi.posterior import Posterior
 from numpyro_dppvi.prior import Prior
 from numpyro_dppvi.privacy import (
     Ledger,
+    LedgerFile,
     PrivacyBudget,
     PrivacyPlan,
     PrivacyStatement,
@@ -125,6 +126,7 @@ def fit(
     prior: Prior | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress_bar: bool | None = None,
+    ledger_file: str | os.PathLike[str] | None = None,
     insecure_noise_seed: int | None = None,
 ) -> FitResult:
     """Fits a model to data held by several clients, under a privacy budget.
@@ -158,6 +160,8 @@ def fit(
         checkpoint: A file to keep the run in, round by round. If it is there, the run goes on
             where it was; the same records must be passed again. See ``docs/posterior.md``.
         progress_bar: Whether to show one; ``None`` for: on a terminal.
+        ledger_file: Where every round is charged, on disk, before it releases anything. What the
+            file has spent already counts, so that runs on the same records share one budget.
         insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
 
     Returns:
@@ -177,7 +181,8 @@ def fit(
     run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
     run = run._replace(damping=damping if run.damping is None else run.damping)
     shapes = _pooled_shapes(shards, sum(sizes))
-    task = _Task(model, guide, shapes, sizes, model_kwargs or {}, prior, insecure_noise_seed)
+    file = None if ledger_file is None else LedgerFile(ledger_file)
+    task = _Task(model, guide, shapes, sizes, model_kwargs or {}, prior, insecure_noise_seed, file)
     return _fitted(task, run, budget, shards, keys, checkpoint, progress_bar)
 
 
@@ -191,6 +196,7 @@ class _Task(NamedTuple):
     model_kwargs: Mapping[str, Any]
     prior: Prior | None
     noise_seed: int | None
+    ledger_file: LedgerFile | None
 
 
 def _fitted(
@@ -266,6 +272,7 @@ def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> A
             model_kwargs=task.model_kwargs,
             secret_keys=secret_keys,
             earlier=task.prior,
+            ledger_file=task.ledger_file,
         )
     return assemble(
         task.model,
@@ -281,6 +288,7 @@ def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> A
         run.trusted,
         prior_left_out=1 - 1 / len(task.client_sizes) if run.splits_prior else 0.0,
         earlier=task.prior,
+        ledger_file=task.ledger_file,
     )
 
 

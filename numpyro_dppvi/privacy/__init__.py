@@ -12,6 +12,7 @@ from numpyro_dppvi.privacy.inverse import (
     rounds_from_epsilon,
 )
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
+from numpyro_dppvi.privacy.ledger_file import LedgerFile
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
 from numpyro_dppvi.privacy.noise import SecretKeys, by_purpose
@@ -43,6 +44,7 @@ __all__ = [
     "GaussianShardSum",
     "GaussianSum",
     "Ledger",
+    "LedgerFile",
     "Mechanism",
     "NegativeBinomialRuns",
     "PoissonRuns",

@@ -1,0 +1,286 @@
+"""Audits of what the library releases: whole rounds, run many times on two neighbouring data sets.
+
+    python -m benchmarks audit
+
+A canary record is as harmful as clipping lets it be, the other records are what makes it worst.
+Programs are the ones that ``fit`` compiles; only the secret keys differ between runs.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import baselines, planning, rounds, server
+from numpyro_dppvi.privacy import accounting, audit
+
+# A total cost at which a few thousand runs tell a fifth too little noise from enough of it.
+BUDGET = dppvi.PrivacyBudget(9.0)
+HUGE = 1e4
+RUNS_AT_ONCE = 2000
+
+
+class Case(NamedTuple):
+    """A mechanism and two neighbouring data sets.
+
+    Attributes:
+        claim: From a delta to the epsilon that the ledger claims.
+        score: From a secret key and shards to a number that is larger on the first data set.
+        worlds: The shards of the two data sets.
+    """
+
+    claim: audit.Claim
+    score: Callable[[jax.Array, dppvi.Shards], jax.Array]
+    worlds: tuple[dppvi.Shards, dppvi.Shards]
+
+
+class _Taken(Exception):  # noqa: N818, no error
+    """Carries the arguments of a compiled round out of a step."""
+
+
+def taken(algorithm: dppvi.Algorithm, shards: dppvi.Shards, module: Any, name: str) -> Any:
+    """What ``step`` hands to its compiled program, and the ledger after it."""
+    real = getattr(module, name)
+
+    def take(*arguments: Any) -> None:
+        raise _Taken(arguments)
+
+    setattr(module, name, take)
+    try:
+        algorithm.step(jax.random.key(0), algorithm.init(jax.random.key(0)), shards)
+    except _Taken as out:
+        return out.args[0]
+    finally:
+        setattr(module, name, real)
+
+
+def report(case: Case, num_runs: int, seed: int = 0) -> audit.Report:
+    """Runs both worlds ``num_runs`` times."""
+    many = jax.jit(
+        lambda keys, shards: jax.lax.map(
+            lambda key: case.score(key, shards), keys, batch_size=RUNS_AT_ONCE
+        )
+    )
+    scores = []
+    for world, shards in enumerate(case.worlds):
+        keys = jax.random.split(dppvi.SecretKeys(seed).round_key(world), num_runs)
+        scores.append(np.asarray(many(keys, shards)))
+    return audit.audit(case.claim, *scores)
+
+
+def _claim(plan: dppvi.PrivacyPlan) -> audit.Claim:
+    client = plan.clients[0]
+    return lambda delta: accounting.epsilon(client.composition, delta, client.budget.relation)
+
+
+# ---------------------------------------------------------------------------------------------
+# Noisy gradients: one visit of many local steps, whose sum the last location shows.
+
+
+def gradients(
+    sampler: Any = None,
+    relation: str = "replace_one",
+    num_steps: int = 10,
+    others: float = 0.0,
+) -> Case:
+    """``DPOptimization`` on ten records; the last one is the canary.
+
+    Args:
+        sampler: How batches are drawn; all records if not given.
+        relation: What makes the data sets neighbours.
+        num_steps: Local steps of the one visit.
+        others: What the other records pull at, as a share of the canary's pull.
+    """
+    num_records, rate = 10, 1e-4
+
+    def model(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+    sampler = dppvi.FullBatch() if sampler is None else sampler
+    method = dppvi.DPOptimization(1.0, num_steps, optax.sgd(rate), sampler, dppvi.MonteCarlo(2))
+    budget = dataclasses.replace(BUDGET, relation=relation)
+    sizes = (num_records,)
+    plan = dppvi.plan_privacy(method, budget, num_rounds=1, client_sizes=sizes)
+    y = np.full(num_records, others * HUGE, np.float32)
+    shapes = {"y": jax.ShapeDtypeStruct(y.shape, y.dtype)}
+    algorithm = dppvi.pvi(
+        model, None, shapes, method=method, client_sizes=sizes, plan=plan, damping=1.0
+    )
+    y[-1] = HUGE
+    world = dppvi.stack_clients([{"y": y}])
+    if relation == "replace_one":
+        y[-1] = -HUGE
+        other = dppvi.stack_clients([{"y": y}])
+    else:
+        other = world._replace(num_records=world.num_records - 1)
+    problem, numbers, start, _, groups, keys = taken(algorithm, world, rounds, "run")
+
+    def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
+        end, _ = rounds.run(problem, numbers, start, shards, groups, (keys[0], secret_key))
+        q = server.approximation(end.prior, end.clients)
+        return problem.family.coordinates(q)["mu"].loc
+
+    return Case(_claim(plan), score, (world, other))
+
+
+def global_steps() -> Case:
+    """One step of ``GlobalVI``: a sum over two clients, each with its share of the noise."""
+
+    def model(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, 1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+    method = dppvi.GlobalVI(1.0, optax.sgd(1e-4), expectation=dppvi.MonteCarlo(2))
+    sizes = (4, 6)
+    wired = planning.wiring(method, dppvi.synchronous, 1, True)
+    plan = planning.plan_wired(wired, BUDGET, sizes)
+    shapes = {"y": jax.ShapeDtypeStruct((10,), np.float32)}
+    algorithm = baselines.global_vi(
+        model,
+        None,
+        shapes,
+        method=method,
+        client_sizes=sizes,
+        plan=plan,
+        trusted=server.TrustedAggregator(),
+    )
+    worlds = []
+    for canary in (HUGE, -HUGE):
+        mine = np.array([0, 0, 0, canary], np.float32)
+        worlds.append(dppvi.stack_clients([{"y": mine}, {"y": np.zeros(6, np.float32)}]))
+    problem, prior, std, moved, _, keys = taken(algorithm, worlds[0], baselines, "_step")
+
+    def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
+        arguments = (problem, prior, std, moved, shards, (keys[0], secret_key))
+        return baselines._step(*arguments)[0]["mu"].loc
+
+    return Case(_claim(plan), score, tuple(worlds))
+
+
+# ---------------------------------------------------------------------------------------------
+# Perturbed changes: two rounds, so that what clients keep to themselves in between counts.
+
+PRECISION = 100.0  # the prior's; noise on it must not turn it over
+HALF_PAST = 0.3
+# A push of less than the clipping norm, so that the other shards have room for an answer.
+PUSH = 5.0
+LOCAL = {
+    "num_local_steps": 1,
+    "optimizer": optax.sgd(1 / 150),
+    "expectation": dppvi.MonteCarlo(2),
+}
+
+
+def changes(method: Any, trusted: bool = False, push: float = PUSH) -> Case:
+    """Two rounds of a method that perturbs changes; the first record is the canary.
+
+    All other records push a second latent, which noise cannot hide: by it the canary tells the
+    rounds apart, and pushes one way in the first and the other way in the second. Should its
+    first push live on in the other shards' private factors, these answer it, and so add to the
+    second.
+    """
+
+    def model(y: Any, z: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0, PRECISION**-0.5))
+        clock = numpyro.sample("clock", dist.Normal(0, PRECISION**-0.5))
+        direction = jnp.where(clock < HALF_PAST, 1.0, -1.0)
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(direction * mu, 1), obs=y)
+            numpyro.sample("z", dist.Normal(clock, 1), obs=z)
+
+    num_clients = 2 if trusted else 1
+    sizes = (20,) * num_clients
+    schedule = dppvi.synchronous
+    plan = dppvi.plan_privacy(
+        method,
+        BUDGET,
+        num_rounds=2,
+        client_sizes=sizes,
+        schedule=schedule,
+        trusted_aggregator=trusted,
+    )
+    shape = jax.ShapeDtypeStruct((sum(sizes),), np.float32)
+    algorithm = dppvi.pvi(
+        model,
+        None,
+        {"y": shape, "z": shape},
+        method=method,
+        client_sizes=sizes,
+        plan=plan,
+        schedule=schedule,
+        damping=1.0,
+        trusted_aggregator=trusted,
+    )
+
+    def world(canary: float) -> dppvi.Shards:
+        clients = [{"y": np.zeros(n, np.float32), "z": np.full(n, push, np.float32)} for n in sizes]
+        clients[0]["y"][0], clients[0]["z"][0] = canary, 0.0
+        return dppvi.stack_clients(clients)
+
+    worlds = (world(HUGE), world(-HUGE))
+    problem, numbers, start, _, groups, keys = taken(algorithm, worlds[0], rounds, "run")
+
+    def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
+        now, total = start, 0.0
+        for number in range(2):
+            q = server.approximation(now.prior, now.clients)
+            sign = jnp.where(problem.family.coordinates(q)["clock"].loc < HALF_PAST, 1.0, -1.0)
+            own = (jax.random.fold_in(keys[0], number), jax.random.fold_in(secret_key, number))
+            after, _ = rounds.run(problem, numbers, now, shards, groups, own)
+            moved = after.clients["mu"].linear[0] - now.clients["mu"].linear[0]
+            total, now = total + sign * moved, after
+        return total
+
+    return Case(_claim(plan), score, worlds)
+
+
+def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """All audits, by name."""
+    poisson = dppvi.PoissonSampling(0.2)
+    yield "full batches, 10 steps", gradients
+    yield (
+        "full batches, 10 steps, one record less",
+        lambda: gradients(relation="add_or_remove_one"),
+    )
+    yield "Poisson q=.2, 20 steps", lambda: gradients(poisson, num_steps=20)
+    yield (
+        "Poisson q=.2, 20 steps, one record less",
+        lambda: gradients(poisson, "add_or_remove_one", 20),
+    )
+    yield "global steps, two clients' joint noise", global_steps
+    yield (
+        "parameter perturbation, 2 rounds",
+        lambda: changes(dppvi.ParameterPerturbation(100.0, **LOCAL), push=0.0),
+    )
+    for trusted in (False, True):
+        words = ", joint noise" if trusted else ""
+        yield (
+            f"local averaging, 2 rounds{words}",
+            lambda trusted=trusted: changes(dppvi.LocalAveraging(20, 100.0, **LOCAL), trusted),
+        )
+        yield (
+            f"virtual clients, 2 rounds{words}",
+            lambda trusted=trusted: changes(dppvi.VirtualClients(20, 5.0, **LOCAL), trusted),
+        )
+
+
+def table(num_runs: int = 100_000) -> None:
+    """What was shown of what is claimed."""
+    print(f"\nAudits: {num_runs} runs a data set; a ratio above 1 refutes the claim (p < .001)")
+    print(f"{'':<45} {'shown / claimed':>15} {'seconds':>8}")
+    for name, make in cases():
+        start = time.perf_counter()
+        found = report(make(), num_runs)
+        seconds = time.perf_counter() - start
+        print(f"{name:<45} {found.ratio:>15.2f} {seconds:>8.0f}")
