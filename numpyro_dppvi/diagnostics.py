@@ -115,13 +115,13 @@ class Diagnostics:
         return f"  precision  prior {prior:.0%}, {named}" + (f", {rest} more" if rest else "")
 
     def _noise(self) -> str:
-        labels = list(_labels(self.noise))
+        names = labels(self.noise)
         values = np.concatenate([x.ravel() for x in self.noise.values()])
         noisy = [i for i in np.argsort(-values) if values[i] > 1]
         median = f"  noise      moves a parameter by {np.median(values):.2g} posterior sd (median)"
         if not noisy:
             return f"{median}, and none by more than 1"
-        named = ", ".join(f"{labels[i]} ({values[i]:.2g})" for i in noisy[:_NAMED])
+        named = ", ".join(f"{names[i]} ({values[i]:.2g})" for i in noisy[:_NAMED])
         more = ", ..." if len(noisy) > _NAMED else ""
         return f"{median}; {len(noisy)} of {len(values)} are mostly noise: {named}{more}"
 
@@ -315,7 +315,7 @@ def curvature(member: Any, q: Natural, factor: Natural) -> Array:
     return jnp.mean(jax.lax.map(second, draws), axis=0)
 
 
-def _labels(values: Mapping[str, np.ndarray]) -> list[str]:
+def labels(values: Mapping[str, np.ndarray]) -> list[str]:
     """Names of all entries."""
     return [
         f"{name}[{', '.join(map(str, index))}]" if index else name
