@@ -11,6 +11,7 @@ from numpyro_dppvi import factors, families, privacy
 from numpyro_dppvi._result import History, Outcome, Status
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
+from numpyro_dppvi.compare import Comparison, compare
 from numpyro_dppvi.diagnostics import Diagnostics, diagnose
 from numpyro_dppvi.fit import FitResult, fit
 from numpyro_dppvi.methods import (
@@ -53,6 +54,7 @@ __all__ = [
     "TrustedAggregator",
     "VirtualClients",
     "random_subset",
+    "Comparison",
     "DPOptimization",
     "Diagnostics",
     "FitResult",
@@ -72,6 +74,7 @@ __all__ = [
     "Status",
     "UnsupportedModelError",
     "BudgetExceededError",
+    "compare",
     "diagnose",
     "fit",
     "load",
