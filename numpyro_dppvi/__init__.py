@@ -11,6 +11,8 @@ from numpyro_dppvi import factors, families, privacy
 from numpyro_dppvi._result import History, Outcome, Status
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
+from numpyro_dppvi.compare import Comparison, compare
+from numpyro_dppvi.diagnostics import Diagnostics, diagnose
 from numpyro_dppvi.fit import FitResult, fit
 from numpyro_dppvi.methods import (
     BayesianCommitteeMachine,
@@ -56,7 +58,9 @@ __all__ = [
     "TrustedAggregator",
     "VirtualClients",
     "random_subset",
+    "Comparison",
     "DPOptimization",
+    "Diagnostics",
     "FitResult",
     "FixedSizeSampling",
     "FullBatch",
@@ -77,6 +81,8 @@ __all__ = [
     "Status",
     "UnsupportedModelError",
     "BudgetExceededError",
+    "compare",
+    "diagnose",
     "fit",
     "load",
     "partition",

@@ -78,9 +78,9 @@ class Status:
         if self.rejected:
             said.append(
                 f"{_counted(self.rejected, 'merge')} would have left the family's domain (numbers "
-                "that are not finite, or a precision that is not above 0) and refused, so that the "
-                f"last good posterior was kept (see history.rejected).{cost} Use a smaller "
-                "damping, less noise or fewer clients a group."
+                "that are not finite, or a precision that is not above 0) and had to be refused, "
+                f"so that the last good posterior was kept (see history.rejected).{cost} Use a "
+                "smaller damping, less noise or fewer clients a group."
             )
         if self.failed:
             said.append(

@@ -177,10 +177,10 @@ def fit(
     split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
     methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)
-    shards, sizes = _shards(data, clients, split_key)
+    shards, sizes = lay_out(data, clients, split_key)
     run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
     run = run._replace(damping=damping if run.damping is None else run.damping)
-    shapes = _pooled_shapes(shards, sum(sizes))
+    shapes = pooled_shapes(shards, sum(sizes))
     file = None if ledger_file is None else LedgerFile(ledger_file)
     task = _Task(model, guide, shapes, sizes, model_kwargs or {}, prior, insecure_noise_seed, file)
     return _fitted(task, run, budget, shards, keys, checkpoint, progress_bar)
@@ -292,7 +292,7 @@ def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> A
     )
 
 
-def _shards(
+def lay_out(
     data: Data, clients: int | Partition | None, rng_key: PRNGKey
 ) -> tuple[Shards, tuple[int, ...]]:
     """Checks the data and lays it out; returns the clients' sizes too."""
@@ -328,7 +328,7 @@ def _check_per_client(data: Any) -> None:
     )
 
 
-def _pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of all clients' records together, which is what a model is written for."""
     return {
         name: jax.ShapeDtypeStruct((num_rows, *leaf.shape[2:]), leaf.dtype)

@@ -1,0 +1,178 @@
+"""Pictures show the numbers they are made of, in words that are there, and can be drawn."""
+
+import dataclasses
+import io
+
+import jax
+import matplotlib as mpl
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import plots
+
+mpl.use("Agg")
+
+SIZES = (10, 20, 30)
+NUM_ROUNDS = 4
+
+
+def means(y):
+    mu = numpyro.sample("mu", dist.Normal(0, 2).expand([2]).to_event(1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mu, 1.5).to_event(1), obs=y)
+
+
+def run(**changes):
+    generator = np.random.default_rng(0)
+    arguments = {
+        "method": dppvi.DPOptimization(num_local_steps=1),
+        "budget": [dppvi.PrivacyBudget(epsilon) for epsilon in (1.0, 2.0, 2.0)],
+        "num_rounds": NUM_ROUNDS,
+        "insecure_noise_seed": 1,
+        **changes,
+    }
+    data = [{"y": generator.normal(size=(size, 2))} for size in SIZES]
+    return dppvi.fit(means, None, data, rng_key=jax.random.key(0), progress_bar=False, **arguments)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run()
+
+
+def diagnostics(num_clients=3, noise=(0.5, 2.5)):
+    share = np.linspace(-0.1, 1, 2 * (num_clients + 1)).reshape(num_clients + 1, 2)
+    return dppvi.Diagnostics(
+        movement=np.ones(NUM_ROUNDS),
+        residual=np.ones(NUM_ROUNDS),
+        noise_residual=1.0,
+        sharpness=1.0,
+        margin=1.0,
+        contributors=("prior", *(f"client {m}" for m in range(num_clients))),
+        share={"mu": share},
+        noise={"mu": np.array(noise)},
+    )
+
+
+def drawn(figure):
+    """The figure's size on paper, after it was drawn: warnings are errors here."""
+    file = io.BytesIO()
+    figure.savefig(file, dpi=50)
+    assert file.tell() > 1000
+    return figure
+
+
+def words(figure):
+    return " | ".join(text.get_text() for text in figure.findobj(mpl.text.Text))
+
+
+def test_convergence_follows_movement_and_the_largest_parameters(result):
+    figure = drawn(plots.convergence(result))
+    assert [axis.get_title() for axis in figure.axes] == [
+        "largest parameters",
+        "movement of the posterior",
+    ]
+    movement = figure.axes[1].lines[0]
+    np.testing.assert_array_equal(movement.get_ydata(), result.history.movement)
+    np.testing.assert_array_equal(movement.get_xdata(), [1, 2, 3, 4])
+    ends = sorted(line.get_ydata()[-1] for line in figure.axes[0].lines[:2])
+    np.testing.assert_allclose(ends, sorted(result.posterior.mean["mu"]), rtol=1e-5)
+    assert "mu[0]" in words(figure)
+    assert "merge refused" not in words(figure)
+
+
+def test_convergence_draws_scores_and_what_to_hold_them_against(result):
+    figure = drawn(
+        plots.convergence(result, {"accuracy": [0.1, 0.2, 0.3, 0.4]}, {"accuracy": {"best": 0.5}})
+    )
+    assert [axis.get_title() for axis in figure.axes] == ["accuracy", "movement of the posterior"]
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [0.1, 0.2, 0.3, 0.4]
+    assert figure.axes[0].lines[1].get_ydata()[0] == 0.5
+    assert "best" in words(figure)
+
+
+def test_rounds_in_which_something_was_refused_are_marked(result):
+    history = result.history._replace(rejected=np.array([0, 2, 0, 0]))
+    figure = drawn(plots.convergence(dataclasses.replace(result, history=history)))
+    assert "merge refused or failed" in words(figure)
+    assert figure.axes[1].lines[1].get_xdata().tolist() == [2]
+
+
+def test_movement_over_orders_of_magnitude_is_on_a_logarithmic_scale(result):
+    history = result.history._replace(movement=np.array([100.0, 10.0, 1.0, 0.1]))
+    figure = drawn(plots.convergence(dataclasses.replace(result, history=history)))
+    assert figure.axes[1].get_yscale() == "log"
+
+
+def test_privacy_draws_epsilon_after_every_round_and_the_budgets(result):
+    figure = drawn(plots.privacy(result, diagnostics()))
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert lines["client 0"].get_ydata()[[0, -1]] == pytest.approx([0, 1], rel=5e-3)
+    assert lines["clients 1–2"].get_ydata()[-1] == pytest.approx(2, rel=5e-3)
+    assert lines["clients 1–2"].get_xdata().tolist() == [0, 1, 2, 3, 4]
+    assert np.all(np.diff(lines["client 0"].get_ydata()) > 0)
+    assert "budget 1" in words(figure)
+    assert "budget 2" in words(figure)
+    assert "1 mostly noise" in words(figure)
+    assert "mu[1]" in words(figure)
+
+
+def test_many_kinds_of_clients_are_drawn_as_shares_of_their_budgets():
+    budget = [dppvi.PrivacyBudget(epsilon) for epsilon in (1.0, 2.0, 3.0)]
+    result = run(budget=budget, schedule=dppvi.Asynchronous((1.0, 1.5, 2.5)), num_rounds=3)
+    plan = result.plan
+    more = dataclasses.replace(plan, clients=(*plan.clients, plan.clients[0]))
+    figure = drawn(plots.privacy(dataclasses.replace(result, plan=more), diagnostics()))
+    assert figure.axes[0].get_title() == "spent so far, client by client"
+    ends = sorted(float(line.get_ydata()[-1]) for line in figure.axes[0].lines[:4])
+    assert ends == pytest.approx([0, 1, 1, 1], rel=5e-3)  # the one that was added spent nothing
+
+
+def test_without_noise_in_parameters_there_is_one_panel(result):
+    figure = drawn(plots.privacy(result, dataclasses.replace(diagnostics(), noise={})))
+    assert len(figure.axes) == 1
+
+
+def test_without_privacy_there_is_nothing_to_draw():
+    result = run(method=dppvi.NonPrivate(num_local_steps=1), budget=None)
+    with pytest.raises(ValueError, match=r"no privacy to draw.*draw convergence\(result\)"):
+        plots.privacy(result)
+
+
+def test_clients_are_bars_beside_their_share_of_the_records(result):
+    found = diagnostics()
+    axis = drawn(plots.clients(result, found)).axes[0]
+    bars = [bar.get_width() for bar in axis.patches]
+    np.testing.assert_allclose(bars, found.share["mu"].mean(axis=1))
+    np.testing.assert_allclose(axis.lines[0].get_xdata(), np.array(SIZES) / sum(SIZES))
+    assert [text.get_text() for text in axis.get_yticklabels()] == list(found.contributors)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_many_clients_are_points(result, equal):
+    sizes = (10,) * 40 if equal else tuple(range(1, 41))
+    found = diagnostics(num_clients=40)
+    axis = drawn(plots.clients(dataclasses.replace(result, client_sizes=sizes), found)).axes[0]
+    points = axis.lines[0]
+    assert len(points.get_xdata()) == 40
+    np.testing.assert_allclose(np.sort(points.get_ydata()), found.share["mu"].mean(axis=1)[1:])
+
+
+def test_one_factor_for_all_clients_is_one_bar(result):
+    found = dataclasses.replace(diagnostics(num_clients=1), contributors=("prior", "all clients"))
+    axis = drawn(plots.clients(result, found)).axes[0]
+    assert axis.lines[0].get_xdata().tolist() == [1]
+
+
+def test_without_factors_there_are_no_clients_to_draw(result):
+    with pytest.raises(ValueError, match="no client's factor is known"):
+        plots.clients(result, dataclasses.replace(diagnostics(), share={}))
+
+
+def test_diagnostics_are_computed_where_they_are_not_given(result, monkeypatch):
+    monkeypatch.setattr(plots, "diagnose", lambda _: diagnostics())
+    assert len(plots.privacy(result).axes) == 2
+    assert len(plots.clients(result).axes) == 1
