@@ -15,7 +15,7 @@ from numpyro_dppvi.privacy.plan import PrivacyPlan
 NOT_COVERED = (
     "choices made by looking at the data: tuning, preprocessing, choice of model, stopping",
     "a person with more records than the unit says, or at more than one client",
-    "floating-point effects: noise is drawn in finite precision from a non-cryptographic generator",
+    "floating-point effects: noise of 64 bits, rounded to a grid, is no exact discrete mechanism",
     "side channels such as timing, and everything that a client shows outside this run",
 )
 _COLUMNS = (
