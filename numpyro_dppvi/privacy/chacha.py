@@ -5,6 +5,7 @@ other keys) and a counter: two outputs of one key never share a block.
 """
 
 import functools
+import importlib
 import math
 from collections.abc import Hashable
 from typing import Any
@@ -14,11 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi._typing import Array
-
-try:
-    from jax.extend.random import define_prng_impl
-except ImportError:  # jax.extend is only half public
-    define_prng_impl = None  # type: ignore[assignment]
 
 KEY_WORDS = 8
 _WORDS_PER_BLOCK = 16
@@ -37,7 +33,8 @@ def implementation() -> Hashable:
         RuntimeError: If this JAX has no place for generators of one's own.
     """
     try:
-        return define_prng_impl(
+        # Semi-public, and so looked for when it is needed.
+        return importlib.import_module("jax.extend.random").define_prng_impl(
             key_shape=(KEY_WORDS,),
             seed=_seed,
             split=_split,
@@ -46,7 +43,7 @@ def implementation() -> Hashable:
             name="numpyro_dppvi_chacha20",
             tag="chacha20",
         )
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, ImportError, TypeError) as error:
         raise RuntimeError(
             f"JAX {jax.__version__} does not take a generator of one's own the way that older ones "
             'did, and ChaCha20 cannot be used: write SecretKeys(generator="threefry2x32"), whose '

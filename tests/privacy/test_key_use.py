@@ -131,7 +131,6 @@ RUNS = {
         dppvi.DPOptimization(num_local_steps=NUM_STEPS, expectation=dppvi.MonteCarlo(2)),
         dppvi.Asynchronous((1.0, 0.4, 2.0)),
     ),
-    "a mean over shards": (dppvi.LocalAveraging(2, num_local_steps=2), dppvi.sequential),
     "a joint sum over shards": (
         dppvi.VirtualClients(2, num_local_steps=2),
         dppvi.synchronous,
