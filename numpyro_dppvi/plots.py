@@ -4,12 +4,14 @@ Every function returns a ``matplotlib.figure.Figure`` that belongs to no window:
 line of a notebook's cell, or ``figure.savefig(path)``.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from numpyro_dppvi.diagnostics import Diagnostics, diagnose, labels
+from numpyro_dppvi.diagnostics import Diagnostics, diagnose, labels, moments
 from numpyro_dppvi.fit import FitResult
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
 
@@ -172,21 +174,16 @@ def _movement(axis: Any, result: FitResult) -> None:
 
 def _parameters(axis: Any, result: FitResult) -> None:
     """Means of the parameters that moved farthest, with a band of one standard deviation."""
-    family, natural = result.posterior.family, result.history.natural
-    found = family.distribution(family.coordinates(natural))
-    ends = family.distribution(family.coordinates(result.posterior.natural))
-    means = {
-        name: np.asarray(x.mean).reshape(len(result.history.movement), -1)
-        for name, x in found.items()
-    }
-    widths = {
-        name: np.sqrt(np.asarray(x.variance)).reshape(means[name].shape)
-        for name, x in found.items()
-    }
-    names = labels({name: np.asarray(x.mean) for name, x in ends.items()})
-    mean, width = (np.concatenate(list(tree.values()), axis=1) for tree in (means, widths))
-    if not len(mean):
+    num_rounds = len(result.history.movement)
+    if not num_rounds:
         return
+    of_round = functools.partial(moments, result.posterior.family)
+    means, widths = jax.vmap(of_round)(result.history.natural)
+    names = labels({name: np.asarray(values[-1]) for name, values in means.items()})
+    mean, width = (
+        np.concatenate([np.asarray(x).reshape(num_rounds, -1) for x in tree.values()], axis=1)
+        for tree in (means, widths)
+    )
     rounds = np.arange(1, len(mean) + 1)
     farthest = np.argsort(-np.abs(mean[-1]) / width[-1])[: len(_LINES)]
     for place, index in enumerate(sorted(farthest, key=lambda i: -mean[-1, i])):
