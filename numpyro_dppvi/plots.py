@@ -5,12 +5,14 @@ line of a notebook's cell, or ``figure.savefig(path)``.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from numpyro_dppvi import schedules
 from numpyro_dppvi.diagnostics import Diagnostics, diagnose, labels, moments
 from numpyro_dppvi.fit import FitResult
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
@@ -226,21 +228,27 @@ def _curves(
 ) -> tuple[np.ndarray, list[tuple[PrivacyBudget, list[int], np.ndarray]]]:
     """Rounds, and for each kind of client its budget, its clients and its epsilons."""
     assert result.plan is not None
-    num_rounds = result.state.round
-    releases = np.zeros((num_rounds + 1, len(result.plan.clients)), int)
-    for entry in result.ledger.entries:
-        releases[entry.round + 1, entry.client] += entry.num_releases
-    releases = np.cumsum(releases, axis=0)
+    plan, num_rounds = result.plan, result.state.round
+    of_round = schedules.all_groups(result.run.schedule, num_rounds, len(plan.clients))
+    visits = [np.bincount(g.ravel(), minlength=len(plan.clients)) for g in of_round]
+    visited = np.cumsum([np.zeros(len(plan.clients), int), *visits], axis=0)
     points = min(num_rounds + 1, _CURVE_POINTS)
     at = np.unique(np.linspace(0, num_rounds, points).round().astype(int))
     kinds: dict[Any, list[int]] = {}
-    for number, client in enumerate(result.plan.clients):
-        kind = (client.mechanism.dp_event, client.budget, tuple(releases[at, number].tolist()))
+    for number, client in enumerate(plan.clients):
+        counts = visited[at, number] * client.releases_per_visit
+        event = client.mechanism.dp_event
+        # What other runs have charged to the same ledger was there before.
+        before = Counter(dict(result.ledger.composition(number)))
+        before[event] -= int(visited[-1, number]) * client.releases_per_visit
+        kind = (event, client.budget, tuple(counts.tolist()), frozenset((+before).items()))
         kinds.setdefault(kind, []).append(number)
     curves = []
-    for (event, budget, counts), numbers in kinds.items():
+    for (event, budget, counts, before), numbers in kinds.items():
         spent = [
-            accounting.epsilon(accounting.compose([(event, n)]), budget.delta, budget.relation)
+            accounting.epsilon(
+                accounting.compose([*before, (event, n)]), budget.delta, budget.relation
+            )
             for n in counts
         ]
         curves.append((budget, numbers, np.array(spent)))
