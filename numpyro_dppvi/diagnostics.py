@@ -3,6 +3,7 @@
 Everything here is computed from what was released and from public facts, and costs no privacy.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi import _validate, factors, replay, schedules
+from numpyro_dppvi import _validate, factors, marginals, replay, schedules
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.algorithm import PVIState
 from numpyro_dppvi.families import DiagonalNormal, MeanField
@@ -205,19 +206,16 @@ def _replayed(
 
 def _spread(posterior: Posterior, last: Natural) -> dict[str, np.ndarray]:
     """Standard deviation of posterior means over replays, in posterior standard deviations."""
-    family = posterior.family
-
-    @jax.jit
-    def moments(natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
-        found = family.distribution(family.coordinates(natural))
-        means = {name: distribution.mean for name, distribution in found.items()}
-        return means, {
-            name: jnp.sqrt(distribution.variance) for name, distribution in found.items()
-        }
-
-    means, _ = jax.vmap(moments)(last)
-    _, width = moments(posterior.natural)
+    means, _ = jax.vmap(functools.partial(moments, posterior.family))(last)
+    _, width = moments(posterior.family, posterior.natural)
     return {name: np.asarray(jnp.std(means[name], axis=0, ddof=1) / width[name]) for name in means}
+
+
+def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Means and standard deviations of unconstrained latents, by latent."""
+    found = family.distribution(family.coordinates(natural))
+    means = {name: marginals.mean(distribution) for name, distribution in found.items()}
+    return means, {name: marginals.stddev(distribution) for name, distribution in found.items()}
 
 
 def _last_residual(family: MeanField, found: Natural, size: int, damping: float) -> float | None:

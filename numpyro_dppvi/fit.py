@@ -227,7 +227,9 @@ def _fitted(
             journal = Journal(Path(checkpoint), aspects, plan, groups)
             stack.enter_context(journal.locked())
             start, past = journal.resume(first, past)
-        show = stack.enter_context(progress(groups, start.round, plan, num_clients, progress_bar))
+        show = stack.enter_context(
+            progress(groups, start.round, plan, start.ledger, num_clients, progress_bar)
+        )
         done = loop.run(algorithm, start, past, keys[1], shards, run.num_rounds, journal, show)
     return _result(task, run, plan, algorithm, done)
 

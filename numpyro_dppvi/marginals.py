@@ -38,7 +38,7 @@ def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
     transforms = getattr(distribution, "transforms", [])
     if not all(_is_elementwise(transform) for transform in transforms):
         return jnp.quantile(_draws(distribution), levels, axis=0)
-    shape = distribution.shape()
+    shape = _base_shape(distribution)
 
     def at(levels: Array) -> Array:
         values = base.icdf(levels.reshape(-1, *[1] * len(shape)))
@@ -74,10 +74,11 @@ def _expectation(distribution: dist.TransformedDistribution) -> tuple[Array, Arr
     """Mean and standard deviation after a bijection."""
     base = _base(distribution)
     if isinstance(base, dist.Normal) and all(map(_is_elementwise, distribution.transforms)):
-        shape = (-1, *[1] * len(distribution.shape()))
-        nodes, weights = (jnp.asarray(x, float).reshape(shape) for x in (_NODES, _WEIGHTS))
-        loc, scale = (jnp.broadcast_to(x, distribution.shape()) for x in (base.loc, base.scale))
+        shape = _base_shape(distribution)
+        nodes = jnp.asarray(_NODES, float).reshape(-1, *[1] * len(shape))
+        loc, scale = (jnp.broadcast_to(x, shape) for x in (base.loc, base.scale))
         values = _through(distribution.transforms, loc + scale * nodes)
+        weights = jnp.asarray(_WEIGHTS, float).reshape(-1, *[1] * (values.ndim - 1))
         weights = weights / jnp.sum(weights)
     else:
         values = _draws(distribution)
@@ -100,9 +101,20 @@ def _base(distribution: dist.Distribution) -> dist.Distribution:
     return distribution
 
 
+def _base_shape(distribution: dist.Distribution) -> tuple[int, ...]:
+    """Shape of the values that the transforms are applied to."""
+    shape = distribution.shape()
+    for transform in reversed(getattr(distribution, "transforms", [])):
+        shape = transform.inverse_shape(shape)
+    return shape
+
+
 def _is_elementwise(transform: dist.transforms.Transform) -> bool:
+    """Whether every entry goes its own way; a change of shape alone does not count."""
     while isinstance(transform, dist.transforms.IndependentTransform):
         transform = transform.base_transform
+    if isinstance(transform, dist.transforms.ReshapeTransform):
+        return True
     return transform.domain.event_dim == transform.codomain.event_dim == 0
 
 

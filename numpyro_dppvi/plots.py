@@ -4,12 +4,16 @@ Every function returns a ``matplotlib.figure.Figure`` that belongs to no window:
 line of a notebook's cell, or ``figure.savefig(path)``.
 """
 
+import functools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from numpyro_dppvi.diagnostics import Diagnostics, diagnose, labels
+from numpyro_dppvi import schedules
+from numpyro_dppvi.diagnostics import Diagnostics, diagnose, labels, moments
 from numpyro_dppvi.fit import FitResult
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
 
@@ -172,21 +176,16 @@ def _movement(axis: Any, result: FitResult) -> None:
 
 def _parameters(axis: Any, result: FitResult) -> None:
     """Means of the parameters that moved farthest, with a band of one standard deviation."""
-    family, natural = result.posterior.family, result.history.natural
-    found = family.distribution(family.coordinates(natural))
-    ends = family.distribution(family.coordinates(result.posterior.natural))
-    means = {
-        name: np.asarray(x.mean).reshape(len(result.history.movement), -1)
-        for name, x in found.items()
-    }
-    widths = {
-        name: np.sqrt(np.asarray(x.variance)).reshape(means[name].shape)
-        for name, x in found.items()
-    }
-    names = labels({name: np.asarray(x.mean) for name, x in ends.items()})
-    mean, width = (np.concatenate(list(tree.values()), axis=1) for tree in (means, widths))
-    if not len(mean):
+    num_rounds = len(result.history.movement)
+    if not num_rounds:
         return
+    of_round = functools.partial(moments, result.posterior.family)
+    means, widths = jax.vmap(of_round)(result.history.natural)
+    names = labels({name: np.asarray(values[-1]) for name, values in means.items()})
+    mean, width = (
+        np.concatenate([np.asarray(x).reshape(num_rounds, -1) for x in tree.values()], axis=1)
+        for tree in (means, widths)
+    )
     rounds = np.arange(1, len(mean) + 1)
     farthest = np.argsort(-np.abs(mean[-1]) / width[-1])[: len(_LINES)]
     for place, index in enumerate(sorted(farthest, key=lambda i: -mean[-1, i])):
@@ -229,21 +228,27 @@ def _curves(
 ) -> tuple[np.ndarray, list[tuple[PrivacyBudget, list[int], np.ndarray]]]:
     """Rounds, and for each kind of client its budget, its clients and its epsilons."""
     assert result.plan is not None
-    num_rounds = result.state.round
-    releases = np.zeros((num_rounds + 1, len(result.plan.clients)), int)
-    for entry in result.ledger.entries:
-        releases[entry.round + 1, entry.client] += entry.num_releases
-    releases = np.cumsum(releases, axis=0)
+    plan, num_rounds = result.plan, result.state.round
+    of_round = schedules.all_groups(result.run.schedule, num_rounds, len(plan.clients))
+    visits = [np.bincount(g.ravel(), minlength=len(plan.clients)) for g in of_round]
+    visited = np.cumsum([np.zeros(len(plan.clients), int), *visits], axis=0)
     points = min(num_rounds + 1, _CURVE_POINTS)
     at = np.unique(np.linspace(0, num_rounds, points).round().astype(int))
     kinds: dict[Any, list[int]] = {}
-    for number, client in enumerate(result.plan.clients):
-        kind = (client.mechanism.dp_event, client.budget, tuple(releases[at, number].tolist()))
+    for number, client in enumerate(plan.clients):
+        counts = visited[at, number] * client.releases_per_visit
+        event = client.mechanism.dp_event
+        # What other runs have charged to the same ledger was there before.
+        before = Counter(dict(result.ledger.composition(number)))
+        before[event] -= int(visited[-1, number]) * client.releases_per_visit
+        kind = (event, client.budget, tuple(counts.tolist()), frozenset((+before).items()))
         kinds.setdefault(kind, []).append(number)
     curves = []
-    for (event, budget, counts), numbers in kinds.items():
+    for (event, budget, counts, before), numbers in kinds.items():
         spent = [
-            accounting.epsilon(accounting.compose([(event, n)]), budget.delta, budget.relation)
+            accounting.epsilon(
+                accounting.compose([*before, (event, n)]), budget.delta, budget.relation
+            )
             for n in counts
         ]
         curves.append((budget, numbers, np.array(spent)))

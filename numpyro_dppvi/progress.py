@@ -9,7 +9,8 @@ import dp_accounting as dpa
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, accounting
+from numpyro_dppvi.privacy import Ledger, PrivacyPlan, accounting
+from numpyro_dppvi.privacy.accounting import Composition
 
 # The bar's accounting may take so much of the run's time. How long an accountant takes is not
 # known before its first answer: a closed form is a matter of a millisecond, others take longer.
@@ -22,6 +23,7 @@ def progress(
     groups: Sequence[np.ndarray],
     first: int,
     plan: PrivacyPlan | None,
+    spent: Ledger,
     num_clients: int,
     shown: bool | None,
 ) -> Iterator[Callable[[int, float], None]]:
@@ -31,6 +33,7 @@ def progress(
         groups: The clients that each round visits.
         first: Rounds that have run already.
         plan: The run's plan; ``None`` without privacy.
+        spent: What the ledger holds already: of this run, and of others that share it.
         num_clients: Clients of the run.
         shown: Whether to show anything; ``None`` for: on a terminal.
 
@@ -40,7 +43,7 @@ def progress(
     """
     hidden = None if shown is None else not shown
     visits = [np.bincount(of_round.ravel(), minlength=num_clients) for of_round in groups]
-    meter = _meter(plan, sum(visits[:first], start=np.zeros(num_clients, int)))
+    meter = _meter(plan, spent, num_clients)
     with tqdm(total=len(groups), initial=first, desc="rounds", disable=hidden) as bar:
 
         def update(number: int, movement: float) -> None:
@@ -61,8 +64,8 @@ def progress(
 class _Meter:
     """The largest epsilon of all clients so far, as fresh as the time for it allows."""
 
-    events: list[tuple[dpa.DpEvent, int, PrivacyBudget]]
-    planned: np.ndarray
+    plan: PrivacyPlan
+    before: tuple[Composition, ...]
     visited: np.ndarray
     seconds_each: float
     start: float = field(default_factory=time.perf_counter)
@@ -74,8 +77,7 @@ class _Meter:
         """The text to show after a round."""
         self.visited = self.visited + visits
         elapsed = time.perf_counter() - self.start
-        known = np.array_equal(self.visited, self.planned)  # calibration has computed it
-        if known or self.seconds + self.seconds_each <= _SHARE_OF_TIME * elapsed:
+        if self._is_known() or self.seconds + self.seconds_each <= _SHARE_OF_TIME * elapsed:
             before = time.perf_counter()
             self.text = f"epsilon {self._epsilon():.3g}"
             self.seconds_each = time.perf_counter() - before
@@ -84,28 +86,30 @@ class _Meter:
             return self.text
         return f"{self.text} after round {self.computed + 1}" if self.text else "epsilon to come"
 
+    def _is_known(self) -> bool:
+        """Whether all is spent that was planned, whose epsilon calibration has computed."""
+        planned = [client.num_visits for client in self.plan.clients]
+        return not any(self.before) and np.array_equal(self.visited, planned)
+
     def _epsilon(self) -> float:
-        kinds = {
-            (event, int(times) * releases, budget)
-            for (event, releases, budget), times in zip(self.events, self.visited, strict=True)
-        }
+        kinds = set()
+        clients = zip(self.plan.clients, self.before, self.visited.tolist(), strict=True)
+        for client, before, visits in clients:
+            mine = (client.mechanism.dp_event, visits * client.releases_per_visit)
+            kinds.add((accounting.compose([*before, mine]), client.budget))
         return max(
-            accounting.epsilon(
-                accounting.compose([(event, releases)]), budget.delta, budget.relation
-            )
-            for event, releases, budget in kinds
+            accounting.epsilon(composition, budget.delta, budget.relation)
+            for composition, budget in kinds
         )
 
 
-def _meter(plan: PrivacyPlan | None, visited: np.ndarray) -> _Meter | None:
+def _meter(plan: PrivacyPlan | None, spent: Ledger, num_clients: int) -> _Meter | None:
     if plan is None:
         return None
-    events = [(c.mechanism.dp_event, c.releases_per_visit, c.budget) for c in plan.clients]
-    closed = all(isinstance(event, dpa.GaussianDpEvent) for event, _, _ in events)
-    planned = np.array([client.num_visits for client in plan.clients])
+    closed = all(isinstance(c.mechanism.dp_event, dpa.GaussianDpEvent) for c in plan.clients)
     return _Meter(
-        events,
-        planned,
-        visited,
+        plan,
+        tuple(spent.composition(number) for number in range(num_clients)),
+        np.zeros(num_clients, int),
         _CLOSED_FORM_SECONDS if closed else _OTHER_SECONDS,
     )

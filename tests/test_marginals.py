@@ -53,6 +53,26 @@ def test_correlated_normals_through_a_bijection_entry_by_entry():
     np.testing.assert_allclose(marginals.mean(distribution), LOG_NORMAL.mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("exponentiated", [False, True])
+def test_a_vector_in_a_shape_of_its_own(exponentiated):
+    """A part of a normal vector that several latents share, as a matrix."""
+    base = dist.MultivariateNormal(jnp.array([*LOC, *LOC]), jnp.diag(jnp.tile(SCALE**2, 2)))
+    shape = transforms.ReshapeTransform((2, 2), (4,))
+    distribution = dist.TransformedDistribution(base, [shape])
+    expected = stats.norm(LOC, SCALE)
+    if exponentiated:
+        exp = transforms.IndependentTransform(transforms.ExpTransform(), 2)
+        distribution = dist.TransformedDistribution(distribution, [exp])
+        expected = LOG_NORMAL
+    assert distribution.event_shape == (2, 2)
+    for found, wanted in (
+        (marginals.mean(distribution), expected.mean()),
+        (marginals.stddev(distribution), expected.std()),
+        (marginals.quantiles(distribution, (0.3,))[0], expected.ppf(0.3)),
+    ):
+        np.testing.assert_allclose(found, np.stack([wanted] * 2), rtol=1e-4)
+
+
 def test_where_there_is_no_closed_form_draws_agree():
     draws = np.asarray(through(SIGMOID).sample(jax.random.key(1), (20_000,)))
     # Four standard errors of 20 000 draws.

@@ -120,15 +120,26 @@ def test_privacy_draws_epsilon_after_every_round_and_the_budgets(result):
     assert "mu[1]" in words(figure)
 
 
-def test_many_kinds_of_clients_are_drawn_as_shares_of_their_budgets():
+def test_what_other_runs_have_spent_is_there_from_the_start(result):
+    """Runs on the same records may share a ledger."""
+    theirs = dppvi.privacy.Entry(99, 0, result.plan.clients[0].mechanism.dp_event, 2)
+    ledger = dataclasses.replace(result.ledger, entries=(theirs, *result.ledger.entries))
+    shared = dataclasses.replace(result, state=result.state._replace(ledger=ledger))
+    figure = drawn(plots.privacy(shared, diagnostics()))
+    lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
+    spent = ledger.spent()
+    assert lines["client 0"][-1] == pytest.approx(spent[0])
+    assert lines["client 0"][0] > 0 == lines["clients 1–2"][0]
+    assert lines["clients 1–2"][-1] == pytest.approx(spent[1])
+
+
+def test_many_kinds_of_clients_are_drawn_as_shares_of_their_budgets(monkeypatch):
+    monkeypatch.setattr(plots, "_KINDS", 2)
     budget = [dppvi.PrivacyBudget(epsilon) for epsilon in (1.0, 2.0, 3.0)]
     result = run(budget=budget, schedule=dppvi.Asynchronous((1.0, 1.5, 2.5)), num_rounds=3)
-    plan = result.plan
-    more = dataclasses.replace(plan, clients=(*plan.clients, plan.clients[0]))
-    figure = drawn(plots.privacy(dataclasses.replace(result, plan=more), diagnostics()))
-    assert figure.axes[0].get_title() == "spent so far, client by client"
-    ends = sorted(float(line.get_ydata()[-1]) for line in figure.axes[0].lines[:4])
-    assert ends == pytest.approx([0, 1, 1, 1], rel=5e-3)  # the one that was added spent nothing
+    axis = drawn(plots.privacy(result, diagnostics())).axes[0]
+    assert axis.get_title() == "spent so far, client by client"
+    assert [line.get_ydata()[-1] for line in axis.lines[:3]] == pytest.approx([1] * 3, rel=5e-3)
 
 
 def test_without_noise_in_parameters_there_is_one_panel(result):

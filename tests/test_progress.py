@@ -29,12 +29,23 @@ class Terminal(io.StringIO):
         return True
 
 
-def show(monkeypatch, shown, stream=io.StringIO, plan=PLAN, first=0):
+def ledger_after(num_rounds, plan=PLAN):
+    ledger = plan.ledger() if plan else dppvi.Ledger()
+    for number in range(num_rounds):
+        ledger = ledger.charge(
+            dppvi.privacy.Entry(number, m, client.mechanism.dp_event, client.releases_per_visit)
+            for m, client in enumerate(plan.clients)
+        )
+    return ledger
+
+
+def show(monkeypatch, shown, stream=io.StringIO, plan=PLAN, first=0, spent=None):
     """What is written while rounds go by."""
     written = stream()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", written)
-        with module.progress(GROUPS, first, plan, NUM_CLIENTS, shown) as update:
+        spent = ledger_after(first, plan) if spent is None else spent
+        with module.progress(GROUPS, first, plan, spent, NUM_CLIENTS, shown) as update:
             for number in range(first, NUM_ROUNDS):
                 time.sleep(0.15)  # the bar is redrawn every tenth of a second
                 update(number, 1.25 / (number + 1))
@@ -74,6 +85,7 @@ def test_where_nothing_is_shown_nothing_is_computed(monkeypatch):
 
 
 def test_it_goes_on_where_a_checkpoint_was(monkeypatch):
+    monkeypatch.setattr(module, "_SHARE_OF_TIME", np.inf)
     written = show(monkeypatch, True, first=3)
     assert "75%" in written
     assert "4/4" in written
@@ -90,16 +102,16 @@ def test_epsilon_is_the_largest_of_the_ledger(monkeypatch):
     monkeypatch.setattr(module, "_SHARE_OF_TIME", np.inf)
     written = show(monkeypatch, True)
     shown = [float(e) for e in re.findall(r"epsilon ([\d.]+),", written)]
-    ledger = PLAN.ledger()
-    spent = []
-    for number in range(NUM_ROUNDS):
-        entries = [
-            dppvi.privacy.Entry(number, m, client.mechanism.dp_event, client.releases_per_visit)
-            for m, client in enumerate(PLAN.clients)
-        ]
-        ledger = ledger.charge(entries)
-        spent.append(float(f"{ledger.spent().max():.3g}"))
+    spent = [float(f"{ledger_after(n).spent().max():.3g}") for n in range(1, NUM_ROUNDS + 1)]
     assert list(dict.fromkeys(shown)) == spent  # the last one is drawn twice
+
+
+def test_what_other_runs_have_spent_counts(monkeypatch):
+    monkeypatch.setattr(module, "_SHARE_OF_TIME", np.inf)
+    written = show(monkeypatch, True, spent=ledger_after(2), first=0)
+    # Two rounds of another run and one of this one have cost what three rounds cost.
+    first = re.search(r"epsilon ([\d.]+),", written)[1]
+    assert float(first) == float(f"{ledger_after(3).spent().max():.3g}")
 
 
 class Clock:
@@ -130,7 +142,7 @@ def test_accounting_for_the_bar_takes_a_hundredth_of_the_time(monkeypatch, sampl
     )
     monkeypatch.setattr(accounting, "epsilon", slow)
     monkeypatch.setattr(module, "time", clock)
-    meter = module._meter(plan, np.zeros(1, int))
+    meter = module._meter(plan, plan.ledger(), 1)
     # The dataclass has read the real clock.
     meter.start = clock.now
     texts = []
