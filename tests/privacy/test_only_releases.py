@@ -135,10 +135,10 @@ def data_set(canary):
 
 ONE, OTHER = data_set(1.5), data_set(250.0)
 CREATED = {"created_at", "creation_library_version"}
-# Times, and what a bar shows of epsilon, which depends on the time there was to compute it.
+# How late the bar's epsilon, a function of the plan, is computed depends on the time it takes.
 TIMES = re.compile(
     r"\d+:\d\d|[\d.?]+ ?(it|s|rounds?)/(it|s|rounds?)|[\d.]+ ?(sec|ms|s)\b"
-    r"|epsilon (to come|[\d.]+( after round \d+)?)"
+    r"|epsilon (to come|[\d.e+-]+( after round \d+)?)"
 )
 
 
@@ -241,7 +241,8 @@ def file_facts(path):
     if path.suffix != ".npz":
         return path.read_bytes()
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as arrays:
-        return {name: list(facts(arrays[name])) for name in arrays.files}
+        # Members that are no arrays, such as a header, come as bytes.
+        return {n: list(facts(arrays[n])) for n in arrays.files}
 
 
 def differing(one, other):
