@@ -258,6 +258,10 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
         "Poisson q=.2, 20 steps, one record less",
         lambda: gradients(poisson, "add_or_remove_one", 20),
     )
+    if hasattr(dppvi, "FixedSizeSampling"):
+        # Whoever takes the canary's place when it is not drawn pulls the other way.
+        half = dppvi.FixedSizeSampling(5)
+        yield "5 of 10 records, 10 steps", lambda: gradients(half, others=-1.0)
     yield "global steps, two clients' joint noise", global_steps
     yield (
         "parameter perturbation, 2 rounds",

@@ -97,7 +97,8 @@ def released(words: Array, value: Array, noise_std: Array | float, dtype: jnp.dt
         std = jnp.asarray(noise_std).astype(jnp.float64)
         noisy = value.astype(jnp.float64) + std * normal(words)
         step = power_of_two(std, jnp.float64) * 2.0**-_RELEASE_BITS
-        on_grid = jnp.round(noisy / step) * step
+        divisor = jnp.where(step > 0, step, 1.0)
+        on_grid = jnp.round(noisy / divisor) * divisor
         return jnp.where(step > 0, on_grid, noisy).astype(dtype)
 
 
