@@ -45,7 +45,7 @@ def epsilon_from_noise(
     noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     _validate.positive_int("num_releases", num_releases)
     delta = PrivacyBudget(1.0, delta, relation).delta
-    size, physical_size = _sizes(sampler, num_records, relation)
+    sampler, size, physical_size = _one_client(sampler, num_records, relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
     return accounting.epsilon(accounting.compose([(event, num_releases)]), delta, relation)
 
@@ -72,7 +72,7 @@ def noise_from_epsilon(
         ValueError: If a number is out of its range, or delta too small for the accountant.
     """
     _validate.positive_int("num_releases", num_releases)
-    size, physical_size = _sizes(sampler, num_records, budget.relation)
+    sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
     return calibrate.noise_multiplier(budget, num_releases, sampler, size, physical_size)
 
 
@@ -108,7 +108,7 @@ def rounds_from_epsilon(
             "epsilon must be finite, got inf: an unlimited budget lasts for any number of rounds."
         )
     units.check_sampler(budget, sampler)
-    size, physical_size = _sizes(sampler, num_records, budget.relation)
+    sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
 
     def lasts(rounds: int) -> bool:
@@ -127,8 +127,10 @@ def rounds_from_epsilon(
     return enough
 
 
-def _sizes(sampler: Sampler, num_records: int | None, relation: Relation) -> tuple[int, int]:
-    """Records of the client and rows of a batch."""
+def _one_client(
+    sampler: Sampler, num_records: int | None, relation: Relation
+) -> tuple[Sampler, int, int]:
+    """The client's own sampler, its records and the rows of a batch."""
     if num_records is None:
         if not isinstance(sampler, FullBatch):
             raise ValueError(
@@ -138,4 +140,4 @@ def _sizes(sampler: Sampler, num_records: int | None, relation: Relation) -> tup
         num_records = 1
     _validate.positive_int("num_records", num_records)
     sampler.check([num_records], relation)
-    return num_records, sampler.physical_size([num_records])
+    return sampler.of_client(0), num_records, sampler.physical_size([num_records])
