@@ -165,11 +165,11 @@ def global_steps() -> Case:
     for canary in (HUGE, -HUGE):
         mine = np.array([0, 0, 0, canary], np.float32)
         worlds.append(dppvi.stack_clients([{"y": mine}, {"y": np.zeros(6, np.float32)}]))
-    problem, prior, std, moved, _, keys = taken(algorithm, worlds[0], baselines, "_step")
+    problem, numbers, moved, _, keys = taken(algorithm, worlds[0], baselines, "_step")
 
     def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
-        arguments = (problem, prior, std, moved, shards, (keys[0], secret_key))
-        return baselines._step(*arguments)[0]["mu"].loc
+        end = baselines._step(problem, numbers, moved, shards, (keys[0], secret_key))
+        return end[0]["mu"].loc
 
     return Case(_claim(plan), score, tuple(worlds))
 

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Callable
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, calibrate, units
@@ -111,20 +112,55 @@ def rounds_from_epsilon(
     sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
 
-    def lasts(rounds: int) -> bool:
-        composition = accounting.compose([(event, rounds * releases_per_round)])
-        return accounting.epsilon(composition, budget.delta, budget.relation) <= budget.epsilon
+    enough = math.exp(-calibrate.FAR) * budget.epsilon
 
+    def spends(rounds: int) -> float:
+        composition = accounting.compose([(event, rounds * releases_per_round)])
+        return accounting.epsilon(composition, budget.delta, budget.relation, enough)
+
+    likely = calibrate.likely_releases(noise_multiplier, sampler, size, budget)
     most = _MOST_RELEASES // releases_per_round
-    enough, too_many = 0, 1
-    while lasts(too_many):
-        if too_many == most:
-            return most
-        enough, too_many = too_many, min(2 * too_many, most)
-    while too_many - enough > 1:
-        middle = (enough + too_many) // 2
-        enough, too_many = (middle, too_many) if lasts(middle) else (enough, middle)
-    return enough
+    return _most_rounds(spends, budget.epsilon, likely / releases_per_round, most)
+
+
+def _most_rounds(spends: Callable[[int], float], target: float, guess: float, most: int) -> int:
+    """Searches for the last number of rounds that keeps to a target: secant steps in a bracket.
+
+    Args:
+        spends: Epsilon as an increasing function of the rounds; expensive.
+        target: Epsilon that must not be exceeded.
+        guess: Where to start.
+        most: Where to stop.
+
+    Returns:
+        A number that keeps to the target while one more does not; 0 if one does not.
+    """
+    enough, too_many = 0, most + 1
+    rounds = int(min(max(guess, 1), most))
+    slope, nudge = 0.5, 1  # log epsilon rises about half as fast as log rounds
+    last: tuple[float, float] | None = None
+    while True:
+        epsilon = spends(rounds)
+        if epsilon <= target:
+            enough = rounds
+        else:
+            too_many = rounds
+        if too_many - enough <= 1:
+            return enough
+        far = calibrate.FAR
+        x, y = math.log(rounds), math.log(max(epsilon, 1e-300) / target)
+        y = min(max(y, -far), far)
+        if last is not None and x != last[0]:
+            slope = max((y - last[1]) / (x - last[0]), 0.25)
+        last = x, y
+        rounds = math.floor(rounds * math.exp(min(max(-y / slope, -far), far)))
+        if not enough < rounds < too_many:  # close to one end, or beyond it
+            rounds = (
+                min(enough + nudge, too_many - 1)
+                if rounds <= enough
+                else max(too_many - nudge, enough + 1)
+            )
+            nudge *= 2
 
 
 def _one_client(
