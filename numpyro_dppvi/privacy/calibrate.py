@@ -113,7 +113,8 @@ def likely_releases(
         each = 4 * math.sinh(exponent)
     else:
         each = math.expm1(exponent)
-    return 1 / (each * (prob * one_release) ** 2)
+    share = each * (prob * one_release) ** 2
+    return 1 / share if share else math.inf
 
 
 def _least_sufficient(spends: Callable[[float], float], target: float, guess: float) -> float:
