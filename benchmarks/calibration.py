@@ -42,7 +42,8 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 def forget() -> None:
     """Empties the caches."""
-    for cached in (calibrate.noise_multiplier, accounting.epsilon, accounting._bound):
+    noises = (calibrate.noise_multiplier, calibrate._rough_noise)
+    for cached in (*noises, accounting.epsilon, accounting._bound):
         cached.cache_clear()
 
 

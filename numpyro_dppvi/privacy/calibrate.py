@@ -7,6 +7,7 @@ from collections.abc import Callable
 import dp_accounting as dpa
 
 from numpyro_dppvi.privacy import accounting, units
+from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
 from numpyro_dppvi.privacy.sampling import FixedSizeSampling, Sampler
 
@@ -15,6 +16,8 @@ _ENOUGH = 0.999
 # Less noise than this is not looked for: epsilon is in the thousands there, unless delta alone
 # covers the chance of being sampled, which needs no noise at all.
 _LEAST_NOISE = 0.02
+# The last grid but one: its error is about a hundredth of what the last one but two was off by.
+_ROUGHLY_SETTLED = 3e-2
 # Further than this from the target, in logarithms, epsilon only tells on which side it is.
 FAR = 2.0
 
@@ -47,13 +50,7 @@ def noise_multiplier(
     if math.isinf(budget.epsilon):
         return 0.0
 
-    enough = math.exp(-FAR) * budget.epsilon
-
-    def spends(noise: float) -> float:
-        event = sampler.dp_event(noise, num_records, physical_size)
-        composition = accounting.compose([(event, num_releases)])
-        return accounting.epsilon(composition, budget.delta, budget.relation, enough)
-
+    spends = _spends(budget, num_releases, sampler, num_records, physical_size, roughly=False)
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     event = sampler.dp_event(1.0, num_records, physical_size)
     if accounting.is_gaussian(accounting.compose([(event, num_releases)])):
@@ -61,13 +58,12 @@ def noise_multiplier(
         while spends(noise) > budget.epsilon:  # the closed forms are inverse up to rounding
             noise *= 1 + 1e-9
         return noise
+    rough_size = num_records
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         # Truncation hardly costs anything, so that what does without it is nearly there; and it
         # is the same for clients of all sizes.
-        guess = noise_multiplier(budget, num_releases, sampler, physical_size, physical_size)
-    else:
-        guess = _likely_noise(sampler, num_records, budget.relation, num_releases * one_release**2)
-    guess = max(guess, _LEAST_NOISE)
+        rough_size = physical_size
+    guess = _rough_noise(budget, num_releases, sampler, rough_size, physical_size)
     if math.isinf(spends(guess)):
         raise ValueError(
             f"delta must be larger for {num_releases} sampled releases, got {budget.delta:g}: the "
@@ -75,6 +71,49 @@ def noise_multiplier(
             "with FullBatch()."
         )
     return _least_sufficient(spends, budget.epsilon, guess)
+
+
+@functools.lru_cache(maxsize=1024)
+def _rough_noise(
+    budget: PrivacyBudget, num_releases: int, sampler: Sampler, num_records: int, physical_size: int
+) -> float:
+    """Noise that keeps the budget, found on coarser grids; arguments as of the above."""
+    spends = _spends(budget, num_releases, sampler, num_records, physical_size, roughly=True)
+    one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+    guess = _likely_noise(sampler, num_records, budget.relation, num_releases * one_release**2)
+    guess = max(guess, _LEAST_NOISE)
+    return guess if math.isinf(spends(guess)) else _least_sufficient(spends, budget.epsilon, guess)
+
+
+def _spends(
+    budget: PrivacyBudget,
+    num_releases: int,
+    sampler: Sampler,
+    num_records: int,
+    physical_size: int,
+    roughly: bool,
+) -> Callable[[float], float]:
+    """Epsilon as a function of the noise."""
+
+    def spends(noise: float) -> float:
+        event = sampler.dp_event(noise, num_records, physical_size)
+        composition = accounting.compose([(event, num_releases)])
+        return spent(composition, budget, roughly)
+
+    return spends
+
+
+def spent(composition: Composition, budget: PrivacyBudget, roughly: bool) -> float:
+    """An upper bound on epsilon, for a search for where it meets a budget's.
+
+    Args:
+        composition: What would be released.
+        budget: What may be spent.
+        roughly: Whether it may be up to a thousandth too large, for the search to come near.
+    """
+    enough = math.exp(-FAR) * budget.epsilon
+    precision = (_ROUGHLY_SETTLED,) if roughly else ()
+    return accounting.epsilon(composition, budget.delta, budget.relation, enough, *precision)
 
 
 # In all of these a release counts as what it adds to the chi-squared divergence of neighbours,

@@ -3,6 +3,7 @@
 ``plan_privacy`` answers the same for a whole run; these are for thinking before there is one.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -112,15 +113,15 @@ def rounds_from_epsilon(
     sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
 
-    enough = math.exp(-calibrate.FAR) * budget.epsilon
-
-    def spends(rounds: int) -> float:
+    def spends(rounds: int, roughly: bool = False) -> float:
         composition = accounting.compose([(event, rounds * releases_per_round)])
-        return accounting.epsilon(composition, budget.delta, budget.relation, enough)
+        return calibrate.spent(composition, budget, roughly)
 
     likely = calibrate.likely_releases(noise_multiplier, sampler, size, budget)
     most = _MOST_RELEASES // releases_per_round
-    return _most_rounds(spends, budget.epsilon, likely / releases_per_round, most)
+    roughly = functools.partial(spends, roughly=True)
+    near = _most_rounds(roughly, budget.epsilon, likely / releases_per_round, most)
+    return _most_rounds(spends, budget.epsilon, near, most)
 
 
 def _most_rounds(spends: Callable[[int], float], target: float, guess: float, most: int) -> int:

@@ -32,6 +32,7 @@ from numpyro_dppvi import baselines, checkpoint, client, diagnostics, plots, rou
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile
 
 mpl.use("Agg")
+logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it looks once a process
 
 # ---------------------------------------------------------------------------------------------
 # Everything that an object holds, as pairs of a path and a value.
