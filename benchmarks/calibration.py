@@ -51,7 +51,7 @@ def table() -> None:
     """Noise, the share of the budget that it spends, and seconds."""
     print("\nCalibration at delta 1e-5, replace-one: seconds of the processor")
     names = ("noise", "spent", "cold", "cached", "rounds", "cold")
-    print(f"{'':<52} " + " ".join(f"{name:>8}" for name in names))
+    print(f"{'':<66} " + " ".join(f"{name:>8}" for name in names))
     for sampler, records, releases, epsilon in settings():
         forget()
         arguments: dict[str, Any] = {"sampler": sampler, "num_records": records}
@@ -67,4 +67,4 @@ def table() -> None:
         rounds, seconds = timed(lasting)
         name = f"{sampler.describe(records)}, {records} rows, {releases} x, epsilon {epsilon:g}"
         numbers = f"{noise:8.3f} {spent:8.4f} {cold:8.1f} {cached:8.3f} {rounds:8d} {seconds:8.1f}"
-        print(f"{name:<52} {numbers}", flush=True)
+        print(f"{name:<66} {numbers}", flush=True)
