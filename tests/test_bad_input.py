@@ -318,6 +318,49 @@ class TestPieces:
         words = ["clip_norm", "above 0", f"got {clip_norm!r}", "clip_norm=1.0"]
         assert_refuses(ValueError, words, dppvi.DPOptimization, clip_norm=clip_norm)
 
+    def test_each_of_several_numbers_is_checked(self):
+        words = ["clip_norm", "above 0", "got -1.0", "clip_norm=1.0"]
+        assert_refuses(ValueError, words, dppvi.DPOptimization, clip_norm=[2.0, -1.0])
+        words = ["sampling_prob", "between 0 and 1", "got 1.5", "sampling_prob=0.1"]
+        assert_refuses(ValueError, words, dppvi.PoissonSampling, (0.1, 1.5))
+
+    @pytest.mark.parametrize(
+        ("method", "name"),
+        [
+            (dppvi.DPOptimization(clip_norm=(1.0, 2.0)), "clip_norm"),
+            (dppvi.DPOptimization(sampler=dppvi.PoissonSampling((0.1, 0.2))), "sampling_prob"),
+            (dppvi.VirtualClients((3, 4)), "num_shards"),
+            (dppvi.VirtualClients(3, clip_norm=(1.0, 2.0)), "clip_norm"),
+        ],
+    )
+    def test_numbers_are_one_or_one_a_client(self, method, name):
+        words = [name, "one number or one a client", "got 2 numbers", "3 clients"]
+        budget = dppvi.PrivacyBudget(1.0)
+        arguments = {"num_rounds": 2, "client_sizes": [30] * 3}
+        assert_refuses(ValueError, words, dppvi.plan_privacy, method, budget, **arguments)
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            dppvi.LocalAveraging(3, clip_norm=(1.0, 2.0)),
+            dppvi.GlobalVI(clip_norm=(1.0, 2.0)),
+            dppvi.GlobalVI(sampler=dppvi.PoissonSampling((0.1, 0.2))),
+        ],
+    )
+    def test_clients_of_one_sum_are_alike(self, method):
+        words = ["trusted aggregator" if method.clip_norm == (1.0, 2.0) else "same share", "got"]
+        assert_refuses(
+            ValueError,
+            words,
+            dppvi.plan_privacy,
+            method,
+            dppvi.PrivacyBudget(1.0),
+            num_rounds=2,
+            client_sizes=[30] * 2,
+            schedule=dppvi.synchronous,
+            trusted_aggregator=True,
+        )
+
     @pytest.mark.parametrize("method", [dppvi.DPOptimization, dppvi.NonPrivate])
     @pytest.mark.parametrize("steps", [0, -1, 1.5, None])
     def test_num_local_steps_is_a_whole_number(self, method, steps):
