@@ -53,8 +53,12 @@ class ExponentialFamily(Protocol):
         """Whether the natural parameters describe a proper distribution, a scalar boolean."""
         ...
 
-    def project(self, natural: Natural) -> Natural:
-        """The nearest factor that multiplies any proper distribution into a proper one."""
+    def project(self, natural: Natural, whole: bool = False) -> Natural:
+        """The nearest factor that multiplies any proper distribution into a proper one.
+
+        With ``whole``, what had to be repaired becomes the factor 1: where a factor's precision
+        was below zero, it has no location, either.
+        """
         ...
 
     def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> Array:

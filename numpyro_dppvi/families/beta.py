@@ -79,8 +79,9 @@ class Beta:
         proper = jnp.all(natural.log > -1) & jnp.all(natural.log_complement > -1)
         return proper & factors.is_finite(natural)
 
-    def project(self, natural: BetaNatural) -> BetaNatural:
+    def project(self, natural: BetaNatural, whole: bool = False) -> BetaNatural:
         """Lets a factor add to a and b, and take from neither."""
+        del whole  # what a and b count is apart already
         return BetaNatural(*(jnp.maximum(leaf, 0) for leaf in natural))
 
     def draws(self, rng_key: PRNGKey, coordinates: BetaCoordinates, num_draws: int) -> Array:

@@ -90,9 +90,10 @@ class DiagonalNormal:
         """All finite, and every precision above zero."""
         return jnp.all(natural.quadratic < 0) & factors.is_finite(natural)
 
-    def project(self, natural: NormalNatural) -> NormalNatural:
-        """Raises negative precisions to zero and leaves the linear part alone."""
-        return natural._replace(quadratic=jnp.minimum(natural.quadratic, 0))
+    def project(self, natural: NormalNatural, whole: bool = False) -> NormalNatural:
+        """Raises negative precisions to zero; leaves the linear part alone unless ``whole``."""
+        linear = jnp.where(natural.quadratic > 0, 0, natural.linear) if whole else natural.linear
+        return NormalNatural(linear, jnp.minimum(natural.quadratic, 0))
 
     def draws(self, rng_key: PRNGKey, coordinates: NormalCoordinates, num_draws: int) -> Array:
         """Antithetic draws: each second one mirrors the one before it at the mean."""

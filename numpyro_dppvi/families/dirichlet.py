@@ -73,8 +73,9 @@ class Dirichlet:
         """All finite, and a above zero."""
         return jnp.all(natural > -1) & factors.is_finite(natural)
 
-    def project(self, natural: Array) -> Array:
+    def project(self, natural: Array, whole: bool = False) -> Array:
         """Lets a factor add to a, and not take from it."""
+        del whole  # what the entries count is apart already
         return jnp.maximum(natural, 0)
 
     def draws(self, rng_key: PRNGKey, coordinates: DirichletCoordinates, num_draws: int) -> Array:

@@ -111,11 +111,18 @@ class FullNormal:
         tril = jnp.linalg.cholesky(-2 * unpack(natural.quadratic))
         return factors.is_finite(natural) & jnp.all(jnp.isfinite(tril))
 
-    def project(self, natural: NormalNatural) -> NormalNatural:
-        """Raises negative eigenvalues of the precision to zero; leaves the linear part alone."""
+    def project(self, natural: NormalNatural, whole: bool = False) -> NormalNatural:
+        """Raises negative eigenvalues of the precision to zero.
+
+        Leaves the linear part alone; with ``whole``, takes it out along their eigenvectors.
+        """
         values, vectors = jnp.linalg.eigh(unpack(natural.quadratic))
-        excess = _einsum("...ik,...k,...jk", vectors, jnp.maximum(values, 0), vectors)
-        return natural._replace(quadratic=natural.quadratic - pack(excess))
+        excess = _einsum("...ik,...k,...jk->...ij", vectors, jnp.maximum(values, 0), vectors)
+        linear = natural.linear
+        if whole:
+            white = jnp.where(values > 0, _einsum("...ik,...i->...k", vectors, linear), 0)
+            linear = linear - _einsum("...ik,...k->...i", vectors, white)
+        return NormalNatural(linear, natural.quadratic - pack(excess))
 
     def draws(self, rng_key: PRNGKey, coordinates: FullNormalCoordinates, num_draws: int) -> Array:
         """Antithetic draws: each second one mirrors the one before it at the mean."""

@@ -78,9 +78,11 @@ class Gamma:
         proper = jnp.all(natural.log > -1) & jnp.all(natural.linear < 0)
         return proper & factors.is_finite(natural)
 
-    def project(self, natural: GammaNatural) -> GammaNatural:
+    def project(self, natural: GammaNatural, whole: bool = False) -> GammaNatural:
         """Lets a factor add to the concentration and the rate, and take from neither."""
-        return GammaNatural(jnp.maximum(natural.log, 0), jnp.minimum(natural.linear, 0))
+        kept = (natural.log >= 0) & (natural.linear <= 0) if whole else True
+        log, linear = jnp.maximum(natural.log, 0), jnp.minimum(natural.linear, 0)
+        return GammaNatural(jnp.where(kept, log, 0), jnp.where(kept, linear, 0))
 
     def draws(self, rng_key: PRNGKey, coordinates: GammaCoordinates, num_draws: int) -> Array:
         """Independent draws, made as logarithms: small concentrations must not give 0."""

@@ -54,8 +54,12 @@ class HalfNormal:
         """All finite, and below zero."""
         return jnp.all(natural < 0) & factors.is_finite(natural)
 
-    def project(self, natural: Array) -> Array:
-        """Lets a factor narrow the distribution, and not widen it."""
+    def project(self, natural: Array, whole: bool = False) -> Array:
+        """Lets a factor narrow the distribution, and not widen it.
+
+        Under privacy it can thus not grow wider than the prior; a ``Gamma`` or ``LogNormal`` can.
+        """
+        del whole  # there is one number
         return jnp.minimum(natural, 0)
 
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:

@@ -83,9 +83,9 @@ class MeanField:
         """Whether every member's distribution is proper."""
         return jnp.all(jnp.stack([f.in_domain(natural[name]) for name, f in self.members]))
 
-    def project(self, natural: Natural) -> Natural:
-        """Projects member by member."""
-        return {name: family.project(natural[name]) for name, family in self.members}
+    def project(self, natural: Natural, whole: frozenset[str] = frozenset()) -> Natural:
+        """Projects member by member; what has to be repaired of the named ones becomes 1."""
+        return {name: family.project(natural[name], name in whole) for name, family in self.members}
 
     def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> dict[str, Array]:
         """Draws by latent, with independent keys a member."""

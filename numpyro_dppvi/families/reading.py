@@ -51,11 +51,11 @@ def elementary(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
 
 def same(transforms: Sequence[Transform], others: Sequence[Transform]) -> bool:
     """Whether two chains of bijections are made of the same kinds and numbers."""
-    mine, theirs = (list(elementary(chain)) for chain in (transforms, others))
-    if jax.tree.structure(mine) != jax.tree.structure(theirs):
+    mine, my_kinds = jax.tree.flatten(elementary(transforms))
+    theirs, their_kinds = jax.tree.flatten(elementary(others))
+    if my_kinds != their_kinds:
         return False
-    leaves = zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True)
-    return all(np.array_equal(a, b) for a, b in leaves)
+    return all(np.array_equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def full(value: Array | float, shape: tuple[int, ...]) -> Array:
