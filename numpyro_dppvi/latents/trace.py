@@ -1,5 +1,6 @@
 """Runs a user's model: on abstract rows to see its structure, on one row to evaluate it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,9 @@ CONCRETE_VALUE_ERRORS = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+
+# What JAX says of an attribute that its arrays do not have.
+_ATTRIBUTE = re.compile(r"Tracer'? .*has no attribute '?(\w+)")
 
 # What a model may raise when it is given another number of rows than it was written for.
 _WRONG_NUMBER_ERRORS = (AssertionError, IndexError, TypeError, ValueError)
@@ -99,10 +103,11 @@ def run_model(
     theta: Mapping[str, Array] | None,
     plates: frozenset[str],
     num_rows: int,
+    seed: Any = 0,
 ) -> Trace:
     """Runs the model on some rows; ``theta`` fixes the latents."""
     forced = _ForcedPlates(model, plates, num_rows)
-    seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=0)
+    seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
     with handlers.block():  # a caller's own handlers must not see this run
         return handlers.trace(seeded).get_trace(**rows, **kwargs)
 
@@ -120,7 +125,19 @@ def static_facts(
     def run(rows: Records) -> None:
         trace = run_model(_ProperPriors(model), rows, kwargs, None, forced, num_rows)
         for name, site in trace.items():
+            if site["type"] == "mutable":
+                raise UnsupportedModelError(
+                    f"the model keeps a state of its own, {name!r} (running means of a batch "
+                    "normalisation, say), which follows the records and has no prior: take that "
+                    "layer out of the module."
+                )
             if site["type"] == "param" and jax.tree.leaves(site["value"]):
+                if name.endswith("$params"):
+                    raise UnsupportedModelError(
+                        f"the module {name.removesuffix('$params')!r} has parameters without a "
+                        "prior, and so without a factor: write prior=dist.Normal(0, 1), or name "
+                        "every one of its parameters in prior."
+                    )
                 raise UnsupportedModelError(
                     f"the model calls numpyro.param({name!r}), which has no prior and so no "
                     f"factor: draw it, numpyro.sample({name!r}, ...) with a prior, or make it a "
@@ -138,6 +155,15 @@ def static_facts(
             "the model's shape or control flow depends on the values of its data (an int(...), "
             "len(np.unique(...)), a boolean index or an if on an array): pass such a number as a "
             "public constant, model_kwargs={'num_groups': 8}."
+        ) from error
+    except AttributeError as error:
+        missing = _ATTRIBUTE.search(str(error))
+        if missing is None:
+            raise
+        raise UnsupportedModelError(
+            f"the model asks an argument for .{missing.group(1)}, which only a table of pandas "
+            "has, and its arguments are arrays with one row a record: write X instead of "
+            f"X.{missing.group(1)}, and pass columns as data={{'X': table.to_numpy()}}."
         ) from error
     return tuple(found)
 
@@ -161,7 +187,14 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
     Raises:
         UnsupportedModelError: If the model runs on no other number of rows.
     """
-    sites = static_facts(model, shapes, kwargs)
+    try:
+        sites = static_facts(model, shapes, kwargs)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # the user's own: its message and line say what is wrong
+        given = ", ".join(f"{name} {s.shape}" for name, s in shapes.items())
+        error.add_note(f"The model was run on arrays of these shapes: {given}.")
+        raise
     num_rows = next(iter(shapes.values())).shape[0]
     longer = {
         name: jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
