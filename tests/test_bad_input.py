@@ -779,6 +779,11 @@ def mixed(X, y=None):
     positive("b", 2)
 
 
+def discrete(X, y=None):
+    numpyro.sample("a", dist.Bernoulli(numpyro.param("a_prob", 0.5)))
+    positive("b", 2)
+
+
 def masked(X, y=None):
     numpyro.sample("a", dist.Normal(0, 1).mask(False))
     positive("b", 2)
@@ -882,6 +887,7 @@ WRITTEN = {
     points: ["'a'", "Delta", "a point has no width", "write Normal"],
     heavy_tailed: ["'a'", "StudentT", "do not multiply within", "write Normal", "Gamma"],
     mixed: ["'a'", "Mixture", "write Normal"],
+    discrete: ["'a'", "Bernoulli", "gives a continuous latent no density", "write Normal"],
     masked: ["'a'", "MaskedDistribution", "write Normal"],
     subsampled: ["plate 'entries'", "subsampled", "leave out subsample_size"],
     rescaled: ["'a'", "rescaled", "leave out handlers.scale"],

@@ -260,8 +260,8 @@ def _refuse_local_or_discrete(found: Structure, absent: tuple[str, ...]) -> None
             )
         if site.discrete:
             raise UnsupportedModelError(
-                f"latent {site.name!r} is discrete, and a continuous approximation cannot follow "
-                f"it. {_if_outcome(site.name, absent)}; else sum it out (dist.MixtureSameFamily)."
+                f"latent {site.name!r} is discrete, so that no gradient says where to move it. "
+                f"{_if_outcome(site.name, absent)}; else sum it out (dist.MixtureSameFamily)."
             )
     if not latents:
         raise UnsupportedModelError(
