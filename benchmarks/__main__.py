@@ -6,13 +6,14 @@ python -m benchmarks accuracy --seeds 5
 
 import argparse
 
-from benchmarks import accuracy, audit, examples, methods, selection, speed
+from benchmarks import accuracy, audit, examples, generic, methods, selection, speed
 
 TABLES = {
     "accuracy": accuracy.private,
     "nonprivate": accuracy.non_private,
     "methods": methods.table,
     "speed": lambda _seeds: speed.table(),
+    "generic": lambda _seeds: generic.table(),
     "selection": selection.table,
     "audit": lambda _seeds: audit.table(),
     "examples": lambda _seeds: examples.table(),

@@ -1,7 +1,7 @@
 """Every kind of model that must just work: it is read, adds up over records, and has gradients.
 
 What the fits end at is compared with NumPyro's SVI in `benchmarks/examples.py`, and here for models
-that are marked slow. The kinds are those of the table at the end of docs/design.md.
+that are marked slow. The kinds are those of docs/models.md, which names the test of each.
 """
 
 import jax

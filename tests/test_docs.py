@@ -49,7 +49,7 @@ def test_the_page_on_posteriors_runs(names):
 def test_a_family_of_ones_own_gives_the_closed_form(extended):
     posterior, y = extended["alone"].posterior, extended["y"]
     np.testing.assert_allclose(posterior.mean["mean"], y.sum(axis=0) / 61, atol=0.02)
-    np.testing.assert_allclose(posterior.stddev["mean"], 61**-0.5, rtol=0.03)
+    np.testing.assert_allclose(posterior.stddev["mean"], 61**-0.5, rtol=0.08)  # ten draws
     assert posterior.natural["mean"].quadratic.shape == ()  # one width
 
 
