@@ -170,8 +170,10 @@ def static_facts(
 
 def _site(site: dict[str, Any], trace: Trace) -> Site:
     fn = site["fn"]
+    # The trace knows no plate inside a loop (``scan``), which then draws all of its rows.
+    stated = {name: other["args"][0] for name, other in trace.items() if other["type"] == "plate"}
     plates = tuple(
-        Plate(frame.name, trace[frame.name]["args"][0], frame.size, frame.dim)
+        Plate(frame.name, stated.get(frame.name, frame.size), frame.size, frame.dim)
         for frame in site["cond_indep_stack"]
     )
     shapes = (jnp.shape(site["value"]), fn.batch_shape + fn.event_shape)
@@ -247,7 +249,7 @@ def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Arra
     if site["scale"] is not None:
         value = value * site["scale"]
     for frame in site["cond_indep_stack"]:
-        if frame.name in plates:
+        if frame.name in plates and frame.name in trace:
             size, num_rows = trace[frame.name]["args"]
             value = value * (num_rows / size)
     return jnp.sum(value)
