@@ -6,13 +6,23 @@ python -m benchmarks accuracy --seeds 5
 
 import argparse
 
-from benchmarks import accuracy, audit, calibration, examples, methods, selection, speed
+from benchmarks import (
+    accuracy,
+    audit,
+    calibration,
+    examples,
+    generic,
+    methods,
+    selection,
+    speed,
+)
 
 TABLES = {
     "accuracy": accuracy.private,
     "nonprivate": accuracy.non_private,
     "methods": methods.table,
     "speed": lambda _seeds: speed.table(),
+    "generic": lambda _seeds: generic.table(),
     "selection": selection.table,
     "audit": lambda _seeds: audit.table(),
     "calibration": lambda _seeds: calibration.table(),

@@ -182,6 +182,7 @@ def assemble(
     num_clients = len(client_sizes)
     check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
+    latents.check_additive(space, model_kwargs, sum(client_sizes))
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)

@@ -94,6 +94,7 @@ def global_vi(
     num_clients = len(client_sizes)
     check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
+    latents.check_additive(space, model_kwargs or {}, sum(client_sizes))
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)

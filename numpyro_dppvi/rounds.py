@@ -29,7 +29,7 @@ class Problem(NamedTuple):
         method: What a client does, as of :func:`~numpyro_dppvi.methods.program_of`.
         layout: Sizes.
         rest: Latents whose prior does not lie in the family.
-        refined: Latents whose part of the prior's factor is refined.
+        refined: Members of the family whose part of the prior's factor is refined.
         aggregated: Whether the server sees only the sum of the changes.
     """
 
@@ -181,7 +181,14 @@ def _merged(
         targets = jnp.zeros(1, clients.dtype)
     project = not isinstance(problem.method, NonPrivate)
     merged, info = server.merge(
-        problem.family, now.prior, now.clients, targets, changes, numbers.damping, project
+        problem.family,
+        now.prior,
+        now.clients,
+        targets,
+        changes,
+        numbers.damping,
+        project,
+        problem.refined,
     )
     after = now._replace(clients=merged)
     if now.private is not None:

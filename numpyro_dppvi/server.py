@@ -97,6 +97,7 @@ def merge(
     changes: Natural,
     damping: Array,
     project: bool,
+    refined: frozenset[str] = frozenset(),
 ) -> tuple[Natural, MergeInfo]:
     """Multiplies damped changes into the factors of the clients that sent them.
 
@@ -104,6 +105,10 @@ def merge(
     sum: where the product of all clients' factors falls below precision zero, so that q would
     know less than the prior, it is raised to zero by the factors of this group, in equal shares
     (``project``). If q is still improper, the merge is refused whole and all stays as it was.
+
+    Where the prior is refined itself, as in a hierarchy, what is raised to zero also loses its
+    location: a group's effect of no precision but some location would widen the prior of all
+    effects, which lets go of that effect further, and so on without end.
 
     Args:
         family: The family of q.
@@ -113,6 +118,7 @@ def merge(
         changes: Their changes, on a leading axis.
         damping: In (0, 1].
         project: Whether to repair factors; without noise they may rightly be improper.
+        refined: Members of the family whose prior's factor is refined.
 
     Returns:
         The new factors, and what happened.
@@ -122,7 +128,7 @@ def merge(
     raised = jnp.zeros((), jnp.int32)
     if project:
         likelihood = factors.total(proposal)
-        deficit = factors.divide(family.project(likelihood), likelihood)
+        deficit = factors.divide(family.project(likelihood, refined), likelihood)
         raised = factors.count_nonzero(deficit)
         share = factors.power(deficit, 1 / clients.shape[0])
         proposal = _add(proposal, clients, share)
