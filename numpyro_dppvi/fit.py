@@ -78,7 +78,7 @@ class FitResult:
 
     @property
     def ledger(self) -> Ledger:
-        """What was released: ``ledger.spent(delta=1e-5)`` gives epsilon per client."""
+        """Every release so far; ``ledger.spent(delta=1e-5)`` gives epsilon per client."""
         return self.state.ledger
 
     def posterior_at(self, round_number: int) -> Posterior:
