@@ -4,6 +4,8 @@
 PYTHON ?=
 # Passed on to pytest, as in: make test PYTEST_ARGS="-k ledger -n 0"
 PYTEST_ARGS ?=
+# Passed on to the tutorials, as in: make tutorials TUTORIALS="--quick hello"
+TUTORIALS ?=
 # The environment, and how it is filled; `make oldest` replaces both.
 VENV ?= .venv
 INSTALL ?= pip install --quiet --disable-pip-version-check
@@ -14,7 +16,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(RUN) pytest -n logical --maxprocesses=4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs tutorials test slow oldest lint types check format bench clean
+.PHONY: help setup demo readme docs tutorials test slow oldest lint types check format bench clean
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -24,12 +26,15 @@ setup: $(STAMP) ## create the virtual environment and install all that the rest 
 demo: setup ## fit a private Bayesian logistic regression on Adult over ten clients
 	$(RUN) tutorials.demo
 
+readme: setup ## measure the numbers of the README, and draw its picture (some minutes)
+	$(RUN) benchmarks.readme --seeds 5
+
 docs: setup ## build the site into docs/_build/html; every warning is an error
 	rm -rf docs/_build
 	$(RUN) sphinx -W --keep-going --nitpicky --quiet -b html docs docs/_build/html
 
 tutorials: setup ## run the tutorials in full and write their pages
-	$(RUN) tutorials
+	$(RUN) tutorials $(TUTORIALS)
 
 test: setup ## run the test suite, but for the tests marked slow
 	$(PYTEST) $(PYTEST_ARGS)

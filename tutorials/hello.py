@@ -2,8 +2,8 @@
 # # Hello, world: three hospitals
 #
 # Three hospitals of unequal size ask the same question: does a treatment help, given a patient's
-# age? None may show its records. We fit one Bayesian logistic regression to all of them, and hold it
-# against what each hospital could find alone and against what nobody may compute: NUTS on all
+# age? None may show its records. We fit one Bayesian logistic regression to all of them, and hold
+# it against what each hospital could find alone and against what nobody may compute: NUTS on all
 # records in one place.
 
 # %%

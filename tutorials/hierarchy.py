@@ -65,8 +65,8 @@ def model(age, ward, y=None):
 #
 # Without a guide (`None`) every latent gets a normal in unconstrained space, as in NumPyro's
 # `AutoNormal`. Ours draws the spread from a gamma distribution instead. A guide has one
-# `numpyro.sample` statement a latent, and no latent depends on another; what its distributions *are*
-# counts, the parameters' values are found by the fit.
+# `numpyro.sample` statement a latent, and no latent depends on another; what its distributions
+# *are* counts, the parameters' values are found by the fit.
 
 
 # %%
@@ -102,8 +102,8 @@ print(result.posterior.summary())
 # %% [markdown]
 # ## Diagnostics
 #
-# The parameters that lie farthest from where they started, and how far each round moved all of them.
-# (`dppvi.diagnose(result)` says more, and takes a while for a hierarchy.)
+# The parameters that lie farthest from where they started, and how far each round moved all of
+# them. (`dppvi.diagnose(result)` says more, and takes a while for a hierarchy.)
 
 # %%
 plots.convergence(result)
@@ -139,8 +139,8 @@ covered = int((np.abs(effect - mean) <= 1.645 * width).sum())
 small, large = stays <= np.median(stays), stays > np.median(stays)
 spread = result.posterior.mean["spread"], result.posterior.stddev["spread"]
 Text(
-    f"{covered} of the {NUM_WARDS} true effects lie in their 90 % intervals. The spread between wards "
-    f"is {spread[0]:.2f} ± {spread[1]:.2f} (true: 0.6). Intervals of the four smaller wards are "
+    f"{covered} of the {NUM_WARDS} true effects lie in their 90 % intervals. The spread between "
+    f"wards is {spread[0]:.2f} ± {spread[1]:.2f} (true: 0.6). Intervals of the smaller wards are "
     f"{width[small].mean() / width[large].mean():.1f} times as wide as those of the larger ones."
 )
 
@@ -159,9 +159,7 @@ def with_a_latent_for_every_stay(age, ward, y=None):
 
 
 try:
-    dppvi.fit(
-        with_a_latent_for_every_stay, None, data, rng_key=jax.random.key(0), budget=budget
-    )
+    dppvi.fit(with_a_latent_for_every_stay, None, data, rng_key=jax.random.key(0), budget=budget)
 except dppvi.UnsupportedModelError as error:
     print(error)
 
@@ -169,5 +167,5 @@ except dppvi.UnsupportedModelError as error:
 # ## References
 #
 # Heikkilä, Ashman, Swaroop, Turner and Honkela (2023), *Differentially private partitioned
-# variational inference*, TMLR. NumPyro's tutorials on
-# [hierarchical models](https://num.pyro.ai/en/stable/tutorials/bayesian_hierarchical_linear_regression.html).
+# variational inference*, TMLR. NumPyro's tutorials on [hierarchical
+# models](https://num.pyro.ai/en/stable/tutorials/bayesian_hierarchical_linear_regression.html).

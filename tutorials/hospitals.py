@@ -6,8 +6,8 @@
 # seen, turn it into a decision, and write down what it cost.
 #
 # The records are SUPPORT2: seriously ill adults of five American hospitals, with what was known by
-# the third day of the study, as many deaths as survivors. A fifth of them is held out, and plays the
-# public.
+# the third day of the study, as many deaths as survivors. A fifth of them is held out, and plays
+# the public.
 
 # %%
 import arviz as az
@@ -41,8 +41,8 @@ print(f"{len(names)} features; patients by hospital: {sizes}; held out: {len(dat
 # %% [markdown]
 # ## Model
 #
-# A logistic regression. The prior's width is one on the scale of clinical widths: a laboratory value
-# that is one clinical width off seldom multiplies the odds by more than e squared.
+# A logistic regression. The prior's width is one on the scale of clinical widths: a laboratory
+# value that is one clinical width off seldom multiplies the odds by more than e squared.
 
 
 # %%
@@ -55,8 +55,8 @@ def model(X, y=None):
 # %% [markdown]
 # ## Inference
 #
-# The ethics committees did not agree on one epsilon, and need not: noise follows each hospital's own
-# budget. The plan is made before any record is read.
+# The ethics committees did not agree on one epsilon, and need not: noise follows each hospital's
+# own budget. The plan is made before any record is read.
 
 # %%
 epsilons = (2.0, 4.0, 4.0, 8.0)
@@ -126,13 +126,16 @@ figure
 # %% [markdown]
 # ## Prediction
 #
-# The posterior goes to ArviZ with the held-out patients as public data: draws of their outcomes, and
-# the log likelihood of what happened.
+# The posterior goes to ArviZ with the held-out patients as public data: draws of their outcomes,
+# and the log likelihood of what happened.
 
 # %%
 public = {"X": data.X_test, "y": data.y_test}
 idata = posterior.to_arviz(
-    num_samples=pick(1000, 100), public_data=public, dims={"w": ["feature"]}, coords={"feature": names}
+    num_samples=pick(1000, 100),
+    public_data=public,
+    dims={"w": ["feature"]},
+    coords={"feature": names},
 )
 weights = idata["posterior"]["w"].mean(("chain", "draw")).to_series()
 largest = weights.abs().sort_values(ascending=False).index[:8].tolist()
@@ -140,9 +143,9 @@ table = az.summary(idata, var_names=["w"], kind="stats")
 print(table.loc[[f"w[{name}]" for name in largest]].to_string())
 
 # %% [markdown]
-# **A posterior predictive check.** If the model is right, then of the patients to whom it gives some
-# probability of death, that share dies. Dots are tenths of the held-out patients; bars are what draws
-# of outcomes from the posterior would show, nine times of ten.
+# **A posterior predictive check.** If the model is right, then of the patients to whom it gives
+# some probability of death, that share dies. Dots are tenths of the held-out patients; bars are
+# what draws of outcomes from the posterior would show, nine times of ten.
 
 # %%
 drawn = np.asarray(idata["posterior_predictive"]["y"])[0]
@@ -178,8 +181,8 @@ Text(
 # %% [markdown]
 # **A decision** (its numbers are made up). A place in intensive care costs one unit and prevents a
 # third of the deaths, each of which costs `loss` units. A patient gets a place where what it is
-# expected to prevent is worth more than it costs. The posterior's uncertainty is in the risk already,
-# because the risk is a mean over draws.
+# expected to prevent is worth more than it costs. The posterior's uncertainty is in the risk
+# already, because the risk is a mean over draws.
 
 # %%
 losses = np.array([4.0, 6.0, 10.0, 20.0])

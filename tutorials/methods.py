@@ -2,8 +2,8 @@
 # # Choosing a method
 #
 # **Goals.** The library has three ways to make partitioned variational inference private, each with
-# or without a trusted aggregator, and baselines. On one data set and one budget we look at what they
-# cost and what they give: accuracy, calibration, messages.
+# or without a trusted aggregator, and baselines. On one data set and one budget we look at what
+# they cost and what they give: accuracy, calibration, messages.
 
 # %%
 import jax
@@ -19,9 +19,9 @@ from tutorials.notebook import BLUE, GREEN, GREY, RED, Text, panels, pick
 # %% [markdown]
 # ## Data
 #
-# UCI Adult: who earns more than 50 000 dollars? Ten clients hold about 2 442 rows each; the other half
-# of the rows is public and scores. (Its numeric columns were standardised with pooled means, which no
-# epsilon covers: the paper's preprocessing, kept so that numbers compare.)
+# UCI Adult: who earns more than 50 000 dollars? Ten clients hold about 2 442 rows each; the other
+# half of the rows is public and scores. (Its numeric columns were standardised with pooled means,
+# which no epsilon covers: the paper's preprocessing, kept so that numbers compare.)
 
 # %%
 data = adult.load()
@@ -29,7 +29,9 @@ train = slice(0, pick(24_421, 2_400))
 records = {"X": data.X_train[train], "y": data.y_train[train]}
 clients = dppvi.partition(jax.random.key(0), records["y"], 10)
 budget = dppvi.PrivacyBudget(epsilon=1.0, delta=1e-5)
-print(f"{len(records['y'])} rows, clients of {set(clients.sizes)}, {data.X_train.shape[1]} features")
+print(
+    f"{len(records['y'])} rows, clients of {set(clients.sizes)}, {data.X_train.shape[1]} features"
+)
 
 # %% [markdown]
 # ## Model
@@ -96,7 +98,8 @@ runs["without privacy"] = dppvi.fit(
 # %% [markdown]
 # ## Diagnostics
 #
-# Each run says how it ended. A warning is not a failure: it tells where noise had to be held in check.
+# Each run says how it ended. A warning is not a failure: it tells where noise had to be held in
+# check.
 
 # %%
 for name, run in runs.items():
@@ -148,7 +151,7 @@ Text(
     f"({scores[best][1]:.4f}). With an aggregator it was *{lead}* ({scores[lead][1]:.4f}), at "
     f"{messages[lead]} messages a client; without privacy it is "
     f"{scores['without privacy'][1]:.4f}. One run each: standard errors over seeds are in the "
-    "[measurements](../benchmarks.md), and [how to choose](../methods.md) says why the methods differ."
+    "[measurements](../benchmarks.md), and [how to choose](../methods.md) says why methods differ."
 )
 
 # %% [markdown]

@@ -23,8 +23,8 @@ class Text(str):
 
 
 def pick(in_full: T, quickly: T) -> T:
-    """One of two sizes: the second where ``TUTORIALS=quick`` asks for a run of some seconds."""
-    return quickly if os.environ.get("TUTORIALS") == "quick" else in_full
+    """One of two sizes: the second in ``python -m tutorials --quick``."""
+    return quickly if os.environ.get("QUICK_TUTORIALS") else in_full
 
 
 def panels(number: int, width: float = 4.5, height: float = 3.4) -> tuple[Figure, Any]:

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Privacy in practice: plan, ledger, audit, selection
 #
-# **Goals.** What a data protection officer will ask, in the order in which it comes up. What does an
-# epsilon mean? How much noise will there be, and is the study worth it? Who keeps the account, and
-# what if the computer crashes? Is the code right? And may we try several settings?
+# **Goals.** What a data protection officer will ask, in the order in which it comes up. What does
+# an epsilon mean? How much noise will there be, and is the study worth it? Who keeps the account,
+# and what if the computer crashes? Is the code right? And may we try several settings?
 
 # %%
 import tempfile
@@ -41,8 +41,8 @@ data = [{"y": rng.normal(0.4, 0.8, size).astype(np.float32)} for size in sizes]
 # %% [markdown]
 # ## What an epsilon means
 #
-# The strongest reading is an attacker's: somebody who knows every other record, sees everything that
-# is released, and has to say which of two records a client holds.
+# The strongest reading is an attacker's: somebody who knows every other record, sees everything
+# that is released, and has to say which of two records a client holds.
 
 # %%
 epsilons = np.array([0.1, 0.25, 0.5, 1, 2, 4, 8])
@@ -55,7 +55,9 @@ figure, (axis,) = panels(1, width=6)
 axis.semilogx(epsilons, 100 * np.array(right), color=BLUE, marker="o")
 axis.axhline(50, color=GREY, linestyle=":")
 axis.text(0.1, 50.8, "guessing", color=GREY)
-axis.set(title="an attacker is right in at most", xlabel="epsilon (delta = 1e-5)", ylabel="% of cases")
+axis.set(
+    title="an attacker is right in at most", xlabel="epsilon (delta = 1e-5)", ylabel="% of cases"
+)
 axis.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
 axis.set_xticks([], minor=True)
 figure
@@ -80,9 +82,9 @@ print(plan)
 # %% [markdown]
 # ## The ledger
 #
-# Every release is charged before it is computed; with `ledger_file=` the charge is on the disk first.
-# Whoever runs again on the same file shares its budget: here a first study spends it, and a second
-# one is refused before anything is computed from a record.
+# Every release is charged before it is computed; with `ledger_file=` the charge is on the disk
+# first. Whoever runs again on the same file shares its budget: here a first study spends it, and a
+# second one is refused before anything is computed from a record.
 
 # %%
 half = dppvi.DPOptimization(num_local_steps=2)
@@ -108,9 +110,9 @@ print(dppvi.diagnose(result))
 # %% [markdown]
 # ## An audit
 #
-# A proof is about the mathematics; an audit looks at what runs. A mechanism is run many times on two
-# neighbouring data sets. If some event is more frequent on one of them than the claim allows, the
-# claim is false. Here is the mechanism of the library, on a sum that one record moves as far as
+# A proof is about the mathematics; an audit looks at what runs. A mechanism is run many times on
+# two neighbouring data sets. If some event is more frequent on one of them than the claim allows,
+# the claim is false. Here is the mechanism of the library, on a sum that one record moves as far as
 # clipping lets it, and the same with a fifth too little noise: a mistake that the audit must find.
 
 # %%
@@ -149,9 +151,9 @@ figure
 # %% [markdown]
 # ## Selection
 #
-# Trying settings on the private data and showing the best costs more than one run, even if the others
-# are thrown away. `select` runs a random, secret number of settings, compares noisy scores, and charges
-# for all of it.
+# Trying settings on the private data and showing the best costs more than one run, even if the
+# others are thrown away. `select` runs a random, secret number of settings, compares noisy scores,
+# and charges for all of it.
 
 # %%
 total = dppvi.PrivacyBudget(epsilon=4.0, delta=1e-5)
@@ -179,13 +181,13 @@ print(chosen.privacy_statement())
 # %% tags=["remove-input"]
 one = selection_plan.run_budgets[0].epsilon
 Text(
-    f"Of epsilon {total.epsilon:g} in all, each single fit could use {one:.2f}. That is the price of "
-    "choosing on private records; choosing on public or made-up ones is free."
+    f"Of epsilon {total.epsilon:g} in all, each single fit could use {one:.2f}. That is the price "
+    "of choosing on private records; choosing on public or made-up ones is free."
 )
 
 # %% [markdown]
 # ## References
 #
-# What a selection costs: Papernot and Steinke (2022), *Hyperparameter tuning with Rényi differential
-# privacy*, ICLR. Epsilon of Gaussian noise: Balle and Wang (2018), ICML. The page
+# What a selection costs: Papernot and Steinke (2022), *Hyperparameter tuning with Rényi
+# differential privacy*, ICLR. Epsilon of Gaussian noise: Balle and Wang (2018), ICML. The page
 # [What is promised](../privacy.md) says what all of this covers and what not.
