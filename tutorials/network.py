@@ -140,20 +140,20 @@ sure, right = np.maximum(risk, 1 - risk), (risk > 0.5) == y_test
 boundary = np.abs(chances.mean(axis=0) - 0.5) < 0.25
 spread = chances.std(axis=0)
 Text(
-    f"At epsilon {result.ledger.spent().max():.2f} the network tells {right.mean():.1%} of the public "
-    f"points right; a straight line tells {line:.1%}. Where it is wrong it gave its answer a "
-    f"probability of {sure[~right].mean():.2f} on average, where it is right {sure[right].mean():.2f}. "
-    f"Along the boundary draws disagree by {spread[boundary].mean():.2f} (standard deviation of the "
-    f"probability), elsewhere by {spread[~boundary].mean():.2f}."
+    f"At epsilon {result.ledger.spent().max():.2f} the network tells {right.mean():.1%} of the "
+    f"public points right; a straight line tells {line:.1%}. Where it is wrong it gave its answer a "
+    f"probability of {sure[~right].mean():.2f} on average, where it is right "
+    f"{sure[right].mean():.2f}. Along the boundary draws disagree by {spread[boundary].mean():.2f} "
+    f"(standard deviation of the probability), elsewhere by {spread[~boundary].mean():.2f}."
 )
 
 # %% [markdown]
 # ## What to keep in mind
 #
 # A network's weights can be exchanged without changing it, so means of single weights say nothing;
-# predictions do. Independent normals hold one of the many arrangements of weights that would do, and
-# are surer far from all points than they ought to be. And a network needs records: with a tenth of
-# these, take a model with fewer parameters.
+# predictions do. Independent normals hold one of the many arrangements of weights that would do,
+# and are surer far from all points than they ought to be. And a network needs records: with a tenth
+# of these, take a model with fewer parameters.
 #
 # ## References
 #
