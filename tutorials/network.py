@@ -141,8 +141,8 @@ boundary = np.abs(chances.mean(axis=0) - 0.5) < 0.25
 spread = chances.std(axis=0)
 Text(
     f"At epsilon {result.ledger.spent().max():.2f} the network tells {right.mean():.1%} of the "
-    f"public points right; a straight line tells {line:.1%}. Where it is wrong it gave its answer a "
-    f"probability of {sure[~right].mean():.2f} on average, where it is right "
+    f"public points right; a straight line tells {line:.1%}. Where it is wrong it gave its answer "
+    f"a probability of {sure[~right].mean():.2f} on average, where it is right "
     f"{sure[right].mean():.2f}. Along the boundary draws disagree by {spread[boundary].mean():.2f} "
     f"(standard deviation of the probability), elsewhere by {spread[~boundary].mean():.2f}."
 )
