@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["_build"]
+default_role = "code"
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

@@ -82,7 +82,14 @@ class FitResult:
         return self.state.ledger
 
     def posterior_at(self, round_number: int) -> Posterior:
-        """The posterior after a round, 1 for the first; all of them were released."""
+        """The posterior after a round; all of them were released.
+
+        Args:
+            round_number: 1 for the first.
+
+        Raises:
+            IndexError: If no such round ran.
+        """
         rounds = len(self.history.movement)
         if not 1 <= round_number <= rounds:
             raise IndexError(f"there are rounds 1 to {rounds}, got {round_number}.")

@@ -90,6 +90,14 @@ def test_links_of_the_readme_lead_somewhere():
     assert dead_links(readme, readme.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize("page", ["methods.md", "faq.md"])
+def test_numbers_that_guide_a_choice_are_measured_ones(page):
+    measured = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    shown = re.findall(r"-\.\d{4}", (DOCS / page).read_text(encoding="utf-8"))
+    assert [number for number in shown if number not in measured] == []
+    assert page != "methods.md" or len(shown) > 20
+
+
 def test_a_missing_name_and_a_dead_link_are_found(reference):
     without = reference.replace(".. autofunction:: numpyro_dppvi.fit\n", "")
     assert missing(without) == ["numpyro_dppvi.fit is on no page in docs/api"]

@@ -63,7 +63,7 @@ Text(
     f"posterior is {ours[1] / exact[1]:.1f} times as wide as the exact one, because noise lets the "
     "clients' factors grow no sharper in these rounds ([why](../faq.md)). Its mean is off by "
     f"{abs(ours[0] - exact[0]):.2f}, which is {abs(ours[0] - exact[0]) / ours[1]:.1f} of its own "
-    "standard deviations: it knows less than it could, and does not pretend otherwise."
+    "standard deviations."
 )
 
 # %% [markdown]
