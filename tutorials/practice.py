@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -126,7 +127,8 @@ def claim(delta):
 
 def released(seed, total, noise_std):
     keys = jax.random.split(dppvi.SecretKeys(seed).round_key(0), num_runs)
-    return np.asarray(jax.vmap(lambda key: privacy.add_noise(key, total, noise_std))(keys))
+    add = jax.vmap(lambda key: privacy.add_noise(key, jnp.asarray(total), noise_std))
+    return np.asarray(add(keys))
 
 
 reports = {
