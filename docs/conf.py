@@ -16,13 +16,12 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
 ]
 exclude_patterns = ["_build"]
 default_role = "code"
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
