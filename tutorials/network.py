@@ -113,7 +113,7 @@ side = np.linspace(-3.2, 3.2, pick(60, 15), dtype=np.float32)
 grid = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
 weights = result.posterior.sample(jax.random.key(2), (pick(400, 50),))
 ones = np.ones((len(grid), 1), np.float32)
-hidden = jnp.tanh(jnp.einsum("nd,sdh->snh", np.concatenate([grid, ones], 1), weights["w"]))
+hidden = jnp.tanh(jnp.einsum("np,sph->snh", np.concatenate([grid, ones], 1), weights["w"]))
 logits = jnp.einsum("snh,sh->sn", hidden, weights["v"][:, :-1]) + weights["v"][:, -1:]
 chances = np.asarray(jax.nn.sigmoid(logits))
 shape = (len(side), len(side))

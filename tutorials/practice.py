@@ -65,7 +65,8 @@ figure
 
 # %% tags=["remove-input"]
 by = dict(zip(epsilons.tolist(), right, strict=True))
-Text(f"At epsilon 1 that is {by[1.0]:.1%} of cases, at epsilon 8 {by[8.0]:.1%}.")
+one, eight = (np.ceil(1000 * by[epsilon]) / 10 for epsilon in (1.0, 8.0))  # rounded up
+Text(f"At epsilon 1 that is {one:.1f} % of cases, at epsilon 8 {eight:.1f} %.")
 
 # %% [markdown]
 # ## The plan
