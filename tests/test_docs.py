@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import numpyro_dppvi as dppvi
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -39,6 +41,8 @@ def test_the_page_on_posteriors_runs(names):
 
 def test_the_first_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    # It takes many seconds, and tests/test_diagnostics.py does it.
+    monkeypatch.setattr(dppvi, "diagnose", lambda result: f"Diagnostics of {result.status.rounds}")
     found = run("start.md")
     assert found["draws"].shape == (1000, 3)
     assert found["predictions"].shape == (1000, 3)
