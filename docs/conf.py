@@ -1,7 +1,7 @@
 """How Sphinx builds the site: `make docs`, with every warning an error, online or not."""
 
+import http.client
 import importlib.metadata
-import urllib.error
 import urllib.request
 from typing import Any
 
@@ -63,9 +63,10 @@ def reachable(inventories: dict[str, str]) -> dict[str, tuple[str, None]]:
     found = {}
     for name, address in inventories.items():
         try:
-            with urllib.request.urlopen(f"{address}objects.inv", timeout=5):
-                found[name] = (address, None)
-        except (urllib.error.URLError, OSError):
+            with urllib.request.urlopen(f"{address}objects.inv", timeout=5) as answer:
+                if answer.read(18) == b"# Sphinx inventory":
+                    found[name] = (address, None)
+        except (OSError, http.client.HTTPException):
             continue
     return found
 
