@@ -105,8 +105,8 @@ print(
 # %% [markdown]
 # ## Prediction
 #
-# The probability of a class is the mean over draws of the network. Draws disagree where the classes
-# meet, and most where the boundary runs on beyond all points.
+# The probability of a class is the mean over draws of the network; where draws disagree, it does
+# not know.
 
 # %%
 side = np.linspace(-3.2, 3.2, pick(60, 15), dtype=np.float32)
