@@ -78,7 +78,7 @@ class PVIState(NamedTuple):
 
     @property
     def natural(self) -> Natural:
-        """Natural parameters of q: always the product of the factors."""
+        """Natural parameters of q, which is always the product of the factors."""
         return server.approximation(self.prior, self.factors)
 
 

@@ -65,6 +65,12 @@ def plan_privacy(
 
     Raises:
         ValueError: If the method is not private, there is no budget or the numbers do not fit.
+
+    Example:
+        >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-5)
+        >>> plan = plan_privacy(DPOptimization(), budget, num_rounds=10, client_sizes=[900, 600])
+        >>> [round(float(std), 1) for std in plan.noise_std], plan.clients[0].num_releases
+        ([102.2, 102.2], 30)
     """
     methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)

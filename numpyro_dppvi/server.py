@@ -45,7 +45,14 @@ class TrustedAggregator:
             )
 
     def num_shares(self, num_clients: int) -> int:
-        """The least number of clients whose shares make up the noise of a sum."""
+        """The least number of clients whose shares make up the noise of a sum.
+
+        Args:
+            num_clients: How many clients there are.
+
+        Raises:
+            ValueError: If all of them may be missing.
+        """
         if self.max_dropouts >= num_clients:
             raise ValueError(
                 f"max_dropouts must be below the number of clients, got {self.max_dropouts} for "
@@ -54,7 +61,15 @@ class TrustedAggregator:
         return num_clients - self.max_dropouts
 
     def check(self, groups: np.ndarray, num_clients: int) -> None:
-        """Refuses a round in which too few clients' shares would meet in one sum."""
+        """Refuses a round in which too few clients' shares would meet in one sum.
+
+        Args:
+            groups: A round of a schedule, shape ``(num_groups, group_size)``.
+            num_clients: How many clients there are.
+
+        Raises:
+            ValueError: In that case.
+        """
         present = groups.shape[1]
         if groups.shape[0] != 1 or present < self.num_shares(num_clients):
             raise ValueError(

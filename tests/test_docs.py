@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import numpyro_dppvi as dppvi
 from numpyro_dppvi import families
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -79,3 +80,15 @@ def test_a_sampler_of_ones_own_is_accounted_and_stated(extended):
 
 def test_a_schedule_of_ones_own_is_accounted(extended):
     np.testing.assert_allclose(extended["halves"].ledger.spent(), 1.0, rtol=0.01)
+
+
+def test_the_first_page_runs(tmp_path, monkeypatch, capsys):
+    # It takes many seconds, and tests/test_diagnostics.py does it.
+    monkeypatch.setattr(dppvi, "diagnose", lambda result: f"Diagnostics of {result.status.rounds}")
+    found = run("start.md", tmp_path)
+    assert found["draws"].shape == (1000, 3)
+    assert found["predictions"].shape == (1000, 3)
+    assert (tmp_path / "study.npz").exists()
+    said = capsys.readouterr().out
+    for sentence in ("Privacy plan", "Diagnostics", "Privacy statement", "@article{heikkila2023"):
+        assert sentence in said

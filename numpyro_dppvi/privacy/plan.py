@@ -54,7 +54,7 @@ class ClientPlan:
 
     @property
     def attack(self) -> Attack:
-        """What it gives away: the best attack on everything the client will have released."""
+        """The best attack on everything that the client will have released."""
         return best_attack(self.composition, self.budget.relation)
 
 
