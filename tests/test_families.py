@@ -782,6 +782,7 @@ class TestSharedMember:
         expected_correlation = expected.covariance_matrix / jnp.outer(scale, scale)
         np.testing.assert_allclose(covariance, expected_correlation, atol=0.05)
 
+    @pytest.mark.slow
     def test_marginals_are_those_of_the_vector(self, coordinates):
         vector = _full_normal(7).distribution(coordinates["all"])
         marginals = self.FAMILY.distribution(coordinates)
@@ -801,6 +802,7 @@ class TestSharedMember:
             np.testing.assert_allclose(actual, expected.logpdf(draws[one]), rtol=1e-3)
         assert isinstance(marginals["r"], dist.Gamma)
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("x64")
     def test_a_product_of_priors_is_one_of_the_vector(self):
         precision = np.array([[2.0, 0.5], [0.5, 1.0]])

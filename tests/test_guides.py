@@ -327,6 +327,7 @@ def test_q_is_a_proper_product_of_the_factors(result):
     assert bool(result.posterior.family.in_domain(natural))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("guide", "method"),
     [
@@ -344,6 +345,7 @@ def test_other_methods_work_with_these_guides(guide, method):
     assert np.all(draws["noise"] > 0)
 
 
+@pytest.mark.slow
 class TestFitted:
     def test_parameters_have_numpyros_names(self, result):
         shapes = {name: value.shape for name, value in result.params.items()}

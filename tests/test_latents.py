@@ -263,8 +263,18 @@ def evaluate(space, base, records):
 # The split adds up to the model.
 
 
+# Each is compiled by itself, which takes seconds. These differ most in how they are read.
+QUICK = (logistic, no_plate, constrained_latents, grouped, missing_outcomes, conditioned_prior)
+
+
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=named(case), marks=[] if case.model in QUICK else pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_prior_and_one_row_likelihoods_add_up_to_the_model(case):
     records = records_of(case)
     space = from_model(case.model, records, case.model_kwargs)

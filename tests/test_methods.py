@@ -134,7 +134,7 @@ def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method
     assert worst > 0.8 * clip * weight  # the search does reach far
 
 
-@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("trusted", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("method", SHARDED)
 def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
     """Given what was released before, round two moves by no more than the sensitivity, either.
@@ -187,7 +187,9 @@ def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
     assert worst > 0.5 * clip * weight  # the search does reach far
 
 
-@pytest.mark.parametrize("k", [1, 2, 4, 6, 24])
+@pytest.mark.parametrize(
+    "k", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 4, 6, 24))]
+)
 @pytest.mark.parametrize("method", SHARDED)
 def test_replacing_all_records_of_a_person_moves_the_sum_by_the_sensitivity(method, k):
     """k extreme records against k others just as extreme; with k = 24, all that the client has."""
@@ -250,6 +252,7 @@ def test_the_cavity_is_added_exactly_however_small_the_clip(x64, normal_data):
     np.testing.assert_allclose(flat(after.factors), 0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_local_average_falls_with_the_number_of_shards():
     """Theorem 4, in the plan and in what is drawn."""
     budget = dppvi.PrivacyBudget(1.0)
@@ -336,6 +339,7 @@ def test_unequal_shards_under_an_aggregator_are_covered_by_the_largest_weight():
     np.testing.assert_allclose(total, alone.noise_std[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fixed_point_of_local_averaging_is_one_of_global_inference(x64):
     """Property 2.2: where every shard's optimum is q, q is the global optimum."""
     X, y = logistic_data(20)
