@@ -215,7 +215,7 @@ def _spending(axis: Any, result: FitResult) -> None:
             axis.axhline(epsilon, color="black", linestyle="--", linewidth=1)
             _note(axis, f"budget {epsilon:g}", (0, epsilon), shift=(2, -3), va="top")
         if len(curves) > 1:
-            axis.legend(frameon=False, fontsize="small", loc="lower right")
+            axis.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
         deltas = {budget.delta for budget, _, _ in curves}
         delta = f"delta = {deltas.pop():g}" if len(deltas) == 1 else "the client's delta"
         axis.set(title="spent so far", ylabel=f"epsilon at {delta}")
