@@ -54,6 +54,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(collections|typing|types|os|pathlib|enum|dataclasses|datetime)(\..*)?"),
     ("py:.*", r"(None|Ellipsis|bool|bytes|float|int|str|object|type|tuple|list|dict|set|range)"),
     ("py:.*", r".*(Error|Warning|Exception|Interrupt)"),
+    ("py:mod", r"numpyro_dppvi\..*"),  # modules of ours that are no part of the reference
     ("py:.*", "ArrayTree"),  # optax's name for any tree of arrays
 ]
 
