@@ -14,6 +14,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.handlers import mask, scale
 
 import numpyro_dppvi as dppvi
+from benchmarks import examples as benchmark
 from models.examples import EXAMPLES, Example
 from numpyro_dppvi import families, guides, latents
 
@@ -173,3 +174,13 @@ def test_it_can_be_fitted_in_private(name):
     )
     for leaf in jax.tree.leaves(result.posterior.natural):
         assert np.all(np.isfinite(leaf))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_it_ends_where_svi_ends(name):
+    """As `python -m benchmarks examples` shows for the models of `models/`."""
+    posterior = benchmark.pvi(MORE[name], clients=3)
+    shift, percent = benchmark.difference(benchmark.marginals(posterior), benchmark.svi(MORE[name]))
+    assert shift < 0.05
+    assert percent < 3
