@@ -12,8 +12,8 @@ INSTALL ?= pip install --quiet --disable-pip-version-check
 
 RUN := $(VENV)/bin/python -m
 STAMP := $(VENV)/.installed
-# A worker for each core, but no more of them than are worth their start-up.
-PYTEST := $(RUN) pytest -n logical --maxprocesses=4
+# A worker for each core, but no more of them than are worth their start-up; tests of a file share what they compile.
+PYTEST := $(RUN) pytest -n logical --maxprocesses=4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo readme docs tutorials test slow oldest lint types check format bench clean

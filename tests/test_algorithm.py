@@ -507,6 +507,7 @@ def test_fit_is_the_algorithm_in_a_loop():
     np.testing.assert_array_equal(pvi.posterior(state).mean["w"], result.posterior.mean["w"])
 
 
+@pytest.mark.slow
 def test_a_prior_outside_the_family_is_refined_to_where_svi_ends():
     """HalfNormal and a hierarchy under a normal guide: the prior is a factor like any other."""
 

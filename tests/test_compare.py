@@ -95,6 +95,7 @@ def test_distances_are_from_pooled_nuts():
     assert "1.00 sd    2.00x" in str(found)
 
 
+@pytest.mark.slow
 def test_an_earlier_posterior_is_the_prior_of_all(result):
     prior = result.posterior.as_prior()
     second = dppvi.fit(

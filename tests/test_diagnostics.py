@@ -113,6 +113,7 @@ def test_curvature_is_the_precision_of_normal_factors():
     np.testing.assert_allclose(curvature(family, q, factor), expected, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_noise_of_perturbed_changes_is_the_one_that_theory_says():
     """A solve takes back the noise that its client's factor holds, and damping keeps a part of it.
 

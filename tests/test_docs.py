@@ -38,6 +38,7 @@ def extended(tmp_path_factory):
         yield run("extending.md", tmp_path_factory.mktemp("docs"))
 
 
+@pytest.mark.slow
 def test_the_page_on_posteriors_runs(names):
     np.testing.assert_array_equal(names["again"].mean["w"], names["posterior"].mean["w"])
     assert names["idata"].posterior["w"].dims == ("chain", "draw", "feature")

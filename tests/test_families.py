@@ -629,6 +629,7 @@ def test_latents_are_drawn_independently_of_each_other():
     np.testing.assert_allclose(correlation, 0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_draws_of_small_concentrations_stay_inside_the_support():
     """Of concentration .001, most draws are smaller than the smallest float."""
     family = MeanField((("g", Gamma(())), ("b", Beta(())), ("d", Dirichlet((3,)))))

@@ -511,6 +511,7 @@ def test_asynchronous_clients_send_at_their_own_pace():
     np.testing.assert_allclose(shift, 0, atol=0.15)
 
 
+@pytest.mark.slow
 def test_a_stale_start_is_what_tells_asynchronous_from_sequential():
     X, y = logistic_data(60)
     run = functools.partial(

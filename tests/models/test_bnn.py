@@ -148,6 +148,7 @@ def held_out(result):
     return float(jnp.mean(jax.nn.logsumexp(rows, axis=0) - jnp.log(200)))
 
 
+@pytest.mark.slow
 def test_a_small_fit_finds_what_no_line_can():
     """On these outcomes a constant has -.69, the best line -.67, and this fit -.42."""
     assert held_out(fit(bnn, 2, 15, num_hidden=10)) > -0.5
