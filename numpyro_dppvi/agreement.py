@@ -102,7 +102,11 @@ def _planned(
             {**mine, **of_all, "sampler": method.sampler.of_client(number)}
             for number, mine in enumerate(each)
         ]
-    of_all = {"mechanism": GaussianShardSum.__name__, "releases_per_visit": 1}
+    of_all = {
+        "mechanism": GaussianShardSum.__name__,
+        "releases_per_visit": 1,
+        "noise": method.noise,
+    }
     shards = methods.shards_by_client(method, sizes)
     weights = [1 / n if isinstance(method, LocalAveraging) else 1.0 for n in shards]
     if trusted:

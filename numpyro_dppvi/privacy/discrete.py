@@ -70,6 +70,7 @@ class DiscreteGaussian:
 
 
 Noise: TypeAlias = Gaussian | DiscreteGaussian
+"""The law of the noise of a method that releases once a visit."""
 
 
 class StepNoise(NamedTuple):
