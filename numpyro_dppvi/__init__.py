@@ -31,6 +31,7 @@ from numpyro_dppvi.posterior import Posterior, load
 from numpyro_dppvi.prior import Prior
 from numpyro_dppvi.privacy import (
     BudgetExceededError,
+    DiscreteGaussian,
     FixedSizeSampling,
     FullBatch,
     Ledger,
@@ -63,6 +64,7 @@ __all__ = [
     "Comparison",
     "DPOptimization",
     "Diagnostics",
+    "DiscreteGaussian",
     "FitResult",
     "FixedSizeSampling",
     "FullBatch",

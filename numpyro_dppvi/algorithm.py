@@ -18,6 +18,7 @@ import numpy as np
 
 from numpyro_dppvi import (
     _validate,
+    agreement,
     factors,
     guides,
     latents,
@@ -30,11 +31,8 @@ from numpyro_dppvi import (
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
 from numpyro_dppvi.client import Layout
 from numpyro_dppvi.methods import (
-    DPOptimization,
-    GlobalVI,
     LocalAveraging,
     Method,
-    NonPrivate,
     VirtualClients,
     default_learning_rate,
 )
@@ -43,12 +41,11 @@ from numpyro_dppvi.posterior import Posterior, shapes
 from numpyro_dppvi.prior import Prior, first_factor
 from numpyro_dppvi.privacy import (
     Entry,
-    GaussianShardSum,
-    GaussianSum,
     Ledger,
     LedgerFile,
     PrivacyPlan,
     SecretKeys,
+    draw_noise,
 )
 from numpyro_dppvi.rounds import Factors, Numbers, Problem, RoundInfo
 from numpyro_dppvi.server import TrustedAggregator
@@ -180,7 +177,9 @@ def assemble(
     """What :func:`pvi` does; ``prior_left_out`` is the power of the prior that cavities lack."""
     _validate.half_open_unit("damping", damping)
     num_clients = len(client_sizes)
-    check_plan(method, plan, client_sizes, trusted)
+    agreement.check_noise(method, trusted)
+    agreement.check_plan(method, plan, client_sizes, trusted)
+    agreement.check_source(method, secret_keys)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_additive(space, model_kwargs, sum(client_sizes))
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
@@ -206,7 +205,7 @@ def assemble(
         )
 
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
-        check_shards(shards, client_sizes)
+        agreement.check_shards(shards, client_sizes)
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         if trusted:
             trusted.check(groups, num_clients)
@@ -214,7 +213,8 @@ def assemble(
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, secret_keys.round_key(state.round))
         start = Factors(state.prior, state.factors, state.private, state.pulled)
-        end, info = rounds.run(problem, numbers, start, shards, jnp.asarray(groups), keys)
+        drawn = _drawn(method, plan, groups, state.prior)
+        end, info = rounds.run(problem, numbers, start, shards, jnp.asarray(groups), keys, drawn)
         after = PVIState(state.round + 1, end.prior, end.clients, ledger, end.private, end.pulled)
         return after, info
 
@@ -261,6 +261,14 @@ def _numbers(
         "prior_left_out": prior_left_out,
     }
     return Numbers(exact_prior, **{name: jnp.asarray(value) for name, value in arrays.items()})
+
+
+def _drawn(method: Method, plan: PrivacyPlan | None, groups: np.ndarray, like: Natural) -> Any:
+    """The noise of a round that is drawn on the host; ``None`` where none is."""
+    if plan is None or not methods.draws_exactly(method):
+        return None
+    size = sum(leaf.size for leaf in jax.tree.leaves(like))
+    return draw_noise([client.mechanism for client in plan.clients], groups, size)
 
 
 def _private_factors(like: Natural, num_clients: int, layout: Layout) -> Natural | None:
@@ -311,86 +319,3 @@ def entries(plan: PrivacyPlan, round_number: int, groups: np.ndarray) -> list[En
         for m, mine in enumerate(plan.clients)
         if visits[m]
     ]
-
-
-def check_plan(
-    method: Any,
-    plan: PrivacyPlan | None,
-    client_sizes: Sequence[int],
-    trusted: TrustedAggregator | None,
-) -> None:
-    """Refuses a plan that does not describe exactly what the method is going to release.
-
-    Noise, accounting and budgets come from the plan, clipping and sampling from the method: a
-    run under another method's plan would cost more than its statement says.
-    """
-    if isinstance(method, NonPrivate) != (plan is None):
-        raise ValueError(
-            f"{type(method).__name__}() and {'no plan' if plan is None else 'a plan'} do not go "
-            "together: private methods need plan=plan_privacy(...), NonPrivate() takes none."
-        )
-    if plan is None:
-        return
-    if len(plan.clients) != len(client_sizes):
-        raise ValueError(
-            f"the plan is for {len(plan.clients)} clients, but there are {len(client_sizes)}: make "
-            "it with client_sizes of the same length."
-        )
-    wanted = _planned(method, client_sizes, trusted)
-    for number, (mine, facts) in enumerate(zip(plan.clients, wanted, strict=True)):
-        kind = type(mine.mechanism).__name__
-        found = {**vars(mine), **vars(mine.mechanism), "mechanism": kind}
-        for name, value in facts.items():
-            if found.get(name) != value:
-                raise ValueError(
-                    f"the plan does not describe this run: {name} is {found.get(name)} for client "
-                    f"{number} in the plan and {value} in the run: make it with plan_privacy(...) "
-                    "from the same method, client_sizes and trusted_aggregator."
-                )
-
-
-def _planned(
-    method: Any, client_sizes: Sequence[int], trusted: TrustedAggregator | None
-) -> list[dict[str, Any]]:
-    """What the plan of a run must say about each client, noise and visits aside."""
-    sizes = [int(size) for size in client_sizes]
-    clip_norms = methods.clip_norms_by_client(method, len(sizes))
-    common = {"num_shares": trusted.num_shares(len(sizes)) if trusted else 1}
-    each = [
-        {**common, "num_records": size, "clip_norm": clip_norm}
-        for size, clip_norm in zip(sizes, clip_norms, strict=True)
-    ]
-    if isinstance(method, DPOptimization | GlobalVI):
-        of_all = {
-            "mechanism": GaussianSum.__name__,
-            "physical_size": method.sampler.physical_size(sizes),
-            "releases_per_visit": getattr(method, "num_local_steps", 1),
-        }
-        return [
-            {**mine, **of_all, "sampler": method.sampler.of_client(number)}
-            for number, mine in enumerate(each)
-        ]
-    of_all = {"mechanism": GaussianShardSum.__name__, "releases_per_visit": 1}
-    shards = methods.shards_by_client(method, sizes)
-    weights = [1 / n if isinstance(method, LocalAveraging) else 1.0 for n in shards]
-    if trusted:
-        weights = [max(weights)] * len(weights)
-    return [
-        {**mine, **of_all, "num_shards": num_shards, "weight": weight}
-        for mine, num_shards, weight in zip(each, shards, weights, strict=True)
-    ]
-
-
-def check_shards(shards: Shards, client_sizes: Sequence[int]) -> None:
-    """Refuses records of other clients than those that the algorithm was built for."""
-    sizes = np.asarray(shards.num_records).tolist()
-    if sizes != [int(size) for size in client_sizes]:
-        raise ValueError(
-            f"shards must hold the clients that the algorithm was built for, got {_short(sizes)} "
-            f"records and client_sizes of {_short(list(client_sizes))}: stack the same clients."
-        )
-
-
-def _short(numbers: list[int]) -> str:
-    shown = ", ".join(str(number) for number in numbers[:5])
-    return shown if len(numbers) <= 5 else f"{shown}, ... ({len(numbers)} clients)"

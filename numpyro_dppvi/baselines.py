@@ -13,6 +13,7 @@ import optax
 
 from numpyro_dppvi import (
     _validate,
+    agreement,
     client,
     factors,
     guides,
@@ -23,13 +24,7 @@ from numpyro_dppvi import (
     server,
 )
 from numpyro_dppvi._typing import Array, Coordinates, Model, Natural, PRNGKey
-from numpyro_dppvi.algorithm import (
-    Algorithm,
-    charged,
-    check_plan,
-    check_shards,
-    first_ledger,
-)
+from numpyro_dppvi.algorithm import Algorithm, charged, first_ledger
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import GlobalVI
@@ -92,7 +87,7 @@ def global_vi(
 ) -> Algorithm:
     """Central DP-VI (Jälkö et al. 2017) as ``init / step / posterior``; arguments as of ``pvi``."""
     num_clients = len(client_sizes)
-    check_plan(method, plan, client_sizes, trusted)
+    agreement.check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_additive(space, model_kwargs or {}, sum(client_sizes))
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
@@ -114,7 +109,7 @@ def global_vi(
         return GlobalState(0, first, coordinates, optimizer.init(coordinates), ledger)
 
     def step(rng_key: PRNGKey, state: GlobalState, shards: Shards) -> tuple[GlobalState, RoundInfo]:
-        check_shards(shards, client_sizes)
+        agreement.check_shards(shards, client_sizes)
         groups = schedules.synchronous(state.round, num_clients)
         trusted.check(groups, num_clients)
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)

@@ -78,6 +78,12 @@ _FIXED_SIZE = """@inproceedings{zhu2022characteristic,
   pages     = {4782--4817},
   year      = {2022}
 }"""  # noqa: E501
+_DISCRETE = r"""@inproceedings{canonne2020discrete,
+  title     = {The Discrete {Gaussian} for Differential Privacy},
+  author    = {Canonne, Cl{\'e}ment and Kamath, Gautam and Steinke, Thomas},
+  booktitle = {Advances in Neural Information Processing Systems 33 (NeurIPS)},
+  year      = {2020}
+}"""
 _SELECTION = r"""@inproceedings{papernot2022tuning,
   title     = {Hyperparameter Tuning with {R}{\'e}nyi Differential Privacy},
   author    = {Papernot, Nicolas and Steinke, Thomas},
@@ -199,6 +205,9 @@ def _of_accountant(result: FitResult) -> Iterator[Reference]:
         for client in range(len(result.client_sizes))
         for event, _ in result.ledger.composition(client)
     }
+    if dpa.ZCDpEvent in events:  # all of it is accounted alike then
+        yield Reference("Discrete Gaussian noise, and what is proven of it", _DISCRETE)
+        return
     if dpa.GaussianDpEvent in events:
         yield Reference("Epsilon of Gaussian noise in closed form", _CLOSED_FORM)
     if dpa.SampledWithoutReplacementDpEvent in events:

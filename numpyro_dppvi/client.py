@@ -25,7 +25,15 @@ from numpyro_dppvi.methods import (
     NonPrivate,
     ShardMethod,
 )
-from numpyro_dppvi.privacy import add_noise, by_purpose, clipped, clipped_sum, exact
+from numpyro_dppvi.privacy import (
+    add_noise,
+    by_purpose,
+    clipped,
+    clipped_in_steps,
+    clipped_sum,
+    discrete,
+    exact,
+)
 
 # Per-record gradients are made and clipped in chunks of rows that stay in a core's cache
 # (2^18 floats are 1 MiB). It changes no result.
@@ -94,6 +102,7 @@ def visit(
     learning_rate: Array,
     rng_key: PRNGKey,
     secret_key: PRNGKey,
+    drawn: discrete.StepNoise | None = None,
 ) -> Message:
     """Solves the client's local problem, or one a shard, starting from ``q``.
 
@@ -109,6 +118,7 @@ def visit(
         learning_rate: For Adam, where the method names no optimiser.
         rng_key: Key for draws of the latents, no secret.
         secret_key: Key for noise and batches.
+        drawn: Noise that was drawn on the host, in the place of a key's.
 
     Returns:
         The message; its change is zero (before noise) where a solve failed, so that a failure
@@ -133,7 +143,7 @@ def visit(
         change = solve(own, part, (keys, secret_keys))
         finite = factors.is_finite(change)
         return Message(factors.select(finite, change, factors.unit(change)), None)
-    return _perturbed(space, family, method, layout, own, data, solve, keys, secret_key)
+    return _perturbed(space, family, method, layout, own, data, solve, keys, secret_key, drawn)
 
 
 def _perturbed(
@@ -146,6 +156,7 @@ def _perturbed(
     solve: Callable[[Natural, local.Gradient, Any], Natural],
     keys: PRNGKey,
     secret_key: PRNGKey,
+    drawn: discrete.StepNoise | None,
 ) -> Message:
     """Solves for every shard, clips the changes, and releases their noisy weighted sum.
 
@@ -168,7 +179,13 @@ def _perturbed(
 
     numbers = jnp.arange(layout.num_shards)
     changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, own)
-    each = clipped(changes, numbers < data.num_shards, data.clip_norm)
+    present = numbers < data.num_shards
+    if drawn is not None:
+        steps = clipped_in_steps(changes, present, data.clip_norm, drawn.step)
+        released = discrete.released(steps, drawn, data.weight, like=changes)
+        kept = discrete.from_steps(steps, drawn.step, like=changes)
+        return Message(released, kept if layout.private else None)
+    each = clipped(changes, present, data.clip_norm)
     mean_or_sum = exact.weighted_total(each, data.weight)
     released = add_noise(by_purpose(secret_key).noise, mean_or_sum, data.noise_std, like=each)
     return Message(released, each if layout.private else None)

@@ -11,7 +11,14 @@ import optax
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.objective import Automatic, Expectation, GaussHermite
-from numpyro_dppvi.privacy import FullBatch, PoissonSampling, Sampler
+from numpyro_dppvi.privacy import (
+    DiscreteGaussian,
+    FullBatch,
+    Gaussian,
+    Noise,
+    PoissonSampling,
+    Sampler,
+)
 
 # How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
 # whose priors have a width of about one: see default_learning_rate.
@@ -130,16 +137,18 @@ class ParameterPerturbation:
         optimizer: Any optax optimiser. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else few draws, whose noise averages out over shards, steps and rounds.
+        noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
 
     Raises:
         ValueError: If a number is outside its range.
-        TypeError: If the optimiser or expectation is none.
+        TypeError: If the optimiser, expectation or noise is none.
     """
 
     clip_norm: float | tuple[float, ...] = 0.002
     num_local_steps: int = 20
     optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = Automatic(2)
+    noise: Noise = Gaussian()
 
     def __post_init__(self) -> None:
         _check_shard_method(self)
@@ -162,10 +171,11 @@ class LocalAveraging:
         optimizer: Any optax optimiser. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else few draws, whose noise averages out over shards, steps and rounds.
+        noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
 
     Raises:
         ValueError: If a number is outside its range.
-        TypeError: If the optimiser or expectation is none.
+        TypeError: If the optimiser, expectation or noise is none.
     """
 
     num_shards: int | tuple[int, ...]
@@ -173,6 +183,7 @@ class LocalAveraging:
     num_local_steps: int = 20
     optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = Automatic(2)
+    noise: Noise = Gaussian()
 
     def __post_init__(self) -> None:
         _check_shard_method(self)
@@ -194,10 +205,11 @@ class VirtualClients:
         optimizer: Any optax optimiser. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else few draws, whose noise averages out over shards, steps and rounds.
+        noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
 
     Raises:
         ValueError: If a number is outside its range.
-        TypeError: If the optimiser or expectation is none.
+        TypeError: If the optimiser, expectation or noise is none.
     """
 
     num_shards: int | tuple[int, ...]
@@ -205,6 +217,7 @@ class VirtualClients:
     num_local_steps: int = 20
     optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = Automatic(2)
+    noise: Noise = Gaussian()
 
     def __post_init__(self) -> None:
         _check_shard_method(self)
@@ -286,6 +299,11 @@ def check(method: Any) -> None:
         )
 
 
+def draws_exactly(method: Any) -> bool:
+    """Whether noise is drawn on the host, before a round is computed."""
+    return isinstance(getattr(method, "noise", None), DiscreteGaussian)
+
+
 def shards_by_client(method: Method, client_sizes: Sequence[int]) -> tuple[int, ...]:
     """How many shards each client cuts its records into.
 
@@ -339,6 +357,11 @@ def program_of(method: AnyOf) -> AnyOf:
 
 def _check_shard_method(method: ShardMethod) -> None:
     _check_pieces(method.optimizer, method.expectation)
+    if not isinstance(method.noise, Noise):
+        raise TypeError(
+            "noise must be Gaussian() or DiscreteGaussian(), got "
+            f"{_validate.shown(method.noise)}: write noise=DiscreteGaussian(), say."
+        )
     _set_each(method, "clip_norm", _validate.positive)
     _validate.positive_int("num_local_steps", method.num_local_steps)
     if hasattr(method, "num_shards"):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from numpyro_dppvi import _validate, methods, schedules, server
+from numpyro_dppvi import _validate, agreement, methods, schedules, server
 from numpyro_dppvi.methods import (
     AnyMethod,
     BayesianCommitteeMachine,
@@ -103,7 +103,9 @@ def plan_wired(
         return plan.of_gradients(budgets, sampler, clip_norm, steps, visits, sizes, num_shares)
     num_shards = methods.shards_by_client(run.method, sizes)
     averaged = isinstance(run.method, LocalAveraging)
-    return plan.of_changes(budgets, clip_norm, num_shards, averaged, visits, sizes, num_shares)
+    return plan.of_changes(
+        budgets, clip_norm, num_shards, averaged, visits, sizes, num_shares, run.method.noise
+    )
 
 
 def wiring(
@@ -119,6 +121,7 @@ def wiring(
             left out with one that needs it.
     """
     trusted = server.aggregator(trusted_aggregator)
+    agreement.check_noise(method, trusted)
     name = type(method).__name__
     if isinstance(method, GlobalVI):
         if trusted is None:

@@ -118,6 +118,7 @@ def run(
     shards: Shards,
     groups: Array,
     keys: tuple[PRNGKey, PRNGKey],
+    drawn: Any = None,
 ) -> tuple[Factors, RoundInfo]:
     """One round: the prior's factor, then group after group of clients.
 
@@ -128,6 +129,8 @@ def run(
         shards: All clients' records.
         groups: Client numbers, shape ``(num_groups, group_size)``.
         keys: The round's key and its secret key.
+        drawn: The noise of every visit where it was drawn on the host, leading axes as of
+            ``groups``; ``None`` where it comes from the secret key.
 
     Returns:
         The factors after, and what happened.
@@ -139,20 +142,21 @@ def run(
         start = start._replace(prior=_refined_prior(problem, numbers, start, prior_key))
 
     def group_step(
-        now: Factors, group: tuple[Array, Array]
+        now: Factors, group: tuple[Array, Array, Any]
     ) -> tuple[Factors, tuple[MergeInfo, Array]]:
-        clients, index = group
+        clients, index, noise = group
         group_keys = jax.tree.map(lambda key: jax.random.fold_in(key, index), keys)
         q = server.approximation(now.prior, now.clients)
         messages = jax.lax.map(
-            lambda number: _visit(problem, numbers, q, now, shards, group_keys, number),
-            clients,
+            lambda visit: _visit(problem, numbers, q, now, shards, group_keys, *visit),
+            (clients, noise),
             batch_size=_batch_size(problem, clients.size),
         )
         after, info = _merged(problem, numbers, now, clients, messages)
         return after, (info, _num_failed(problem, messages.change))
 
-    end, (merges, failed) = jax.lax.scan(group_step, start, (groups, jnp.arange(groups.shape[0])))
+    visits = (groups, jnp.arange(groups.shape[0]), drawn)
+    end, (merges, failed) = jax.lax.scan(group_step, start, visits)
     movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients))
     return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
 
@@ -213,8 +217,9 @@ def _visit(
     shards: Shards,
     keys: tuple[PRNGKey, PRNGKey],
     number: Array,
+    noise: Any,
 ) -> client.Message:
-    """One client's visit, with keys of its own."""
+    """One client's visit, with keys or noise of its own."""
 
     def of_client(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[number], tree)
@@ -244,6 +249,7 @@ def _visit(
         numbers.learning_rate,
         rng_key,
         secret_key,
+        noise,
     )
     return message._replace(change=factors.multiply(message.change, left_out))
 

@@ -212,7 +212,7 @@ def _check(run: Any, plan: SelectionPlan) -> None:
         if mine.budget.relation != budget.relation:
             raise ValueError("fit_one must keep to the budgets it is given: write budget=budgets.")
     mus = [
-        accounting.gaussian_mu(run.ledger.composition(m), relation)
+        accounting.renyi_distance(run.ledger.composition(m), relation)
         for m, relation in zip(clients, relations, strict=False)
     ]
     check_run(plan, mus)

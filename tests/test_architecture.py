@@ -31,7 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"checkpoint", "progress"}),
     frozenset({"baselines", "planning"}),
     frozenset({"algorithm"}),
-    frozenset({"rounds"}),
+    frozenset({"rounds", "agreement"}),
     frozenset({"posterior"}),
     frozenset({"exported", "saved"}),
     frozenset({"client", "server", "schedules", "prior", "predictions"}),
@@ -63,6 +63,7 @@ MAY_IMPORT_PRIVACY = frozenset(
         "diagnostics",
         "fit",
         "algorithm",
+        "agreement",
         "posterior",
         "planning",
         "baselines",
@@ -76,9 +77,9 @@ MAY_IMPORT_PRIVACY = frozenset(
 MAY_IMPORT_HANDLERS = frozenset({"latents", "guides"})
 
 # Third parties that a function may import when it is called: optional, or slow to import.
-LAZY = frozenset({"arviz", "flwr", "matplotlib", "orbax", "tqdm", "xarray"})
+LAZY = frozenset({"arviz", "flwr", "matplotlib", "opendp", "orbax", "tqdm", "xarray"})
 # Those that a plain installation lacks: nothing may need them on import, but for flower/ itself.
-OPTIONAL = {"flwr": "flower", "matplotlib": None, "orbax": None}
+OPTIONAL = {"flwr": "flower", "matplotlib": None, "opendp": None, "orbax": None}
 
 MAX_FILE_LINES = 399
 MAX_FUNCTION_LINES = 80

@@ -5,7 +5,8 @@ it can be read and audited alone.
 """
 
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, Unit, unit_sensitivity
-from numpyro_dppvi.privacy.clipping import clipped, clipped_sum
+from numpyro_dppvi.privacy.clipping import clipped, clipped_in_steps, clipped_sum
+from numpyro_dppvi.privacy.discrete import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.inverse import (
     epsilon_from_noise,
     noise_from_epsilon,
@@ -14,7 +15,13 @@ from numpyro_dppvi.privacy.inverse import (
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
 from numpyro_dppvi.privacy.ledger_file import LedgerFile
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
-from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism, add_noise
+from numpyro_dppvi.privacy.mechanisms import (
+    GaussianShardSum,
+    GaussianSum,
+    Mechanism,
+    add_noise,
+    draw_noise,
+)
 from numpyro_dppvi.privacy.noise import SecretKeys, by_purpose
 from numpyro_dppvi.privacy.paper import paper_epsilon
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
@@ -38,15 +45,18 @@ __all__ = [
     "Batch",
     "BudgetExceededError",
     "ClientPlan",
+    "DiscreteGaussian",
     "Entry",
     "FixedSizeSampling",
     "FullBatch",
+    "Gaussian",
     "GaussianShardSum",
     "GaussianSum",
     "Ledger",
     "LedgerFile",
     "Mechanism",
     "NegativeBinomialRuns",
+    "Noise",
     "PoissonRuns",
     "PoissonSampling",
     "PrivacyBudget",
@@ -61,7 +71,9 @@ __all__ = [
     "best_attack",
     "by_purpose",
     "clipped",
+    "clipped_in_steps",
     "clipped_sum",
+    "draw_noise",
     "epsilon_from_noise",
     "noise_from_epsilon",
     "paper_epsilon",

@@ -1,4 +1,4 @@
-"""From what was released to epsilon: exact for plain Gaussians, else dp-accounting's PLD."""
+"""From what was released to epsilon: exact for plain Gaussians, else dp-accounting's PLD or RDP."""
 
 import functools
 import math
@@ -8,7 +8,7 @@ from typing import TypeAlias
 import dp_accounting as dpa
 import numpy as np
 
-from numpyro_dppvi.privacy import loss
+from numpyro_dppvi.privacy import concentrated, loss
 from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
 Composition: TypeAlias = frozenset[tuple[dpa.DpEvent, int]]
@@ -45,7 +45,8 @@ def epsilon(
 
     Plain Gaussian events compose to one Gaussian, whose epsilon is the closed form of Balle and
     Wang (2018). Everything else goes to privacy loss distributions, whose pair of distributions
-    for Poisson sampling under replace-one is tight.
+    for Poisson sampling under replace-one is tight. Where discrete Gaussian noise is among it, all
+    is accounted as concentrated differential privacy.
 
     Args:
         composition: What was released, with noise multipliers in units of the clipping norm.
@@ -62,6 +63,9 @@ def epsilon(
         TypeError: If no accountant is proven for an event.
         ValueError: If none is proven for it under this relation.
     """
+    rho = concentrated.total_rho(composition, relation)
+    if rho is not None:
+        return concentrated.epsilon(rho, delta)
     mu = gaussian_mu(composition, relation)
     if mu == 0:
         return 0.0
@@ -95,7 +99,7 @@ def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
 
     Returns:
         0 for nothing released, infinity where an event has no noise, and ``None`` where batches
-        were sampled.
+        were sampled or noise is discrete.
 
     Raises:
         TypeError: If no accountant is proven for an event.
@@ -103,6 +107,8 @@ def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
     """
     for event, _ in composition:
         loss.check_relation(event, relation)
+    if is_concentrated(composition):
+        return None
     noise = [(loss.noise_multiplier(event), count) for event, count in composition]
     if not all(multiplier > 0 for multiplier, _ in noise):  # a NaN, too
         return math.inf
@@ -110,6 +116,15 @@ def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
         return None
     unit = unit_sensitivity(relation)
     return math.sqrt(sum(count * (unit / multiplier) ** 2 for multiplier, count in noise))
+
+
+def renyi_distance(composition: Composition, relation: Relation) -> float | None:
+    """How far apart two Gaussians are whose Rényi divergences bound those of what was released.
+
+    As :func:`gaussian_mu` but for discrete Gaussian noise, which has such a bound.
+    """
+    rho = concentrated.total_rho(composition, relation)
+    return gaussian_mu(composition, relation) if rho is None else math.sqrt(2 * rho)
 
 
 def tightest(
@@ -142,19 +157,20 @@ def rounding_error(composition: Composition) -> float:
 
 def is_gaussian(composition: Composition) -> bool:
     """Whether everything that was released is a plain Gaussian: no record is ever left out."""
-    return all(_takes_all_records(event) for event, _ in composition)
+    return all(loss.takes_all_records(event) for event, _ in composition)
+
+
+def is_concentrated(composition: Composition) -> bool:
+    """Whether discrete Gaussian noise is among what was released."""
+    return any(isinstance(event, dpa.ZCDpEvent) for event, _ in composition)
 
 
 def describe(composition: Composition) -> str:
     """The accountant that :func:`epsilon` uses for a composition, for people."""
+    if is_concentrated(composition):
+        return "concentrated differential privacy (Canonne et al. 2020), by Rényi divergences"
     if is_gaussian(composition):
         return "exact Gaussian composition (Balle and Wang 2018)"
     if any(isinstance(event, dpa.SampledWithoutReplacementDpEvent) for event, _ in composition):
         return "privacy loss distribution of a dominating pair (Zhu et al. 2022), rounded up"
     return "privacy loss distribution, rounded up"
-
-
-def _takes_all_records(event: dpa.DpEvent) -> bool:
-    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        return bool(event.sample_size == event.source_dataset_size)
-    return isinstance(event, dpa.GaussianDpEvent)

@@ -9,6 +9,7 @@ import dp_accounting as dpa
 from numpyro_dppvi.privacy import accounting, units
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
+from numpyro_dppvi.privacy.discrete import DiscreteGaussian
 from numpyro_dppvi.privacy.sampling import FixedSizeSampling, Sampler
 
 # The search stops where at least this share of the target is spent.
@@ -70,6 +71,25 @@ def noise_multiplier(
             "accountant cannot show so small a probability. Write delta=1e-10, say, or sample "
             "with FullBatch()."
         )
+    return _least_sufficient(spends, budget.epsilon, guess)
+
+
+@functools.lru_cache(maxsize=1024)
+def discrete_noise_multiplier(budget: PrivacyBudget, num_releases: int) -> float:
+    """The same for discrete Gaussian noise, which is accounted as concentrated privacy.
+
+    Raises:
+        ValueError: If the budget's relation is not to replace a record.
+    """
+    if math.isinf(budget.epsilon):
+        return 0.0
+
+    def spends(noise: float) -> float:
+        event = DiscreteGaussian().dp_event(noise)
+        return spent(accounting.compose([(event, num_releases)]), budget, roughly=False)
+
+    one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+    guess = unit_sensitivity(budget.relation) * math.sqrt(num_releases) * one_release
     return _least_sufficient(spends, budget.epsilon, guess)
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, PyTree
-from numpyro_dppvi.privacy import exact
+from numpyro_dppvi.privacy import discrete, exact
 
 # A float32 norm is off by a few parts in 10^6 at worst (XLA adds in tiles, whatever the length):
 # clip a hair below the bound, so that what is released is within it in exact arithmetic.
@@ -70,6 +70,31 @@ def clipped_sum(
         return exact.total_of_rounded(entries).reshape(whole.shape[1:])
 
     return jax.tree.map(total, kept, contributions)
+
+
+def clipped_in_steps(
+    contributions: PyTree, mask: Array, clip_norm: Array | float, step: Array
+) -> PyTree:
+    """Vectors clipped as by :func:`clipped`, in whole numbers of steps.
+
+    Args:
+        contributions: Tree of arrays of shape ``(num_vectors, ...)``.
+        mask: Booleans of shape ``(num_vectors,)``; false ones count for nothing.
+        clip_norm: The bound, a scalar.
+        step: From :func:`~numpyro_dppvi.privacy.discrete.grid_step`.
+
+    Returns:
+        Whole numbers as 64-bit arrays, shaped as the contributions; a vector's norm is at most
+        ``clip_norm / step`` in exact arithmetic.
+    """
+    num_entries = sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
+    bound = (1 - exact.rounding_norm(num_entries)) * clip_norm
+    factor, kept = _factors(contributions, mask, bound)
+    return jax.tree.map(
+        lambda leaf, whole: discrete.in_steps(factor[:, None] * leaf, step).reshape(whole.shape),
+        kept,
+        contributions,
+    )
 
 
 def _factors(contributions: PyTree, mask: Array, clip_norm: Array | float) -> tuple[Array, PyTree]:

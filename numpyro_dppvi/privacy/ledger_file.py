@@ -33,6 +33,7 @@ _EVENTS = {
         dpa.PoissonSampledDpEvent,
         dpa.SampledWithoutReplacementDpEvent,
         dpa.TruncatedSubsampledGaussianDpEvent,
+        dpa.ZCDpEvent,
     )
 }
 

@@ -31,18 +31,31 @@ def noise_multiplier(event: dpa.DpEvent) -> float:
 
 
 def check_relation(event: dpa.DpEvent, relation: Relation) -> None:
-    """Refuses events whose pair of distributions is not proven under a relation.
+    """Refuses events that nothing is proven about under a relation.
 
     Raises:
         ValueError: For batches of fixed size under add-or-remove: a neighbour has another number
-            of records, so that the batch is another share of them.
+            of records, so that the batch is another share of them. For discrete Gaussian noise:
+            its event says what replacing a contribution costs.
     """
+    if isinstance(event, dpa.ZCDpEvent) and relation != "replace_one":
+        raise ValueError(
+            'discrete Gaussian noise is accounted for relation="replace_one" alone, got '
+            f'relation={relation!r}: write relation="replace_one".'
+        )
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and relation != "replace_one":
         raise ValueError(
             'batches of a fixed size are accounted for relation="replace_one" alone, got '
             f'relation={relation!r}: write relation="replace_one", or sample with '
             "PoissonSampling(...)."
         )
+
+
+def takes_all_records(event: dpa.DpEvent) -> bool:
+    """Whether an event is a plain Gaussian: no record is ever left out."""
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        return bool(event.sample_size == event.source_dataset_size)
+    return isinstance(event, dpa.GaussianDpEvent)
 
 
 def of_composition(

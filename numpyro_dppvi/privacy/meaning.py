@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numpyro_dppvi.privacy import accounting, loss
+from numpyro_dppvi.privacy import accounting, concentrated, loss
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import Relation
 
@@ -55,9 +55,12 @@ def best_attack(
 
     Returns:
         The attack: from the closed form for Gaussians, else from privacy loss distributions that
-        are rounded up.
+        are rounded up, or for discrete Gaussian noise from its Rényi divergences.
     """
     rate = false_positive_rate
+    rho = concentrated.total_rho(composition, relation)
+    if rho is not None:
+        return Attack(concentrated.advantage(rho), rate, concentrated.detected(rho, rate))
     mu = accounting.gaussian_mu(composition, relation)
     if mu == 0:
         return Attack(0.0, rate, rate)

@@ -1,15 +1,26 @@
 """The Gaussian mechanism on sums of clipped vectors; its sensitivity and its event."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import dp_accounting as dpa
 import jax
+import numpy as np
 
 from numpyro_dppvi._typing import Array, PRNGKey, PyTree
 from numpyro_dppvi.privacy import exact, units
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
+from numpyro_dppvi.privacy.discrete import (
+    DiscreteGaussian,
+    Gaussian,
+    Noise,
+    StepNoise,
+    drawn,
+    grid_step,
+    std_in_steps,
+)
 from numpyro_dppvi.privacy.sampling import Sampler
 
 
@@ -94,6 +105,7 @@ class GaussianShardSum:
         num_shares: Clients whose noise adds up to the noise of the sum that is released; 1
             without a trusted aggregator.
         contributions: Most shards that change with one unit of protection.
+        noise: The law of the noise.
     """
 
     clip_norm: float
@@ -103,9 +115,22 @@ class GaussianShardSum:
     weight: float = 1.0
     num_shares: int = 1
     contributions: int = 1
+    noise: Noise = Gaussian()
 
     def check(self, budget: PrivacyBudget) -> None:
-        """Refuses a budget whose unit can change more than ``contributions`` shards."""
+        """Refuses a budget whose unit can change more than ``contributions`` shards.
+
+        Shares of noise that is not Gaussian are refused, too, and so much of it that its integers
+        would not be exact.
+        """
+        if isinstance(self.noise, DiscreteGaussian):
+            if self.num_shares > 1:
+                raise ValueError(
+                    f"noise must be Gaussian() where {self.num_shares} clients' shares of it add "
+                    "up, because shares of a discrete Gaussian add up to none: write "
+                    "noise=Gaussian(), or leave trusted_aggregator out."
+                )
+            std_in_steps(self.unweighted_std, self.clip_norm)
         self.sensitivity(budget.relation)
         changed = units.shards_changed(budget, self.num_shards)
         _check_contributions(self.contributions, changed, budget)
@@ -123,7 +148,12 @@ class GaussianShardSum:
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise on every entry of the released sum."""
-        return self.noise_multiplier * self.contributions * self.clip_norm * self.weight
+        return self.unweighted_std * self.weight
+
+    @property
+    def unweighted_std(self) -> float:
+        """Standard deviation of the noise on the sum before it is multiplied by the weight."""
+        return self.noise_multiplier * self.contributions * self.clip_norm
 
     @property
     def share_std(self) -> float:
@@ -138,12 +168,12 @@ class GaussianShardSum:
         rounding would let clients with equal budgets have unequal events, some of them a hair
         above the budget.
         """
-        return dpa.GaussianDpEvent(self.noise_multiplier)
+        return self.noise.dp_event(self.noise_multiplier)
 
     @property
     def name(self) -> str:
         """The mechanism in words."""
-        return "Gaussian noise on a sum of clipped changes of natural parameters, one a shard"
+        return f"{self.noise.name} on a sum of clipped changes of natural parameters, one a shard"
 
     @property
     def batch(self) -> str:
@@ -188,3 +218,21 @@ def add_noise(
         noisy.append(exact.released(mine, leaf, noise_std, dtype))
         start += leaf.size
     return jax.tree.unflatten(treedef, noisy)
+
+
+def draw_noise(mechanisms: Sequence[Mechanism], clients: np.ndarray, size: int) -> StepNoise:
+    """Discrete Gaussian noise for the visits of a round, fresh at every call.
+
+    It depends on no record, and so it is drawn on the host before the round is computed.
+
+    Args:
+        mechanisms: One a client; all of them sums over shards.
+        clients: The clients that are visited, of any shape.
+        size: Entries of what one visit releases.
+
+    Returns:
+        Integers that lack nothing but to be added, leading shape that of ``clients``.
+    """
+    sums = [mechanism for mechanism in mechanisms if isinstance(mechanism, GaussianShardSum)]
+    scales = [std_in_steps(mine.unweighted_std, mine.clip_norm) for mine in sums]
+    return drawn(scales, [grid_step(mine.clip_norm) for mine in sums], clients, size)

@@ -9,6 +9,7 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, calibrate, units, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
+from numpyro_dppvi.privacy.discrete import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.ledger import Ledger
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
@@ -193,16 +194,16 @@ def of_changes(
     num_visits: Sequence[int],
     client_sizes: Sequence[int],
     num_shares: int | None = None,
+    noise_law: Noise = Gaussian(),
 ) -> PrivacyPlan:
     """Plans noisy sums (or means) of changes, one a shard; one release a visit.
 
     With a trusted aggregator the sum over clients is released: its noise covers the client whose
     weight is the largest (paper, Theorems 6 and 8), and the most shards that a unit may change.
     """
-    sampler = FullBatch()
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     noise = [
-        calibrate.noise_multiplier(budget, max(1, visits), sampler, size, size)
+        _noise_of_changes(noise_law, budget, max(1, visits), size)
         for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
     ]
     weights = [1 / shards if averaged else 1.0 for shards in num_shards]
@@ -221,10 +222,20 @@ def of_changes(
             weight=weights[m],
             num_shares=num_shares or 1,
             contributions=contributions[m],
+            noise=noise_law,
         )
         mechanism.sensitivity(budget.relation)  # refuses a relation that has none
         clients.append(ClientPlan(budget, mechanism, num_visits[m], 1))
     return PrivacyPlan(tuple(clients))
+
+
+def _noise_of_changes(
+    noise_law: Noise, budget: PrivacyBudget, num_releases: int, num_records: int
+) -> float:
+    """Noise that keeps a budget, in units of what one unit of protection contributes."""
+    if isinstance(noise_law, DiscreteGaussian):
+        return calibrate.discrete_noise_multiplier(budget, num_releases)
+    return calibrate.noise_multiplier(budget, num_releases, FullBatch(), num_records, num_records)
 
 
 def table(clients: Sequence[ClientPlan]) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from numpyro_dppvi.privacy import accounting, units, words
+from numpyro_dppvi.privacy.discrete import DiscreteGaussian
 from numpyro_dppvi.privacy.ledger import Ledger
 from numpyro_dppvi.privacy.meaning import best_attack
 from numpyro_dppvi.privacy.plan import PrivacyPlan
@@ -18,6 +19,13 @@ NOT_COVERED = (
     "floating-point effects: noise of 64 bits, rounded to a grid, is no exact discrete mechanism",
     "side channels such as timing, and everything that a client shows outside this run",
 )
+_NOT_COVERED_EXACT = (
+    *NOT_COVERED[:2],
+    "faults of the operating system's random numbers or of OpenDP, which draws the noise from them",
+    NOT_COVERED[3],
+)
+_NO_NOISE = "everything: no noise was added"
+_PACKAGES = ("numpyro-dppvi", "dp-accounting", "jax", "numpyro")
 _COLUMNS = (
     "clients",
     "records",
@@ -64,11 +72,8 @@ class PrivacyStatement:
             "clients": self._clients,
             "max_epsilon": max((c["epsilon_spent"] for c in self._clients), default=None),
             "max_delta": max((c["delta"] for c in self._clients), default=None),
-            "not_covered": list(NOT_COVERED) if private else ["everything: no noise was added"],
-            "versions": {
-                name: importlib.metadata.version(name)
-                for name in ("numpyro-dppvi", "dp-accounting", "jax", "numpyro")
-            },
+            "not_covered": list(self._not_covered) if private else [_NO_NOISE],
+            "versions": {name: importlib.metadata.version(name) for name in self._packages},
         }
 
     def to_json(self) -> str:
@@ -83,7 +88,24 @@ class PrivacyStatement:
             return "none"
         if self.insecure_seed:
             return "from a known seed: whoever knows it can remove the noise"
+        if self._drawn_exactly:
+            return "integers that OpenDP drew exactly, from the operating system's entropy"
         return "keys from the operating system's entropy"
+
+    @property
+    def _drawn_exactly(self) -> bool:
+        """Whether all noise is discrete; one method makes the mechanisms of all clients."""
+        clients = self.plan.clients if self.plan else ()
+        noise = [getattr(client.mechanism, "noise", None) for client in clients]
+        return bool(noise) and all(isinstance(law, DiscreteGaussian) for law in noise)
+
+    @property
+    def _not_covered(self) -> tuple[str, ...]:
+        return _NOT_COVERED_EXACT if self._drawn_exactly else NOT_COVERED
+
+    @property
+    def _packages(self) -> tuple[str, ...]:
+        return (*_PACKAGES, "opendp") if self._drawn_exactly else _PACKAGES
 
     @functools.cached_property
     def _clients(self) -> list[dict[str, Any]]:
@@ -131,7 +153,7 @@ class PrivacyStatement:
             padded = (f"{cell:>{width}}" for cell, width in zip(others, widths, strict=True))
             lines.append(f"  {first:<12} {' '.join(padded)}")
         lines += [line for sentence in self._sentences() for line in words.paragraph(sentence)]
-        lines += ["  Not covered:", *(f"    - {item}" for item in NOT_COVERED)]
+        lines += ["  Not covered:", *(f"    - {item}" for item in self._not_covered)]
         return "\n".join(["Privacy statement", *lines])
 
     def to_markdown(self) -> str:
@@ -145,7 +167,7 @@ class PrivacyStatement:
             "\n".join(f"| {' | '.join(row)} |" for row in rows),
             *self._sentences(),
             "## Not covered",
-            "\n".join(f"- {item}" for item in NOT_COVERED),
+            "\n".join(f"- {item}" for item in self._not_covered),
         ]
         return "\n\n".join(parts) + "\n"
 

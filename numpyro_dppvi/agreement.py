@@ -1,0 +1,132 @@
+"""Refuses what does not go together: a method with a plan, an aggregator, a seed or shards."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from numpyro_dppvi import methods
+from numpyro_dppvi.methods import DPOptimization, GlobalVI, LocalAveraging, NonPrivate
+from numpyro_dppvi.partition import Shards
+from numpyro_dppvi.privacy import (
+    GaussianShardSum,
+    GaussianSum,
+    PrivacyPlan,
+    SecretKeys,
+    discrete,
+)
+from numpyro_dppvi.server import TrustedAggregator
+
+
+def check_noise(method: Any, trusted: TrustedAggregator | None) -> None:
+    """Refuses discrete noise that would have to add up to that of a sum over clients."""
+    if methods.draws_exactly(method) and trusted is not None:
+        raise ValueError(
+            "trusted_aggregator must be left out with noise=DiscreteGaussian(), because the "
+            "clients' shares of discrete noise add up to no discrete Gaussian: leave it out, or "
+            "write noise=Gaussian()."
+        )
+
+
+def check_source(method: Any, secret_keys: SecretKeys) -> None:
+    """Refuses discrete noise that cannot be drawn.
+
+    Raises:
+        ValueError: If a seed is to make it reproducible.
+        ImportError: If OpenDP is not installed.
+    """
+    if not methods.draws_exactly(method):
+        return
+    if secret_keys.insecure_seed is not None:
+        raise ValueError(
+            "insecure_noise_seed must be left out with noise=DiscreteGaussian(), because OpenDP "
+            "draws from the operating system alone: leave it out, or write noise=Gaussian()."
+        )
+    discrete.require()
+
+
+def check_plan(
+    method: Any,
+    plan: PrivacyPlan | None,
+    client_sizes: Sequence[int],
+    trusted: TrustedAggregator | None,
+) -> None:
+    """Refuses a plan that does not describe exactly what the method is going to release.
+
+    Noise, accounting and budgets come from the plan, clipping and sampling from the method: a
+    run under another method's plan would cost more than its statement says.
+    """
+    if isinstance(method, NonPrivate) != (plan is None):
+        raise ValueError(
+            f"{type(method).__name__}() and {'no plan' if plan is None else 'a plan'} do not go "
+            "together: private methods need plan=plan_privacy(...), NonPrivate() takes none."
+        )
+    if plan is None:
+        return
+    if len(plan.clients) != len(client_sizes):
+        raise ValueError(
+            f"the plan is for {len(plan.clients)} clients, but there are {len(client_sizes)}: make "
+            "it with client_sizes of the same length."
+        )
+    wanted = _planned(method, client_sizes, trusted)
+    for number, (mine, facts) in enumerate(zip(plan.clients, wanted, strict=True)):
+        kind = type(mine.mechanism).__name__
+        found = {**vars(mine), **vars(mine.mechanism), "mechanism": kind}
+        for name, value in facts.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"the plan does not describe this run: {name} is {found.get(name)} for client "
+                    f"{number} in the plan and {value} in the run: make it with plan_privacy(...) "
+                    "from the same method, client_sizes and trusted_aggregator."
+                )
+
+
+def _planned(
+    method: Any, client_sizes: Sequence[int], trusted: TrustedAggregator | None
+) -> list[dict[str, Any]]:
+    """What the plan of a run must say about each client, noise and visits aside."""
+    sizes = [int(size) for size in client_sizes]
+    clip_norms = methods.clip_norms_by_client(method, len(sizes))
+    common = {"num_shares": trusted.num_shares(len(sizes)) if trusted else 1}
+    each = [
+        {**common, "num_records": size, "clip_norm": clip_norm}
+        for size, clip_norm in zip(sizes, clip_norms, strict=True)
+    ]
+    if isinstance(method, DPOptimization | GlobalVI):
+        of_all = {
+            "mechanism": GaussianSum.__name__,
+            "physical_size": method.sampler.physical_size(sizes),
+            "releases_per_visit": getattr(method, "num_local_steps", 1),
+        }
+        return [
+            {**mine, **of_all, "sampler": method.sampler.of_client(number)}
+            for number, mine in enumerate(each)
+        ]
+    of_all = {
+        "mechanism": GaussianShardSum.__name__,
+        "releases_per_visit": 1,
+        "noise": method.noise,
+    }
+    shards = methods.shards_by_client(method, sizes)
+    weights = [1 / n if isinstance(method, LocalAveraging) else 1.0 for n in shards]
+    if trusted:
+        weights = [max(weights)] * len(weights)
+    return [
+        {**mine, **of_all, "num_shards": num_shards, "weight": weight}
+        for mine, num_shards, weight in zip(each, shards, weights, strict=True)
+    ]
+
+
+def check_shards(shards: Shards, client_sizes: Sequence[int]) -> None:
+    """Refuses records of other clients than those that the algorithm was built for."""
+    sizes = np.asarray(shards.num_records).tolist()
+    if sizes != [int(size) for size in client_sizes]:
+        raise ValueError(
+            f"shards must hold the clients that the algorithm was built for, got {_short(sizes)} "
+            f"records and client_sizes of {_short(list(client_sizes))}: stack the same clients."
+        )
+
+
+def _short(numbers: list[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:5])
+    return shown if len(numbers) <= 5 else f"{shown}, ... ({len(numbers)} clients)"
