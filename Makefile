@@ -4,6 +4,8 @@
 PYTHON ?=
 # Passed on to pytest, as in: make test PYTEST_ARGS="-k ledger -n 0"
 PYTEST_ARGS ?=
+# Passed on to the tutorials, as in: make tutorials TUTORIALS="--quick hello"
+TUTORIALS ?=
 # The environment, and how it is filled; `make oldest` replaces both.
 VENV ?= .venv
 INSTALL ?= pip install --quiet --disable-pip-version-check
@@ -14,15 +16,25 @@ STAMP := $(VENV)/.installed
 PYTEST := $(RUN) pytest -n logical --maxprocesses=4
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow oldest lint types check format bench clean
+.PHONY: help setup demo readme docs tutorials test slow oldest lint types check format bench clean
 
 help: ## print this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## create the virtual environment and install all that the rest needs
 
 demo: setup ## fit a private Bayesian logistic regression on Adult over ten clients
 	$(RUN) tutorials.demo
+
+readme: setup ## measure the numbers of the README, and draw its picture (some minutes)
+	$(RUN) benchmarks.readme --seeds 5
+
+docs: setup ## build the site into docs/_build/html; every warning is an error
+	rm -rf docs/_build
+	$(RUN) sphinx -W --keep-going --nitpicky --quiet -b html docs docs/_build/html
+
+tutorials: setup ## run the tutorials in full and write their pages
+	$(RUN) tutorials $(TUTORIALS)
 
 test: setup ## run the test suite, but for the tests marked slow
 	$(PYTEST) $(PYTEST_ARGS)
@@ -53,7 +65,7 @@ bench: setup ## print the tables of accuracy, likelihood and speed
 	$(RUN) benchmarks
 
 clean: ## remove caches and all that was built or written, but not the environment
-	rm -rf build dist *.egg-info demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info demo-output docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path './.venv*' -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: a set-up that was interrupted, or whose pyproject.toml has changed
@@ -76,5 +88,5 @@ $(STAMP): pyproject.toml
 		"$$python" -m venv --clear $(VENV); \
 	fi
 	@echo 'Installing numpyro_dppvi and what it needs into $(VENV) (some minutes the first time)'
-	@$(RUN) $(INSTALL) --editable '.[dev,plots]'
+	@$(RUN) $(INSTALL) --editable '.[dev,docs,plots]'
 	@touch $@

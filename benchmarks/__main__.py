@@ -1,28 +1,41 @@
 """Prints the project's tables of accuracy, likelihood and speed.
 
-python -m benchmarks                     all but selection, audits and example models
+python -m benchmarks                     all but selection, audits, calibration and example models
 python -m benchmarks accuracy --seeds 5
 """
 
 import argparse
 
-from benchmarks import accuracy, audit, examples, methods, selection, speed
+from benchmarks import (
+    accuracy,
+    audit,
+    calibration,
+    examples,
+    generic,
+    methods,
+    selection,
+    speed,
+)
 
 TABLES = {
     "accuracy": accuracy.private,
     "nonprivate": accuracy.non_private,
     "methods": methods.table,
     "speed": lambda _seeds: speed.table(),
+    "generic": lambda _seeds: generic.table(),
     "selection": selection.table,
     "audit": lambda _seeds: audit.table(),
+    "calibration": lambda _seeds: calibration.table(),
     "examples": lambda _seeds: examples.table(),
 }
+
+SPECIAL = ("selection", "audit", "calibration", "examples")
 
 
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    default = [name for name in TABLES if name not in ("selection", "audit", "examples")]
+    default = [name for name in TABLES if name not in SPECIAL]
     parser.add_argument("tables", nargs="*", default=default, metavar="|".join(TABLES))
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()

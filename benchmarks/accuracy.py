@@ -40,14 +40,14 @@ def non_private(seeds: int) -> None:
     data = adult.reported()
     print("\nWithout privacy: partitioned against pooled mean-field VI")
     print(adult.HEADER)
-    print(adult.row("pooled, numpyro SVI with AutoNormal", [_pooled_svi(s) for s in range(seeds)]))
+    print(adult.row("pooled, numpyro SVI with AutoNormal", [pooled_svi(s) for s in range(seeds)]))
     for clients in (1, 10, 200):
         where = adult.setting(data, clients)
         scores = [adult.fit(where, s, method=dppvi.NonPrivate())[1] for s in range(seeds)]
         print(adult.row(f"NonPrivate(), {clients} clients, 10 rounds", scores))
 
 
-def _pooled_svi(seed: int) -> adult.Score:
+def pooled_svi(seed: int) -> adult.Score:
     data = adult.reported()
     guide = AutoNormal(logistic_regression)
     optimizer = optax.adam(optax.cosine_decay_schedule(0.03, 1500, alpha=0.01))

@@ -77,7 +77,7 @@ def report(case: Case, num_runs: int, seed: int = 0) -> audit.Report:
 
 
 def _claim(plan: dppvi.PrivacyPlan) -> audit.Claim:
-    client = plan.clients[0]
+    client = plan.clients[-1]
     return lambda delta: accounting.epsilon(client.composition, delta, client.budget.relation)
 
 
@@ -90,16 +90,19 @@ def gradients(
     relation: str = "replace_one",
     num_steps: int = 10,
     others: float = 0.0,
+    clip_norm: float | tuple[float, ...] = 1.0,
 ) -> Case:
-    """``DPOptimization`` on ten records; the last one is the canary.
+    """``DPOptimization`` on ten records; the last one (of the last client) is the canary.
 
     Args:
         sampler: How batches are drawn; all records if not given.
         relation: What makes the data sets neighbours.
         num_steps: Local steps of the one visit.
         others: What the other records pull at, as a share of the canary's pull.
+        clip_norm: One number for a single client, or one for each of several.
     """
     num_records, rate = 10, 1e-4
+    num_clients = len(clip_norm) if isinstance(clip_norm, tuple) else 1
 
     def model(y: Any) -> None:
         mu = numpyro.sample("mu", dist.Normal(0, 1))
@@ -107,27 +110,30 @@ def gradients(
             numpyro.sample("y", dist.Normal(mu, 1), obs=y)
 
     sampler = dppvi.FullBatch() if sampler is None else sampler
-    method = dppvi.DPOptimization(1.0, num_steps, optax.sgd(rate), sampler, dppvi.MonteCarlo(2))
+    expectation = dppvi.MonteCarlo(2)
+    method = dppvi.DPOptimization(clip_norm, num_steps, optax.sgd(rate), sampler, expectation)
     budget = dataclasses.replace(BUDGET, relation=relation)
-    sizes = (num_records,)
-    plan = dppvi.plan_privacy(method, budget, num_rounds=1, client_sizes=sizes)
+    sizes = (num_records,) * num_clients
+    wired = {"client_sizes": sizes, "schedule": dppvi.synchronous}
+    plan = dppvi.plan_privacy(method, budget, num_rounds=1, **wired)
     y = np.full(num_records, others * HUGE, np.float32)
     shapes = {"y": jax.ShapeDtypeStruct(y.shape, y.dtype)}
-    algorithm = dppvi.pvi(
-        model, None, shapes, method=method, client_sizes=sizes, plan=plan, damping=1.0
-    )
+    algorithm = dppvi.pvi(model, None, shapes, method=method, plan=plan, damping=1.0, **wired)
+    beside = [{"y": y.copy()}] * (num_clients - 1)
     y[-1] = HUGE
-    world = dppvi.stack_clients([{"y": y}])
+    world = dppvi.stack_clients([*beside, {"y": y}])
     if relation == "replace_one":
         y[-1] = -HUGE
-        other = dppvi.stack_clients([{"y": y}])
+        other = dppvi.stack_clients([*beside, {"y": y}])
     else:
-        other = world._replace(num_records=world.num_records - 1)
+        fewer = np.append(np.zeros(num_clients - 1, int), 1)
+        other = world._replace(num_records=world.num_records - fewer)
     problem, numbers, start, _, groups, keys = taken(algorithm, world, rounds, "run")
 
     def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
         end, _ = rounds.run(problem, numbers, start, shards, groups, (keys[0], secret_key))
-        q = server.approximation(end.prior, end.clients)
+        sent = jax.tree.map(lambda leaf: leaf[-1:], end.clients)
+        q = server.approximation(end.prior, sent)
         return problem.family.coordinates(q)["mu"].loc
 
     return Case(_claim(plan), score, (world, other))
@@ -159,11 +165,11 @@ def global_steps() -> Case:
     for canary in (HUGE, -HUGE):
         mine = np.array([0, 0, 0, canary], np.float32)
         worlds.append(dppvi.stack_clients([{"y": mine}, {"y": np.zeros(6, np.float32)}]))
-    problem, prior, std, moved, _, keys = taken(algorithm, worlds[0], baselines, "_step")
+    problem, numbers, moved, _, keys = taken(algorithm, worlds[0], baselines, "_step")
 
     def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
-        arguments = (problem, prior, std, moved, shards, (keys[0], secret_key))
-        return baselines._step(*arguments)[0]["mu"].loc
+        end = baselines._step(problem, numbers, moved, shards, (keys[0], secret_key))
+        return end[0]["mu"].loc
 
     return Case(_claim(plan), score, tuple(worlds))
 
@@ -258,10 +264,14 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
         "Poisson q=.2, 20 steps, one record less",
         lambda: gradients(poisson, "add_or_remove_one", 20),
     )
-    if hasattr(dppvi, "FixedSizeSampling"):
-        # Whoever takes the canary's place when it is not drawn pulls the other way.
-        half = dppvi.FixedSizeSampling(5)
-        yield "5 of 10 records, 10 steps", lambda: gradients(half, others=-1.0)
+    # Whoever takes the canary's place when it is not drawn pulls the other way.
+    half = dppvi.FixedSizeSampling(5)
+    yield "5 of 10 records, 10 steps", lambda: gradients(half, others=-1.0)
+    own = dppvi.PoissonSampling((0.5, 0.2))
+    yield (
+        "the second of clients that differ, q=.2, 20 steps",
+        lambda: gradients(own, num_steps=20, clip_norm=(4.0, 1.0)),
+    )
     yield "global steps, two clients' joint noise", global_steps
     yield (
         "parameter perturbation, 2 rounds",
@@ -282,9 +292,9 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
 def table(num_runs: int = 100_000) -> None:
     """What was shown of what is claimed."""
     print(f"\nAudits: {num_runs} runs a data set; a ratio above 1 refutes the claim (p < .001)")
-    print(f"{'':<45} {'shown / claimed':>15} {'seconds':>8}")
+    print(f"{'':<50} {'shown / claimed':>15} {'seconds':>8}")
     for name, make in cases():
         start = time.perf_counter()
         found = report(make(), num_runs)
         seconds = time.perf_counter() - start
-        print(f"{name:<45} {found.ratio:>15.2f} {seconds:>8.0f}")
+        print(f"{name:<50} {found.ratio:>15.2f} {seconds:>8.0f}")

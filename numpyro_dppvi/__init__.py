@@ -11,6 +11,7 @@ from numpyro_dppvi import factors, families, privacy
 from numpyro_dppvi._result import History, Outcome, Status
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
+from numpyro_dppvi.citation import Citation, citation
 from numpyro_dppvi.compare import Comparison, compare
 from numpyro_dppvi.diagnostics import Diagnostics, diagnose
 from numpyro_dppvi.fit import FitResult, fit
@@ -58,6 +59,7 @@ __all__ = [
     "TrustedAggregator",
     "VirtualClients",
     "random_subset",
+    "Citation",
     "Comparison",
     "DPOptimization",
     "Diagnostics",
@@ -81,6 +83,7 @@ __all__ = [
     "Status",
     "UnsupportedModelError",
     "BudgetExceededError",
+    "citation",
     "compare",
     "diagnose",
     "fit",

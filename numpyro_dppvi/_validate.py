@@ -2,11 +2,14 @@
 
 import math
 import numbers
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+T = TypeVar("T")
 
 
 def shown(value: Any) -> str:
@@ -51,6 +54,27 @@ def open_unit(name: str, value: float, example: str) -> float:
             f"write {name}={example}, say."
         )
     return float(value)
+
+
+def one_or_each(value: Any, check: Callable[[Any], T]) -> T | tuple[T, ...]:
+    """Checks a value that is one for all clients, or a sequence with one a client."""
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(check(one) for one in value)
+    return check(value)
+
+
+def by_client(name: str, value: T | tuple[T, ...], num_clients: int) -> tuple[T, ...]:
+    """One value a client; refuses a wrong number of them."""
+    if not isinstance(value, tuple):
+        return (value,) * num_clients
+    if len(value) != num_clients:
+        raise ValueError(
+            f"{name} must be one number or one a client, got {len(value)} numbers for "
+            f"{num_clients} clients: write {name}={shown(value[0])}, or {num_clients} numbers."
+        )
+    return value
 
 
 def half_open_unit(name: str, value: float) -> None:

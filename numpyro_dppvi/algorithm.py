@@ -78,7 +78,7 @@ class PVIState(NamedTuple):
 
     @property
     def natural(self) -> Natural:
-        """Natural parameters of q: always the product of the factors."""
+        """Natural parameters of q, which is always the product of the factors."""
         return server.approximation(self.prior, self.factors)
 
 
@@ -182,14 +182,17 @@ def assemble(
     num_clients = len(client_sizes)
     check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
+    latents.check_additive(space, model_kwargs, sum(client_sizes))
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
     num_shards = methods.shards_by_client(method, client_sizes)
     private = trusted is not None or isinstance(method, VirtualClients)
     layout = _layout(plan, num_shards, client_sizes, private)
-    problem = Problem(space, family, method, layout, prior.rest, prior.refined, trusted is not None)
-    numbers = _numbers(method, plan, num_shards, prior.exact, damping, prior_left_out)
+    program = methods.program_of(method)
+    aggregated = trusted is not None
+    problem = Problem(space, family, program, layout, prior.rest, prior.refined, aggregated)
+    numbers = _numbers(method, plan, client_sizes, prior.exact, damping, prior_left_out)
 
     def init(rng_key: PRNGKey) -> PVIState:
         first = rounds.first_prior(problem, numbers, _validate.rng_key(rng_key))
@@ -239,18 +242,25 @@ def _layout(
 def _numbers(
     method: Method,
     plan: PrivacyPlan | None,
-    num_shards: Sequence[int],
+    client_sizes: Sequence[int],
     exact_prior: Natural,
     damping: float,
     prior_left_out: float,
 ) -> Numbers:
-    noise_std = plan.noise_std if plan else np.zeros(len(num_shards))
+    one_each = np.ones(len(client_sizes))
     num_releases = sum(c.num_releases for c in plan.clients) if plan else 0
-    shards = np.asarray(num_shards)
-    weight = 1 / shards if isinstance(method, LocalAveraging) else np.ones(len(shards))
-    rate = default_learning_rate(method, num_releases, damping)
-    arrays = (noise_std, shards, weight, damping, rate, prior_left_out)
-    return Numbers(exact_prior, *(jnp.asarray(x) for x in arrays))
+    shards = np.asarray(methods.shards_by_client(method, client_sizes))
+    arrays = {
+        "noise_std": plan.noise_std if plan else 0 * one_each,
+        "num_shards": shards,
+        "weight": 1 / shards if isinstance(method, LocalAveraging) else one_each,
+        "clip_norm": methods.clip_norms_by_client(method, len(client_sizes)),
+        "inclusion_prob": methods.inclusion_probs_by_client(method, client_sizes),
+        "damping": damping,
+        "learning_rate": default_learning_rate(method, num_releases, damping),
+        "prior_left_out": prior_left_out,
+    }
+    return Numbers(exact_prior, **{name: jnp.asarray(value) for name, value in arrays.items()})
 
 
 def _private_factors(like: Natural, num_clients: int, layout: Layout) -> Natural | None:
@@ -344,32 +354,30 @@ def _planned(
 ) -> list[dict[str, Any]]:
     """What the plan of a run must say about each client, noise and visits aside."""
     sizes = [int(size) for size in client_sizes]
-    common = {
-        "clip_norm": method.clip_norm,
-        "num_shares": trusted.num_shares(len(sizes)) if trusted else 1,
-    }
+    clip_norms = methods.clip_norms_by_client(method, len(sizes))
+    common = {"num_shares": trusted.num_shares(len(sizes)) if trusted else 1}
+    each = [
+        {**common, "num_records": size, "clip_norm": clip_norm}
+        for size, clip_norm in zip(sizes, clip_norms, strict=True)
+    ]
     if isinstance(method, DPOptimization | GlobalVI):
-        common |= {
+        of_all = {
             "mechanism": GaussianSum.__name__,
-            "sampler": method.sampler,
             "physical_size": method.sampler.physical_size(sizes),
             "releases_per_visit": getattr(method, "num_local_steps", 1),
         }
-        return [{**common, "num_records": size} for size in sizes]
+        return [
+            {**mine, **of_all, "sampler": method.sampler.of_client(number)}
+            for number, mine in enumerate(each)
+        ]
+    of_all = {"mechanism": GaussianShardSum.__name__, "releases_per_visit": 1}
     shards = methods.shards_by_client(method, sizes)
     weights = [1 / n if isinstance(method, LocalAveraging) else 1.0 for n in shards]
     if trusted:
         weights = [max(weights)] * len(weights)
     return [
-        {
-            **common,
-            "mechanism": GaussianShardSum.__name__,
-            "releases_per_visit": 1,
-            "num_records": size,
-            "num_shards": num_shards,
-            "weight": weight,
-        }
-        for size, num_shards, weight in zip(sizes, shards, weights, strict=True)
+        {**mine, **of_all, "num_shards": num_shards, "weight": weight}
+        for mine, num_shards, weight in zip(each, shards, weights, strict=True)
     ]
 
 

@@ -11,7 +11,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from numpyro_dppvi import _validate, client, factors, guides, latents, objective, schedules, server
+from numpyro_dppvi import (
+    _validate,
+    client,
+    factors,
+    guides,
+    latents,
+    methods,
+    objective,
+    schedules,
+    server,
+)
 from numpyro_dppvi._typing import Array, Coordinates, Model, Natural, PRNGKey
 from numpyro_dppvi.algorithm import (
     Algorithm,
@@ -59,6 +69,13 @@ class _Problem(NamedTuple):
     rest: frozenset[str]
 
 
+class _Numbers(NamedTuple):
+    exact_prior: Natural
+    noise_std: Array
+    clip_norm: Array
+    inclusion_prob: Array
+
+
 def global_vi(
     model: Model,
     guide: Any,
@@ -77,12 +94,15 @@ def global_vi(
     num_clients = len(client_sizes)
     check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
+    latents.check_additive(space, model_kwargs or {}, sum(client_sizes))
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
     layout = client.Layout(plan.physical_size, 1, max(client_sizes))
-    problem = _Problem(space, family, method, layout, prior.rest)
-    noise_std = jnp.asarray(plan.noise_std)
+    problem = _Problem(space, family, methods.program_of(method), layout, prior.rest)
+    clip_norms = methods.clip_norms_by_client(method, num_clients)
+    probs = methods.inclusion_probs_by_client(method, client_sizes)
+    numbers = _Numbers(prior.exact, *(jnp.asarray(x) for x in (plan.noise_std, clip_norms, probs)))
     optimizer = _optimizer(method)
 
     def init(rng_key: PRNGKey) -> GlobalState:
@@ -101,9 +121,7 @@ def global_vi(
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, secret_keys.round_key(state.round))
         moved = (state.coordinates, state.optimizer)
-        coordinates, optimizer_state, natural, info = _step(
-            problem, prior.exact, noise_std, moved, shards, keys
-        )
+        coordinates, optimizer_state, natural, info = _step(problem, numbers, moved, shards, keys)
         return GlobalState(state.round + 1, natural, coordinates, optimizer_state, ledger), info
 
     def posterior(state: GlobalState) -> Posterior:
@@ -120,8 +138,7 @@ def _optimizer(method: GlobalVI) -> optax.GradientTransformation:
 @functools.partial(jax.jit, static_argnames="problem")
 def _step(
     problem: _Problem,
-    exact_prior: Natural,
-    noise_std: Array,
+    numbers: _Numbers,
     moved: tuple[Coordinates, optax.OptState],
     shards: Shards,
     keys: tuple[PRNGKey, PRNGKey],
@@ -135,18 +152,20 @@ def _step(
             {name: leaf[number] for name, leaf in shards.records.items()},
             shards.num_records[number],
             jnp.ones((), int),
-            noise_std[number],
+            numbers.noise_std[number],
             jnp.ones(()),
+            numbers.clip_norm[number],
+            numbers.inclusion_prob[number],
         )
         # One set of draws for all records; noise and batches of each client's own.
         own = (keys[0], jax.random.fold_in(keys[1], number))
         return client.noisy_gradient(space, family, method, problem.layout, data, own, coordinates)
 
-    numbers = jnp.arange(noise_std.shape[0])
-    total = factors.total(jax.lax.map(of_client, numbers, batch_size=min(numbers.size, 16)))
+    clients = jnp.arange(numbers.noise_std.shape[0])
+    total = factors.total(jax.lax.map(of_client, clients, batch_size=min(clients.size, 16)))
 
     def free(coordinates: Coordinates) -> Array:
-        loss = objective.cavity_loss(family, exact_prior, coordinates)
+        loss = objective.cavity_loss(family, numbers.exact_prior, coordinates)
         if problem.rest:
             points = server.PRIOR_EXPECTATION(keys[0], family, coordinates)
             loss += objective.prior_loss(space, points, problem.rest)

@@ -41,6 +41,8 @@ class LocalData(NamedTuple):
         num_shards: How many shards the records are cut into, a scalar.
         noise_std: Noise on every entry of a sum that this client releases, a scalar.
         weight: What a sum over shards is multiplied by before noise, a scalar.
+        clip_norm: Bound on the norm of what enters a sum, a scalar.
+        inclusion_prob: The probability that a record is in a batch, a scalar; public.
     """
 
     records: Mapping[str, Array]
@@ -48,6 +50,8 @@ class LocalData(NamedTuple):
     num_shards: Array
     noise_std: Array
     weight: Array
+    clip_norm: Array
+    inclusion_prob: Array
 
 
 class Layout(NamedTuple):
@@ -96,7 +100,7 @@ def visit(
     Args:
         space: The model.
         family: The family of q.
-        method: What to do; its numbers are compiled in.
+        method: What to do; numbers that clients may differ in are in ``data``.
         layout: Sizes.
         q: The current approximation.
         own: What to divide out of q for the cavity: the client's public factor t_m, or the private
@@ -164,7 +168,7 @@ def _perturbed(
 
     numbers = jnp.arange(layout.num_shards)
     changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, own)
-    each = clipped(changes, numbers < data.num_shards, method.clip_norm)
+    each = clipped(changes, numbers < data.num_shards, data.clip_norm)
     mean_or_sum = exact.weighted_total(each, data.weight)
     released = add_noise(by_purpose(secret_key).noise, mean_or_sum, data.noise_std, like=each)
     return Message(released, each if layout.private else None)
@@ -238,7 +242,9 @@ def noisy_gradient(
     rng_key, secret_key = keys
     secret = by_purpose(secret_key)
     capacity = jax.tree.leaves(data.records)[0].shape[0]
-    batch = method.sampler.draw(secret.batch, data.num_records, capacity, layout.physical_size)
+    batch = method.sampler.draw(
+        secret.batch, data.num_records, data.inclusion_prob, capacity, layout.physical_size
+    )
     rows = data.records
     if batch.rows is not None:
         rows = jax.tree.map(lambda leaf: leaf[batch.rows], data.records)
@@ -250,13 +256,12 @@ def noisy_gradient(
 
     def sum_of(rows: Mapping[str, Array], mask: Array) -> Coordinates:
         gradients = jax.vmap(gradient_of)(rows)
-        return clipped_sum(gradients, mask, method.clip_norm, rounded=data.noise_std > 0)
+        return clipped_sum(gradients, mask, data.clip_norm, rounded=data.noise_std > 0)
 
     floats_per_row = _floats_per_row(space, family, method, rng_key, coordinates)
     total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats_per_row)
     noisy = add_noise(secret.noise, total, data.noise_std, like=coordinates)
-    inclusion_prob = method.sampler.inclusion_prob(data.num_records)
-    return jax.tree.map(lambda leaf: leaf / jnp.asarray(inclusion_prob, leaf.dtype), noisy)
+    return jax.tree.map(lambda leaf: leaf / data.inclusion_prob.astype(leaf.dtype), noisy)
 
 
 def _floats_per_row(

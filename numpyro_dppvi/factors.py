@@ -13,17 +13,41 @@ from numpyro_dppvi._typing import Array, Natural, PyTree
 
 
 def multiply(*factors: Natural) -> Natural:
-    """The product of factors: the sum of their natural parameters."""
+    """The product of factors: the sum of their natural parameters.
+
+    Example:
+        >>> one, other = {"w": jnp.array([1.0, -2.0])}, {"w": jnp.array([0.5, 3.0])}
+        >>> multiply(one, other)["w"].tolist()
+        [1.5, 1.0]
+    """
     return jax.tree.map(lambda *leaves: functools.reduce(jnp.add, leaves), *factors)
 
 
 def divide(numerator: Natural, denominator: Natural) -> Natural:
-    """The quotient of two factors, a cavity for one: the difference of natural parameters."""
+    """The quotient of two factors, a cavity for one: the difference of natural parameters.
+
+    Args:
+        numerator: A factor.
+        denominator: Another, of the same latents.
+
+    Example:
+        >>> divide({"w": jnp.array([1.0])}, {"w": jnp.array([3.0])})["w"].tolist()  # improper
+        [-2.0]
+    """
     return jax.tree.map(jnp.subtract, numerator, denominator)
 
 
 def power(factor: Natural, exponent: Array | float) -> Natural:
-    """A factor raised to a power (damping, tempering): its natural parameters times a number."""
+    """A factor raised to a power (damping, tempering): its natural parameters times a number.
+
+    Args:
+        factor: A factor.
+        exponent: A scalar.
+
+    Example:
+        >>> power({"w": jnp.array([2.0, -4.0])}, 0.5)["w"].tolist()
+        [1.0, -2.0]
+    """
     return jax.tree.map(lambda leaf: jnp.asarray(exponent, leaf.dtype) * leaf, factor)
 
 
@@ -58,5 +82,11 @@ def is_finite(natural: Natural) -> Array:
 
 
 def select(condition: Array, if_true: Natural, if_false: Natural) -> Natural:
-    """One of two factors, chosen by a scalar boolean."""
+    """One of two factors, chosen by a scalar boolean.
+
+    Args:
+        condition: A scalar boolean, known when the program runs.
+        if_true: A factor.
+        if_false: Another, of the same latents.
+    """
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)

@@ -78,11 +78,18 @@ class FitResult:
 
     @property
     def ledger(self) -> Ledger:
-        """What was released: ``ledger.spent(delta=1e-5)`` gives epsilon per client."""
+        """Every release so far; ``ledger.spent(delta=1e-5)`` gives epsilon per client."""
         return self.state.ledger
 
     def posterior_at(self, round_number: int) -> Posterior:
-        """The posterior after a round, 1 for the first; all of them were released."""
+        """The posterior after a round; all of them were released.
+
+        Args:
+            round_number: 1 for the first.
+
+        Raises:
+            IndexError: If no such round ran.
+        """
         rounds = len(self.history.movement)
         if not 1 <= round_number <= rounds:
             raise IndexError(f"there are rounds 1 to {rounds}, got {round_number}.")

@@ -1,15 +1,17 @@
 """The methods: what a client does in a visit, as frozen values."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import optax
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.objective import Automatic, Expectation, GaussHermite
-from numpyro_dppvi.privacy import FullBatch, Sampler
+from numpyro_dppvi.privacy import FullBatch, PoissonSampling, Sampler
 
 # How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
 # whose priors have a width of about one: see default_learning_rate.
@@ -17,6 +19,17 @@ _NOISE_TRAVEL = 1 / 3
 _NOISELESS_LEARNING_RATE = 0.05
 # A visit of 20 steps goes no further than the small clips of these methods let through.
 _SHARD_LEARNING_RATE = 0.02
+
+
+def _positive_int(name: str, value: int) -> int:
+    _validate.positive_int(name, value)
+    return int(value)
+
+
+def _set_each(method: Any, name: str, check: Callable[[str, Any], Any]) -> None:
+    """Checks a field that holds one number for all clients or one a client."""
+    each = _validate.one_or_each(getattr(method, name), functools.partial(check, name))
+    object.__setattr__(method, name, each)
 
 
 def _check_pieces(optimizer: Any, expectation: Any) -> None:
@@ -52,7 +65,7 @@ class DPOptimization:
 
     Args:
         clip_norm: Bound on the joint L2 norm of one record's gradient in (location, log standard
-            deviation) of all latents.
+            deviation) of all latents; one number for all clients, or one a client.
         num_local_steps: Noisy gradients a visit; each is charged.
         optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam at
             :func:`default_learning_rate`, which suits any number of clients and rounds.
@@ -66,14 +79,14 @@ class DPOptimization:
         TypeError: If the optimiser, sampler or expectation is none.
     """
 
-    clip_norm: float = 2.5
+    clip_norm: float | tuple[float, ...] = 2.5
     num_local_steps: int = 3
     optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
     expectation: Expectation = Automatic()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip_norm", _validate.positive("clip_norm", self.clip_norm))
+        _set_each(self, "clip_norm", _validate.positive)
         _validate.positive_int("num_local_steps", self.num_local_steps)
         _check_pieces(self.optimizer, self.expectation)
         _check_sampler(self.sampler)
@@ -111,7 +124,8 @@ class ParameterPerturbation:
     limit of :class:`LocalAveraging` and :class:`VirtualClients` with one shard.
 
     Args:
-        clip_norm: Bound on the L2 norm of the change of all natural parameters.
+        clip_norm: Bound on the L2 norm of the change of all natural parameters; one number for all
+            clients, or one a client.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
@@ -122,7 +136,7 @@ class ParameterPerturbation:
         TypeError: If the optimiser or expectation is none.
     """
 
-    clip_norm: float = 0.002
+    clip_norm: float | tuple[float, ...] = 0.002
     num_local_steps: int = 20
     optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = Automatic(2)
@@ -142,7 +156,8 @@ class LocalAveraging:
     Args:
         num_shards: One number for all clients, or one a client; at most a client's records.
         clip_norm: Bound on the L2 norm of one shard's change of all natural parameters. It wants
-            choosing for a model, by simulation on public or made-up records.
+            choosing for a model, by simulation on public or made-up records. One number for all
+            clients, or one a client.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
@@ -154,7 +169,7 @@ class LocalAveraging:
     """
 
     num_shards: int | tuple[int, ...]
-    clip_norm: float = 0.2
+    clip_norm: float | tuple[float, ...] = 0.2
     num_local_steps: int = 20
     optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = Automatic(2)
@@ -173,7 +188,8 @@ class VirtualClients:
     Args:
         num_shards: One number for all clients, or one a client; at most a client's records.
         clip_norm: Bound on the L2 norm of one shard's change of all natural parameters. It wants
-            choosing for a model, by simulation on public or made-up records.
+            choosing for a model, by simulation on public or made-up records. One number for all
+            clients, or one a client.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
@@ -185,7 +201,7 @@ class VirtualClients:
     """
 
     num_shards: int | tuple[int, ...]
-    clip_norm: float = 0.005
+    clip_norm: float | tuple[float, ...] = 0.005
     num_local_steps: int = 20
     optimizer: optax.GradientTransformation | None = None
     expectation: Expectation = Automatic(2)
@@ -243,13 +259,13 @@ class GlobalVI:
         TypeError: If the optimiser, sampler or expectation is none.
     """
 
-    clip_norm: float = 2.5
+    clip_norm: float | tuple[float, ...] = 2.5
     optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
     expectation: Expectation = Automatic()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip_norm", _validate.positive("clip_norm", self.clip_norm))
+        _set_each(self, "clip_norm", _validate.positive)
         _check_pieces(self.optimizer, self.expectation)
         _check_sampler(self.sampler)
 
@@ -257,6 +273,7 @@ class GlobalVI:
 ShardMethod: TypeAlias = ParameterPerturbation | LocalAveraging | VirtualClients
 Method: TypeAlias = DPOptimization | NonPrivate | ShardMethod
 AnyMethod: TypeAlias = Method | BayesianCommitteeMachine | GlobalVI
+AnyOf = TypeVar("AnyOf", DPOptimization, NonPrivate, ShardMethod, Method, GlobalVI)
 
 
 def check(method: Any) -> None:
@@ -276,12 +293,7 @@ def shards_by_client(method: Method, client_sizes: Sequence[int]) -> tuple[int, 
         ValueError: If there is not one number for each client, or a client has fewer records.
     """
     chosen = getattr(method, "num_shards", 1)
-    num_shards = (chosen,) * len(client_sizes) if isinstance(chosen, int) else tuple(chosen)
-    if len(num_shards) != len(client_sizes):
-        raise ValueError(
-            f"num_shards must be one number or one a client, got {len(num_shards)} numbers for "
-            f"{len(client_sizes)} clients."
-        )
+    num_shards = _validate.by_client("num_shards", chosen, len(client_sizes))
     for client, (shards, size) in enumerate(zip(num_shards, client_sizes, strict=True)):
         if shards > size:
             raise ValueError(
@@ -291,16 +303,46 @@ def shards_by_client(method: Method, client_sizes: Sequence[int]) -> tuple[int, 
     return num_shards
 
 
+def clip_norms_by_client(method: Any, num_clients: int) -> tuple[float, ...]:
+    """Each client's clipping norm; infinity where nothing is clipped.
+
+    Raises:
+        ValueError: If there is not one number for each client.
+    """
+    clip_norm = getattr(method, "clip_norm", math.inf)
+    return _validate.by_client("clip_norm", clip_norm, num_clients)
+
+
+def inclusion_probs_by_client(method: Any, client_sizes: Sequence[int]) -> tuple[float, ...]:
+    """The probability that a record is in a batch, for each client's; 1 without batches."""
+    sampler = getattr(method, "sampler", FullBatch())
+    return tuple(
+        float(sampler.of_client(number).inclusion_prob(size))
+        for number, size in enumerate(client_sizes)
+    )
+
+
+def program_of(method: AnyOf) -> AnyOf:
+    """The method without the numbers that clients are handed, which a compiled program is not of.
+
+    Methods that differ in nothing else share a compilation. What reads these numbers from a method
+    inside a program would read stand-ins: they are in :class:`~numpyro_dppvi.client.LocalData`.
+    """
+    stand_ins: dict[str, Any] = {"clip_norm": 1.0, "num_shards": 1}
+    sampler = getattr(method, "sampler", None)
+    if isinstance(sampler, PoissonSampling):
+        stand_ins["sampler"] = dataclasses.replace(sampler, sampling_prob=0.5)
+    fields = {field.name for field in dataclasses.fields(method)}
+    present = {name: value for name, value in stand_ins.items() if name in fields}
+    return dataclasses.replace(method, **present)
+
+
 def _check_shard_method(method: ShardMethod) -> None:
     _check_pieces(method.optimizer, method.expectation)
-    object.__setattr__(method, "clip_norm", _validate.positive("clip_norm", method.clip_norm))
+    _set_each(method, "clip_norm", _validate.positive)
     _validate.positive_int("num_local_steps", method.num_local_steps)
-    chosen = getattr(method, "num_shards", 1)
-    if isinstance(chosen, Sequence):
-        chosen = tuple(chosen)
-        object.__setattr__(method, "num_shards", chosen)
-    for number in chosen if isinstance(chosen, tuple) else (chosen,):
-        _validate.positive_int("num_shards", number)
+    if hasattr(method, "num_shards"):
+        _set_each(method, "num_shards", _positive_int)
 
 
 def default_learning_rate(method: Method, num_releases: int, damping: float) -> float:

@@ -66,7 +66,7 @@ class GaussHermite:
 
     For most generalised linear models, whatever the number of latents: without noise, and at the
     cost of ``num_nodes`` evaluations of a function of one number. Which number that is is found
-    by tracing the model (:mod:`numpyro_dppvi.latents.predictor`), not declared. Needs normal
+    by tracing the model (``latents.predictor``), not declared. Needs normal
     latents.
 
     Args:

@@ -65,6 +65,12 @@ def plan_privacy(
 
     Raises:
         ValueError: If the method is not private, there is no budget or the numbers do not fit.
+
+    Example:
+        >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-5)
+        >>> plan = plan_privacy(DPOptimization(), budget, num_rounds=10, client_sizes=[900, 600])
+        >>> [round(float(std), 1) for std in plan.noise_std], plan.clients[0].num_releases
+        ([102.2, 102.2], 30)
     """
     methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)
@@ -90,13 +96,13 @@ def plan_wired(
         for round_number in range(run.num_rounds):
             run.trusted.check(run.schedule(round_number, len(sizes)), len(sizes))
         num_shares = run.trusted.num_shares(len(sizes))
+    clip_norm = run.method.clip_norm
     if isinstance(run.method, DPOptimization | GlobalVI):
         steps = run.method.num_local_steps if isinstance(run.method, DPOptimization) else 1
-        sampler, clip_norm = run.method.sampler, run.method.clip_norm
+        sampler = run.method.sampler
         return plan.of_gradients(budgets, sampler, clip_norm, steps, visits, sizes, num_shares)
     num_shards = methods.shards_by_client(run.method, sizes)
     averaged = isinstance(run.method, LocalAveraging)
-    clip_norm = run.method.clip_norm
     return plan.of_changes(budgets, clip_norm, num_shards, averaged, visits, sizes, num_shares)
 
 

@@ -261,7 +261,7 @@ class Posterior:
 
         :func:`load` opens it, also where the data has never been. The file holds released values
         and public facts alone: natural parameters, names, the shapes of the data's arrays,
-        ``model_kwargs`` and :attr:`attrs`. Model and guide are code, and are not in it.
+        ``model_kwargs`` and ``attrs``. Model and guide are code, and are not in it.
 
         Args:
             path: Where to. A file that is there is replaced, whole or not at all.

@@ -42,6 +42,7 @@ class Setting(NamedTuple):
         targets: The clients' factors, on a leading axis: what stands in for their likelihoods.
         noise_std: Noise on every change, or on every gradient after its division by the sampling
             probability, of each client; shape ``(num_clients,)``.
+        clip_norm: Bound on a shard's change, of each client; shape ``(num_clients,)``.
         num_shards: Shards of each client, shape ``(num_clients,)``.
         groups: The clients that each round visits.
         damping: The share of a change that is merged.
@@ -54,6 +55,7 @@ class Setting(NamedTuple):
     prior: Natural
     targets: Natural
     noise_std: Array
+    clip_norm: Array
     num_shards: Array
     groups: Sequence[np.ndarray]
     damping: float
@@ -152,7 +154,7 @@ def _visit(
         own, target = (factors.power(tree, 1 / num_shards) for tree in (own, target))
     change = _solve(setting, q, own, target, rng_key, jnp.zeros(()))
     norm = jnp.sqrt(factors.inner(change, change))
-    change = factors.power(change, jnp.minimum(1.0, method.clip_norm / norm))
+    change = factors.power(change, jnp.minimum(1.0, setting.clip_norm[client] / norm))
     if isinstance(method, VirtualClients):
         change = factors.power(change, num_shards)
     return add_noise(rng_key, change, noise_std), change
@@ -212,6 +214,7 @@ def setting_of(
         prior,
         targets,
         jnp.asarray(plan.noise_std / [_sampling_prob(client.mechanism) for client in plan.clients]),
+        jnp.asarray([client.mechanism.clip_norm for client in plan.clients]),
         jnp.asarray(shards, float),
         groups,
         damping,

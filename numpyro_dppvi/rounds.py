@@ -26,10 +26,10 @@ class Problem(NamedTuple):
     Attributes:
         space: The model.
         family: The family of q.
-        method: What a client does.
+        method: What a client does, as of :func:`~numpyro_dppvi.methods.program_of`.
         layout: Sizes.
         rest: Latents whose prior does not lie in the family.
-        refined: Latents whose part of the prior's factor is refined.
+        refined: Members of the family whose part of the prior's factor is refined.
         aggregated: Whether the server sees only the sum of the changes.
     """
 
@@ -50,6 +50,8 @@ class Numbers(NamedTuple):
         noise_std: Noise that each client adds, shape ``(M,)``.
         num_shards: Shards of each client, shape ``(M,)``.
         weight: What each client's sum over shards is multiplied by, shape ``(M,)``.
+        clip_norm: Each client's bound on what enters a sum, shape ``(M,)``.
+        inclusion_prob: The probability that a record of each client is in a batch, shape ``(M,)``.
         damping: The share of a change that is merged.
         learning_rate: For Adam, where the method names no optimiser.
         prior_left_out: The power of the prior that a client's cavity leaves out, 0 but for a
@@ -60,6 +62,8 @@ class Numbers(NamedTuple):
     noise_std: Array
     num_shards: Array
     weight: Array
+    clip_norm: Array
+    inclusion_prob: Array
     damping: Array
     learning_rate: Array
     prior_left_out: Array
@@ -177,7 +181,14 @@ def _merged(
         targets = jnp.zeros(1, clients.dtype)
     project = not isinstance(problem.method, NonPrivate)
     merged, info = server.merge(
-        problem.family, now.prior, now.clients, targets, changes, numbers.damping, project
+        problem.family,
+        now.prior,
+        now.clients,
+        targets,
+        changes,
+        numbers.damping,
+        project,
+        problem.refined,
     )
     after = now._replace(clients=merged)
     if now.private is not None:
@@ -208,10 +219,15 @@ def _visit(
     def of_client(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[number], tree)
 
-    data = client.LocalData(
-        dict(of_client(shards.records)),
-        *of_client((shards.num_records, numbers.num_shards, numbers.noise_std, numbers.weight)),
+    own_numbers = (
+        shards.num_records,
+        numbers.num_shards,
+        numbers.noise_std,
+        numbers.weight,
+        numbers.clip_norm,
+        numbers.inclusion_prob,
     )
+    data = client.LocalData(dict(of_client(shards.records)), *of_client(own_numbers))
     left_out = factors.power(now.prior, numbers.prior_left_out)
     own = of_client(now.clients if now.private is None else now.private)
     # Broadcasts over the shards of a virtual client.

@@ -17,13 +17,37 @@ Schedule: TypeAlias = Callable[[int, int], np.ndarray]
 
 
 def sequential(round_number: int, num_clients: int) -> np.ndarray:
-    """Every client in turn, each starting from what the one before it left; shape (M, 1)."""
+    """Every client in turn, each starting from what the one before it left.
+
+    Args:
+        round_number: The round, from 0; every one is the same.
+        num_clients: How many clients there are, M.
+
+    Returns:
+        Groups of one client, shape ``(M, 1)``.
+
+    Example:
+        >>> sequential(0, 3).tolist()
+        [[0], [1], [2]]
+    """
     del round_number
     return np.arange(num_clients)[:, None]
 
 
 def synchronous(round_number: int, num_clients: int) -> np.ndarray:
-    """All clients at once, from the same approximation; shape (1, M)."""
+    """All clients at once, from the same approximation.
+
+    Args:
+        round_number: The round, from 0; every one is the same.
+        num_clients: How many clients there are, M.
+
+    Returns:
+        One group, shape ``(1, M)``.
+
+    Example:
+        >>> synchronous(0, 3).tolist()
+        [[0, 1, 2]]
+    """
     del round_number
     return np.arange(num_clients)[None, :]
 
@@ -32,6 +56,18 @@ def random_subset(group_size: int, seed: int = 0) -> Schedule:
     """Every round one group of ``group_size`` clients, drawn at random by a public seed.
 
     Whose turn it is is public, so nothing is saved on privacy by it.
+
+    Args:
+        group_size: Clients a round, at most as many as there are.
+        seed: Public; the same seed draws the same groups.
+
+    Raises:
+        ValueError: If the size is not a whole number of at least 1, or, when a round is asked
+            for, larger than the number of clients.
+
+    Example:
+        >>> random_subset(2)(0, 5).shape
+        (1, 2)
     """
     _validate.positive_int("group_size", group_size)
 
@@ -60,6 +96,10 @@ class Asynchronous:
 
     Raises:
         ValueError: If a latency is not above 0.
+
+    Example:
+        >>> Asynchronous(latencies=(1.0, 3.0))(0, 2).tolist()  # the fast client twice
+        [[0], [0]]
     """
 
     latencies: tuple[float, ...]

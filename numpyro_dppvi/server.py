@@ -45,7 +45,14 @@ class TrustedAggregator:
             )
 
     def num_shares(self, num_clients: int) -> int:
-        """The least number of clients whose shares make up the noise of a sum."""
+        """The least number of clients whose shares make up the noise of a sum.
+
+        Args:
+            num_clients: How many clients there are.
+
+        Raises:
+            ValueError: If all of them may be missing.
+        """
         if self.max_dropouts >= num_clients:
             raise ValueError(
                 f"max_dropouts must be below the number of clients, got {self.max_dropouts} for "
@@ -54,7 +61,15 @@ class TrustedAggregator:
         return num_clients - self.max_dropouts
 
     def check(self, groups: np.ndarray, num_clients: int) -> None:
-        """Refuses a round in which too few clients' shares would meet in one sum."""
+        """Refuses a round in which too few clients' shares would meet in one sum.
+
+        Args:
+            groups: A round of a schedule, shape ``(num_groups, group_size)``.
+            num_clients: How many clients there are.
+
+        Raises:
+            ValueError: In that case.
+        """
         present = groups.shape[1]
         if groups.shape[0] != 1 or present < self.num_shares(num_clients):
             raise ValueError(
@@ -97,6 +112,7 @@ def merge(
     changes: Natural,
     damping: Array,
     project: bool,
+    refined: frozenset[str] = frozenset(),
 ) -> tuple[Natural, MergeInfo]:
     """Multiplies damped changes into the factors of the clients that sent them.
 
@@ -104,6 +120,10 @@ def merge(
     sum: where the product of all clients' factors falls below precision zero, so that q would
     know less than the prior, it is raised to zero by the factors of this group, in equal shares
     (``project``). If q is still improper, the merge is refused whole and all stays as it was.
+
+    Where the prior is refined itself, as in a hierarchy, what is raised to zero also loses its
+    location: a group's effect of no precision but some location would widen the prior of all
+    effects, which lets go of that effect further, and so on without end.
 
     Args:
         family: The family of q.
@@ -113,6 +133,7 @@ def merge(
         changes: Their changes, on a leading axis.
         damping: In (0, 1].
         project: Whether to repair factors; without noise they may rightly be improper.
+        refined: Members of the family whose prior's factor is refined.
 
     Returns:
         The new factors, and what happened.
@@ -122,7 +143,7 @@ def merge(
     raised = jnp.zeros((), jnp.int32)
     if project:
         likelihood = factors.total(proposal)
-        deficit = factors.divide(family.project(likelihood), likelihood)
+        deficit = factors.divide(family.project(likelihood, refined), likelihood)
         raised = factors.count_nonzero(deficit)
         share = factors.power(deficit, 1 / clients.shape[0])
         proposal = _add(proposal, clients, share)

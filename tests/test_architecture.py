@@ -23,6 +23,7 @@ PACKAGE = "numpyro_dppvi"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"__init__"}),
     frozenset({"flower"}),
+    frozenset({"citation"}),
     frozenset({"plots", "compare", "selection"}),
     frozenset({"diagnostics"}),
     frozenset({"fit"}),

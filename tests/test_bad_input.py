@@ -12,6 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.contrib.control_flow import scan
 from numpyro.infer import autoguide
 
 import numpyro_dppvi as dppvi
@@ -318,6 +319,49 @@ class TestPieces:
         words = ["clip_norm", "above 0", f"got {clip_norm!r}", "clip_norm=1.0"]
         assert_refuses(ValueError, words, dppvi.DPOptimization, clip_norm=clip_norm)
 
+    def test_each_of_several_numbers_is_checked(self):
+        words = ["clip_norm", "above 0", "got -1.0", "clip_norm=1.0"]
+        assert_refuses(ValueError, words, dppvi.DPOptimization, clip_norm=[2.0, -1.0])
+        words = ["sampling_prob", "between 0 and 1", "got 1.5", "sampling_prob=0.1"]
+        assert_refuses(ValueError, words, dppvi.PoissonSampling, (0.1, 1.5))
+
+    @pytest.mark.parametrize(
+        ("method", "name"),
+        [
+            (dppvi.DPOptimization(clip_norm=(1.0, 2.0)), "clip_norm"),
+            (dppvi.DPOptimization(sampler=dppvi.PoissonSampling((0.1, 0.2))), "sampling_prob"),
+            (dppvi.VirtualClients((3, 4)), "num_shards"),
+            (dppvi.VirtualClients(3, clip_norm=(1.0, 2.0)), "clip_norm"),
+        ],
+    )
+    def test_numbers_are_one_or_one_a_client(self, method, name):
+        words = [name, "one number or one a client", "got 2 numbers", "3 clients"]
+        budget = dppvi.PrivacyBudget(1.0)
+        arguments = {"num_rounds": 2, "client_sizes": [30] * 3}
+        assert_refuses(ValueError, words, dppvi.plan_privacy, method, budget, **arguments)
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            dppvi.LocalAveraging(3, clip_norm=(1.0, 2.0)),
+            dppvi.GlobalVI(clip_norm=(1.0, 2.0)),
+            dppvi.GlobalVI(sampler=dppvi.PoissonSampling((0.1, 0.2))),
+        ],
+    )
+    def test_clients_of_one_sum_are_alike(self, method):
+        words = ["trusted aggregator" if method.clip_norm == (1.0, 2.0) else "same share", "got"]
+        assert_refuses(
+            ValueError,
+            words,
+            dppvi.plan_privacy,
+            method,
+            dppvi.PrivacyBudget(1.0),
+            num_rounds=2,
+            client_sizes=[30] * 2,
+            schedule=dppvi.synchronous,
+            trusted_aggregator=True,
+        )
+
     @pytest.mark.parametrize("method", [dppvi.DPOptimization, dppvi.NonPrivate])
     @pytest.mark.parametrize("steps", [0, -1, 1.5, None])
     def test_num_local_steps_is_a_whole_number(self, method, steps):
@@ -531,6 +575,83 @@ def moving_support(X, y):
     numpyro.sample("y", dist.Normal(X[:, 0] * w, 1), obs=y)
 
 
+def standardises(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal((X - X.mean(axis=0)) @ w, 1), obs=y)
+
+
+def accumulates(X, y):
+    numpyro.sample("y", dist.Normal(jnp.cumsum(X @ weights()), 1).to_event(1), obs=y)
+
+
+def follows_the_row_before(X, y):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(a * y[:-1], 1).to_event(1), obs=y[1:])
+
+
+def scans_over_rows(X, y):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+
+    def step(before, now):
+        return now, numpyro.sample("y", dist.Normal(a * before, 1), obs=now)
+
+    scan(step, 0.0, y)
+
+
+def process_over_rows(X, y):
+    length = numpyro.sample("length", dist.LogNormal(0, 1))
+    apart = ((X[:, None] - X[None]) ** 2).sum(axis=-1)
+    covariance = jnp.exp(-apart / length**2) + 0.1 * jnp.eye(len(y))
+    numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(len(y)), covariance), obs=y)
+
+
+def competes_with_other_rows(X, y):
+    shares = jax.nn.softmax(X @ weights())
+    numpyro.sample("y", dist.Normal(shares, 1).to_event(1), obs=y)
+
+
+def scales_by_the_batch(X, y):
+    w = weights()
+    with numpyro.handlers.scale(scale=1000 / X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
+OUTSIDE = np.linspace(0.0, 1.0, 12)
+
+
+def closes_over_rows(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]) as rows:
+        numpyro.sample("y", dist.Normal(X @ w + jnp.asarray(OUTSIDE)[rows], 1), obs=y)
+
+
+def drops_units(X, y):
+    w = weights()
+    kept = jax.random.bernoulli(numpyro.prng_key(), 0.5, X.shape)
+    numpyro.sample("y", dist.Normal((X * kept) @ w, 1), obs=y)
+
+
+def some_latents_at_a_time(X, y):
+    with numpyro.plate("groups", 10, subsample_size=3):
+        a = numpyro.sample("a", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(X[:, 0] + a.sum(), 1), obs=y)
+
+
+def masks_outcomes(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y, obs_mask=X[:, 0] > 0)
+
+
+def asks_for_a_table(X, y):
+    numpyro.sample("y", dist.Normal(X.values @ weights(), 1), obs=y)
+
+
+def by_position_only(X, y, /):
+    numpyro.sample("y", dist.Normal(X @ weights(), 1), obs=y)
+
+
 class BadModel(NamedTuple):
     """A model that cannot be fitted, words of the answer, and a data argument more."""
 
@@ -541,6 +662,7 @@ class BadModel(NamedTuple):
 
 ITS_OWN = ["latent 'u'", "clients cannot share", "observe it", "integrate it out"]
 GROUPED = {"g": GROUPS}
+MIXES = ["'y'", "not the sum over each", "no client has all records", "by itself", "model_kwargs"]
 VALUES = ["depends on the values of its data", "model_kwargs={'num_groups': 8}"]
 
 MODELS = [
@@ -565,6 +687,19 @@ MODELS = [
     BadModel(drops_rows, [*VALUES, "boolean index"]),
     BadModel(prior_from_data, ["prior of latent 'w'", "depends on the data", "model_kwargs"]),
     BadModel(moving_support, ["support of latent 'w'", "another latent", "fixed support"]),
+    BadModel(standardises, MIXES),
+    BadModel(accumulates, MIXES),
+    BadModel(follows_the_row_before, MIXES),
+    BadModel(scans_over_rows, MIXES),
+    BadModel(process_over_rows, MIXES),
+    BadModel(competes_with_other_rows, MIXES),
+    BadModel(scales_by_the_batch, ["'y'", "how many rows", "N / len(y)", "leave that number out"]),
+    BadModel(closes_over_rows, ["shape (12,)", "none of its arguments", "data", "model_kwargs"]),
+    BadModel(drops_units, ["'y'", "random numbers", "dropout", "count the same", "leave them out"]),
+    BadModel(some_latents_at_a_time, ["'groups'", "'a'", "all of it", "leave out subsample_size"]),
+    BadModel(masks_outcomes, ["obs_mask", "'y_unobserved'", "cannot share", "mask(mask=seen)"]),
+    BadModel(asks_for_a_table, [".values", "pandas", "write X instead", "to_numpy()"]),
+    BadModel(by_position_only, ["'X'", "by position only", "leave out the '/'"]),
 ]
 
 
@@ -584,8 +719,19 @@ class TestModels:
         def mistaken(X, y):
             raise RuntimeError("my own mistake")
 
-        with pytest.raises(RuntimeError, match="my own mistake"):
+        with pytest.raises(RuntimeError, match="my own mistake") as caught:
             fit(model=mistaken)
+        assert any("X (12, 2), y (12,)" in note for note in caught.value.__notes__)
+
+    def test_a_public_array_may_be_as_long_as_the_data(self):
+        """As an argument it is public on purpose."""
+
+        def with_offsets(X, y, offsets):
+            w = weights()
+            with numpyro.plate("records", X.shape[0]):
+                numpyro.sample("y", dist.Normal(X @ w + offsets[0], 1), obs=y)
+
+        fit(model=with_offsets, model_kwargs={"offsets": OUTSIDE}, num_rounds=1)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -673,6 +819,11 @@ def heavy_tailed(X, y=None):
 def mixed(X, y=None):
     parts = dist.Normal(jnp.zeros(2), 1.0)
     numpyro.sample("a", dist.MixtureSameFamily(dist.Categorical(jnp.ones(2) / 2), parts))
+    positive("b", 2)
+
+
+def discrete(X, y=None):
+    numpyro.sample("a", dist.Bernoulli(numpyro.param("a_prob", 0.5)))
     positive("b", 2)
 
 
@@ -779,6 +930,7 @@ WRITTEN = {
     points: ["'a'", "Delta", "a point has no width", "write Normal"],
     heavy_tailed: ["'a'", "StudentT", "do not multiply within", "write Normal", "Gamma"],
     mixed: ["'a'", "Mixture", "write Normal"],
+    discrete: ["'a'", "Bernoulli", "gives a continuous latent no density", "write Normal"],
     masked: ["'a'", "MaskedDistribution", "write Normal"],
     subsampled: ["plate 'entries'", "subsampled", "leave out subsample_size"],
     rescaled: ["'a'", "rescaled", "leave out handlers.scale"],

@@ -239,6 +239,12 @@ OTHERS = {
     "data shape": {"data": records(num_rows=15)},
     "method": {"method": dppvi.DPOptimization(num_local_steps=1, clip_norm=3.0)},
     "method ": {"method": dppvi.DPOptimization(num_local_steps=1, optimizer=optax.adam(0.1))},
+    "method  ": {"method": dppvi.DPOptimization(num_local_steps=1, clip_norm=(2.5, 2.5, 3.0))},
+    "method   ": {
+        "method": dppvi.DPOptimization(
+            num_local_steps=1, sampler=dppvi.PoissonSampling((0.5, 0.5, 0.4))
+        )
+    },
     "number of rounds": {"num_rounds": 5},
     "schedule": {"schedule": dppvi.random_subset(2)},
     "budget": {"budget": dppvi.PrivacyBudget(3.0, 1e-5)},

@@ -134,6 +134,7 @@ def test_noise_of_perturbed_changes_is_the_one_that_theory_says():
                 "mu": NormalNatural(jnp.asarray(target * [0.5, -1.0]), jnp.asarray(-target / 2))
             },
             noise_std=jnp.asarray(noise_std),
+            clip_norm=jnp.full(3, 1e4),
             num_shards=jnp.ones(3),
             groups=[dppvi.sequential(r, 3) for r in range(num_rounds)],
             damping=DAMPING,

@@ -3,23 +3,39 @@
 import re
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import families
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.fixture(scope="module")
-def names(tmp_path_factory):
-    """All names that the page's examples define."""
-    text = (DOCS / "posterior.md").read_text(encoding="utf-8")
+def run(page, folder):
+    """All names that a page's examples define, run in a folder of their own."""
+    text = (DOCS / page).read_text(encoding="utf-8")
     found = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("docs"))
+        patch.chdir(folder)
         for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-            exec(compile(code, "posterior.md", "exec"), found)
+            exec(compile(code, page, "exec"), found)
         found["files"] = sorted(path.name for path in Path.cwd().iterdir())
     return found
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    return run("posterior.md", tmp_path_factory.mktemp("docs"))
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(families, "BY_DISTRIBUTION", families.BY_DISTRIBUTION)  # put back after
+        yield run("extending.md", tmp_path_factory.mktemp("docs"))
 
 
 def test_the_page_on_posteriors_runs(names):
@@ -29,3 +45,50 @@ def test_the_page_on_posteriors_runs(names):
     assert np.all(names["second"].posterior.stddev["w"] < names["posterior"].stddev["w"])
     assert names["files"] == [".run.npz.lock", "run.npz", "study.npz"]
     assert "precision" in str(names["diagnostics"])
+
+
+def test_a_family_of_ones_own_gives_the_closed_form(extended):
+    posterior, y = extended["alone"].posterior, extended["y"]
+    np.testing.assert_allclose(posterior.mean["mean"], y.sum(axis=0) / 61, atol=0.02)
+    np.testing.assert_allclose(posterior.stddev["mean"], 61**-0.5, rtol=0.08)  # ten draws
+    assert posterior.natural["mean"].quadratic.shape == ()  # one width
+
+
+def test_a_family_of_ones_own_is_one(extended):
+    """What every family is held to, for the one of the page."""
+    family = extended["SphericalNormal"]((2, 3))
+    coordinates = extended["NormalCoordinates"](jnp.arange(6.0).reshape(2, 3), jnp.array(0.3))
+    natural = family.natural(coordinates)
+    for found, expected in (
+        (family.coordinates(natural), coordinates),
+        (jax.grad(family.log_partition)(natural), family.statistics(coordinates)),
+    ):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected)
+    expected = family.distribution(coordinates).base_dist.entropy().sum()
+    np.testing.assert_allclose(family.entropy(coordinates), expected, rtol=1e-6)
+
+
+def test_a_family_of_ones_own_is_short():
+    code = (DOCS / "extending.md").read_text(encoding="utf-8").split("```python\n")[2]
+    assert len(code.split("```")[0].splitlines()) < 80
+
+
+def test_a_sampler_of_ones_own_is_accounted_and_stated(extended):
+    assert np.all(extended["private"].ledger.spent() <= 1.0)
+    assert "the first 20 of 20 records" in str(extended["private"].privacy_statement())
+
+
+def test_a_schedule_of_ones_own_is_accounted(extended):
+    np.testing.assert_allclose(extended["halves"].ledger.spent(), 1.0, rtol=0.01)
+
+
+def test_the_first_page_runs(tmp_path, monkeypatch, capsys):
+    # It takes many seconds, and tests/test_diagnostics.py does it.
+    monkeypatch.setattr(dppvi, "diagnose", lambda result: f"Diagnostics of {result.status.rounds}")
+    found = run("start.md", tmp_path)
+    assert found["draws"].shape == (1000, 3)
+    assert found["predictions"].shape == (1000, 3)
+    assert (tmp_path / "study.npz").exists()
+    said = capsys.readouterr().out
+    for sentence in ("Privacy plan", "Diagnostics", "Privacy statement", "@article{heikkila2023"):
+        assert sentence in said

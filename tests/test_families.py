@@ -33,6 +33,7 @@ from numpyro_dppvi.families import (
     NormalNatural,
     Part,
 )
+from numpyro_dppvi.families.full_normal import pack
 
 
 class Case(NamedTuple):
@@ -522,14 +523,15 @@ class TestEveryFamily:
             assert_close(actual, in_precision(expected), rtol=1e-5, atol=1e-6)
 
     @settings(max_examples=15, deadline=None)
-    @given(seed=st.integers(0, 2**32 - 1))
-    def test_a_projected_factor_times_a_proper_member_is_proper(self, case, seed):
+    @given(seed=st.integers(0, 2**32 - 1), whole=st.booleans())
+    def test_a_projected_factor_times_a_proper_member_is_proper(self, case, seed, whole):
         natural = case.family.natural(member(case, seed))
         noise = np.random.default_rng(seed)
         factor = jax.tree.map(lambda leaf: jnp.asarray(5 * noise.normal(size=leaf.shape)), natural)
-        projected = case.family.project(factor)
+        projected = _projected(case.family, factor, whole)
         assert bool(case.family.in_domain(factors.multiply(natural, projected)))
-        assert_close(case.family.project(projected), projected, rtol=1e-4, atol=1e-4)
+        again = case.family.project(projected)  # rounding leaves eigenvalues of 1e-8
+        assert_close(again, projected, rtol=1e-4, atol=1e-4)
 
     def test_draws_have_the_expected_statistics(self, case, simulation):
         expected = case.family.statistics(simulation.coordinates)
@@ -646,6 +648,46 @@ def test_draws_of_small_concentrations_stay_inside_the_support():
     value, gradient = log_sum(family.coordinates(natural))
     assert np.isfinite(value)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
+
+
+def _projected(family, factor, whole):
+    if isinstance(family, MeanField):
+        return family.project(factor, frozenset(name for name, _ in family.members if whole))
+    return getattr(family, "project_whole" if whole else "project", family.project)(factor)
+
+
+class TestProjectingWhole:
+    """What had to be repaired becomes the factor 1, and nothing else changes."""
+
+    def test_a_precision_below_zero_takes_its_location_along(self):
+        factor = NormalNatural(jnp.array([3.0, -4.0]), jnp.array([0.25, -1.0]))
+        projected = DiagonalNormal((2,)).project_whole(factor)
+        assert_close(projected, NormalNatural(jnp.array([0.0, -4.0]), jnp.array([0.0, -1.0])))
+
+    def test_so_does_an_eigenvalue_below_zero_along_its_eigenvector(self):
+        basis = stats.ortho_group.rvs(3, random_state=1)
+        values, white = np.array([-2.0, 0.5, -1.0]), np.array([1.0, 7.0, -3.0])
+        matrix = basis @ np.diag(values) @ basis.T
+        repaired = basis @ np.diag([-2.0, 0.0, -1.0]) @ basis.T
+        family = FullNormal((3,))
+        projected = family.project_whole(
+            NormalNatural(jnp.array(basis @ white), pack(jnp.array(matrix)))
+        )
+        expected = NormalNatural(basis @ [1.0, 0.0, -3.0], pack(repaired))
+        assert_close(projected, expected, rtol=1e-5, atol=1e-5)
+
+    def test_the_two_numbers_of_a_gamma_go_together(self):
+        factor = GammaNatural(jnp.array([-0.5, 2.0, 2.0]), jnp.array([-3.0, 1.0, -3.0]))
+        projected = Gamma((3,)).project_whole(factor)
+        expected = GammaNatural(jnp.array([0.0, 0.0, 2.0]), jnp.array([0.0, 0.0, -3.0]))
+        assert_close(projected, expected)
+
+    def test_only_of_the_members_that_are_named(self):
+        normal = DiagonalNormal(())
+        factor = NormalNatural(jnp.array(3.0), jnp.array(0.25))
+        family = MeanField((("a", normal), ("b", normal)))
+        projected = family.project({"a": factor, "b": factor}, frozenset({"b"}))
+        assert (projected["a"].linear, projected["b"].linear) == (3.0, 0.0)
 
 
 @pytest.mark.parametrize("family", [Exponential((2,)), HalfNormal((2,))], ids=["e", "h"])

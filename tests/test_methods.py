@@ -88,7 +88,8 @@ def compiled_visit(method, num_rows, num_columns, num_shards):
 
     @jax.jit
     def run(X, y, noise_std, secret_key):
-        numbers = (jnp.asarray(x) for x in (num_rows, num_shards, noise_std, weight))
+        numbers = (num_rows, num_shards, noise_std, weight, method.clip_norm, 1.0)
+        numbers = (jnp.asarray(x) for x in numbers)
         data = client.LocalData({"X": X, "y": y}, *numbers)
         rate, key = jnp.asarray(0.05), jax.random.key(0)
         return client.visit(space, family, method, layout, prior, own, data, rate, key, secret_key)

@@ -45,6 +45,12 @@ def test_every_mistake_has_a_guard_or_is_said_to_have_none():
         assert "::" in guard or guard.startswith("Nothing"), mistake
 
 
+def test_every_kind_of_model_has_a_test():
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert len(named_tests(page)) > 25
+    assert missing(page) == []
+
+
 @pytest.mark.parametrize(
     "reference",
     ["`tests/privacy/test_nowhere.py::test_x`", "`tests/test_pitfalls.py::test_of_another_name`"],

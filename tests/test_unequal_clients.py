@@ -1,13 +1,17 @@
 """Clients with promises of their own, that join late or drop out when their budget is spent."""
 
+import math
+
 import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import rounds
+from benchmarks.audit import taken
+from numpyro_dppvi import rounds, server
 
 SIZES = (30, 20, 40)
 BUDGETS = (
@@ -128,3 +132,151 @@ def test_who_has_spent_all_is_refused_and_the_others_go_on(shards, monkeypatch):
     ):
         np.testing.assert_array_equal(before[0], now[0])
         assert not np.array_equal(before[1:], now[1:])
+
+
+# ---------------------------------------------------------------------------------------------
+# Clips and samples of a client's own.
+
+CLIPS = (0.5, 1.0, 4.0)
+PROBS = (0.2, 0.5, 0.8)
+RATE = 1e-6
+SGD = optax.sgd(RATE)
+UNLIMITED = dppvi.PrivacyBudget(math.inf)
+
+
+def one_step(sampler, budget, value=1e6, clips=CLIPS):
+    """One noisy step at every client, as a function of the secret key.
+
+    Every record's gradient points along the location alone and is as long as ``value``: a step is
+    the sum of so many of a client's clips, over its probability of drawing a record.
+    """
+    method = dppvi.DPOptimization(clips, 1, SGD, sampler)
+    wired = {"client_sizes": SIZES, "schedule": dppvi.synchronous}
+    plan = dppvi.plan_privacy(method, budget, num_rounds=1, **wired)
+    data = [{"y": np.full(size, value, np.float32)} for size in SIZES]
+    pvi = dppvi.pvi(normal_mean, None, data[0], method=method, plan=plan, damping=1.0, **wired)
+    program = taken(pvi, dppvi.stack_clients(data), rounds, "run")
+
+    def steps(secret_key):
+        """The sums that clients sent, in units of what their locations moved by."""
+        problem, numbers, start, shards, groups, (key, _) = program
+        end, _ = rounds.run(problem, numbers, start, shards, groups, (key, secret_key))
+        one_by_one = jax.tree.map(lambda leaf: leaf[:, None], end.clients)
+        q = jax.vmap(server.approximation, (None, 0))(end.prior, one_by_one)
+        return problem.family.coordinates(q)["mu"].loc / RATE
+
+    return plan, steps
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def test_every_sum_is_bounded_by_its_clients_own_clip(x64):
+    _, steps = one_step(dppvi.FullBatch(), UNLIMITED)
+    found = steps(dppvi.SecretKeys(0).round_key(0))
+    np.testing.assert_allclose(found, np.multiply(CLIPS, SIZES), rtol=2e-5)
+    # The joint norm of this gradient is 1.25, above some of the clips: (.75, 1) by mean and spread.
+    _, steps = one_step(dppvi.FullBatch(), UNLIMITED, value=0.75)
+    found = steps(dppvi.SecretKeys(0).round_key(0))
+    shortened = np.minimum(1, np.array(CLIPS) / 1.25)
+    np.testing.assert_allclose(found, 0.75 * shortened * SIZES, rtol=2e-5)
+
+
+def test_every_batch_is_drawn_and_divided_by_its_clients_own_probability(x64):
+    _, steps = one_step(dppvi.PoissonSampling(PROBS), UNLIMITED)
+    num_draws = 500
+    keys = jax.random.split(dppvi.SecretKeys(0).round_key(0), num_draws)
+    found = np.asarray(jax.jit(lambda keys: jax.lax.map(steps, keys, batch_size=100))(keys))
+    counts = found * np.array(PROBS) / np.array(CLIPS)
+    np.testing.assert_allclose(counts, np.round(counts), atol=1e-2)
+    mean = np.multiply(SIZES, PROBS)
+    error = np.sqrt(mean * (1 - np.array(PROBS)) / num_draws)
+    assert (np.abs(counts.mean(axis=0) - mean) < 5 * error).all()  # fails once in 5 * 10^5
+    # The size of a batch differs from draw to draw by as much as its own coins do.
+    np.testing.assert_allclose(counts.std(axis=0), error * num_draws**0.5, rtol=0.2)
+
+
+def test_noise_follows_its_clients_own_clip_and_probability(x64):
+    budgets = (dppvi.PrivacyBudget(0.5), dppvi.PrivacyBudget(1.0), dppvi.PrivacyBudget(8.0, 1e-4))
+    plan, steps = one_step(dppvi.PoissonSampling(PROBS), budgets, value=0.0)
+    keys = jax.random.split(dppvi.SecretKeys(0).round_key(0), 4000)
+    found = np.asarray(jax.jit(lambda keys: jax.lax.map(steps, keys, batch_size=500))(keys))
+    # 4000 draws: 5 standard errors are 5.6 %.
+    np.testing.assert_allclose(found.std(axis=0), plan.noise_std / PROBS, rtol=0.056)
+    assert np.abs(np.corrcoef(found.T)[~np.eye(3, dtype=bool)]).max() < 5 / 4000**0.5
+    # Each client's plan is the plan that it would make alone.
+    for number, mine in enumerate(plan.clients):
+        method = dppvi.DPOptimization(
+            CLIPS[number], 1, sampler=dppvi.PoissonSampling(PROBS[number])
+        )
+        alone = dppvi.plan_privacy(
+            method, budgets[number], num_rounds=1, client_sizes=[SIZES[number]]
+        )
+        assert mine.mechanism.sampler == method.sampler
+        assert mine.mechanism.sensitivity("replace_one") == 2 * CLIPS[number]
+        assert mine.epsilon == pytest.approx(alone.clients[0].epsilon, rel=5e-3)
+        assert mine.mechanism.noise_std == pytest.approx(
+            alone.clients[0].mechanism.noise_std, rel=2e-3
+        )
+        assert 0.995 * mine.budget.epsilon <= mine.epsilon <= mine.budget.epsilon
+
+
+@pytest.mark.parametrize("kind", [dppvi.LocalAveraging, dppvi.VirtualClients])
+def test_changes_are_clipped_to_their_clients_own_clip(x64, kind):
+    clips = (0.005, 0.01, 0.04)  # of changes that would be twice as long
+    method = kind((3, 2, 4), clips, num_local_steps=3)
+    wired = {"client_sizes": SIZES, "schedule": dppvi.synchronous}
+    plan = dppvi.plan_privacy(method, UNLIMITED, num_rounds=1, **wired)
+    data = [{"y": np.full(size, 1e6, np.float32)} for size in SIZES]
+    pvi = dppvi.pvi(normal_mean, None, data[0], method=method, plan=plan, damping=1.0, **wired)
+    problem, numbers, start, *others = taken(pvi, dppvi.stack_clients(data), rounds, "run")
+    end, _ = rounds.run(problem, numbers, start, *others)
+    sent = np.stack([np.ravel(leaf) for leaf in end.clients["mu"]])
+    weight = 1 if kind is dppvi.LocalAveraging else np.array([3, 2, 4])
+    # Equal shards: the mean is as long as one of them, and the sum as all.
+    np.testing.assert_allclose(np.linalg.norm(sent, axis=0), weight * np.array(clips), rtol=1e-4)
+
+
+def test_the_truncation_is_that_of_the_clients_own_batch():
+    """One padded size serves all: clients that draw less are cut less, and charged for that."""
+    sizes, probs = (2000, 2000, 300), (0.1, 0.01, 0.5)
+    method = dppvi.DPOptimization(CLIPS, sampler=dppvi.PoissonSampling(probs))
+    plan = dppvi.plan_privacy(method, dppvi.PrivacyBudget(1.0), num_rounds=2, client_sizes=sizes)
+    alone = [dppvi.PoissonSampling(q).physical_size([n]) for n, q in zip(sizes, probs, strict=True)]
+    assert plan.physical_size == max(alone)
+    for mine, size, prob in zip(plan.clients, sizes, probs, strict=True):
+        event = mine.mechanism.dp_event
+        assert event.sampling_probability == prob
+        assert event.truncated_batch_size == max(alone)
+        assert event.dataset_size == size
+
+
+def test_other_numbers_need_no_other_program():
+    rounds.run.clear_cache()
+    for clips, probs in (((1.0, 2.0, 3.0), (0.1, 0.2, 0.5)), ((5.0, 1.0, 9.0), (0.3, 0.1, 0.5))):
+        _, steps = one_step(dppvi.PoissonSampling(probs), UNLIMITED, clips=clips)
+        steps(dppvi.SecretKeys(0).round_key(0))
+    assert rounds.run._cache_size() == 1
+
+
+def test_the_statement_says_each_clients_own():
+    result = dppvi.fit(
+        normal_mean,
+        None,
+        DATA,
+        rng_key=jax.random.key(0),
+        method=dppvi.DPOptimization(CLIPS, sampler=dppvi.PoissonSampling(PROBS)),
+        budget=dppvi.PrivacyBudget(1.0),
+        num_rounds=2,
+        progress_bar=False,
+    )
+    clients = result.privacy_statement().as_dict()["clients"]
+    assert [mine["clip_norm"] for mine in clients] == list(CLIPS)
+    assert [mine["sensitivity"] for mine in clients] == [2 * clip for clip in CLIPS]
+    for mine, prob in zip(clients, PROBS, strict=True):
+        assert f"Poisson q={prob:g} " in mine["batch"]
+        assert mine["epsilon_spent"] <= 1.0
+    assert all(np.isfinite(result.posterior.mean["mu"]).ravel())

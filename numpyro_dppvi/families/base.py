@@ -72,6 +72,18 @@ class ExponentialFamily(Protocol):
 
 
 @runtime_checkable
+class LocatedFamily(Protocol):
+    """What families have besides whose factors say where apart from how surely."""
+
+    def project_whole(self, natural: Natural) -> Natural:
+        """Like ``project``, but what had to be repaired becomes the factor 1.
+
+        Where a factor's precision was below zero, it then has no location, either.
+        """
+        ...
+
+
+@runtime_checkable
 class NormalFamily(Protocol):
     """What normal families have besides: rules of integration other than draws."""
 

@@ -94,6 +94,11 @@ class DiagonalNormal:
         """Raises negative precisions to zero and leaves the linear part alone."""
         return natural._replace(quadratic=jnp.minimum(natural.quadratic, 0))
 
+    def project_whole(self, natural: NormalNatural) -> NormalNatural:
+        """Raises negative precisions to zero, and the linear part with them."""
+        linear = jnp.where(natural.quadratic > 0, 0, natural.linear)
+        return self.project(natural)._replace(linear=linear)
+
     def draws(self, rng_key: PRNGKey, coordinates: NormalCoordinates, num_draws: int) -> Array:
         """Antithetic draws: each second one mirrors the one before it at the mean."""
         noise = mirrored(rng_key, num_draws, coordinates.loc)

@@ -54,7 +54,10 @@ class Exponential:
         return jnp.all(natural < 0) & factors.is_finite(natural)
 
     def project(self, natural: Array) -> Array:
-        """Lets a factor add to the rate, and not take from it."""
+        """Lets a factor add to the rate, and not take from it.
+
+        Under privacy the mean can thus not grow beyond the prior's; a ``Gamma``'s can.
+        """
         return jnp.minimum(natural, 0)
 
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:

@@ -114,8 +114,15 @@ class FullNormal:
     def project(self, natural: NormalNatural) -> NormalNatural:
         """Raises negative eigenvalues of the precision to zero; leaves the linear part alone."""
         values, vectors = jnp.linalg.eigh(unpack(natural.quadratic))
-        excess = _einsum("...ik,...k,...jk", vectors, jnp.maximum(values, 0), vectors)
+        excess = _einsum("...ik,...k,...jk->...ij", vectors, jnp.maximum(values, 0), vectors)
         return natural._replace(quadratic=natural.quadratic - pack(excess))
+
+    def project_whole(self, natural: NormalNatural) -> NormalNatural:
+        """The same, and takes the linear part out along these eigenvectors."""
+        values, vectors = jnp.linalg.eigh(unpack(natural.quadratic))
+        white = jnp.where(values > 0, _einsum("...ik,...i->...k", vectors, natural.linear), 0)
+        unsure = _einsum("...ik,...k->...i", vectors, white)
+        return self.project(natural)._replace(linear=natural.linear - unsure)
 
     def draws(self, rng_key: PRNGKey, coordinates: FullNormalCoordinates, num_draws: int) -> Array:
         """Antithetic draws: each second one mirrors the one before it at the mean."""

@@ -82,6 +82,11 @@ class Gamma:
         """Lets a factor add to the concentration and the rate, and take from neither."""
         return GammaNatural(jnp.maximum(natural.log, 0), jnp.minimum(natural.linear, 0))
 
+    def project_whole(self, natural: GammaNatural) -> GammaNatural:
+        """Keeps what adds to both, and nothing of what would take from either."""
+        kept = (natural.log >= 0) & (natural.linear <= 0)
+        return GammaNatural(*(jnp.where(kept, leaf, 0) for leaf in natural))
+
     def draws(self, rng_key: PRNGKey, coordinates: GammaCoordinates, num_draws: int) -> Array:
         """Independent draws, made as logarithms: small concentrations must not give 0."""
         log_mean, log_a = coordinates

@@ -55,7 +55,10 @@ class HalfNormal:
         return jnp.all(natural < 0) & factors.is_finite(natural)
 
     def project(self, natural: Array) -> Array:
-        """Lets a factor narrow the distribution, and not widen it."""
+        """Lets a factor narrow the distribution, and not widen it.
+
+        Under privacy it can thus not grow wider than the prior; a ``Gamma`` or ``LogNormal`` can.
+        """
         return jnp.minimum(natural, 0)
 
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from numpyro_dppvi import factors
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import joint
-from numpyro_dppvi.families.base import NormalFamily
+from numpyro_dppvi.families.base import LocatedFamily, NormalFamily
 from numpyro_dppvi.families.full_normal import FullNormal
 
 
@@ -83,9 +83,14 @@ class MeanField:
         """Whether every member's distribution is proper."""
         return jnp.all(jnp.stack([f.in_domain(natural[name]) for name, f in self.members]))
 
-    def project(self, natural: Natural) -> Natural:
-        """Projects member by member."""
-        return {name: family.project(natural[name]) for name, family in self.members}
+    def project(self, natural: Natural, whole: frozenset[str] = frozenset()) -> Natural:
+        """Projects member by member; what has to be repaired of the named ones becomes 1."""
+        return {
+            name: family.project_whole(natural[name])
+            if name in whole and isinstance(family, LocatedFamily)
+            else family.project(natural[name])
+            for name, family in self.members
+        }
 
     def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> dict[str, Array]:
         """Draws by latent, with independent keys a member."""

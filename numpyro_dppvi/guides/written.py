@@ -12,9 +12,10 @@ from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.transforms import ComposeTransform, IdentityTransform, Transform
 from numpyro.ops.provenance import eval_provenance
 
+from numpyro_dppvi import families
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError, shown
-from numpyro_dppvi.families import BY_DISTRIBUTION, MeanField
+from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents import Latent, LatentSpace
 from numpyro_dppvi.latents.trace import CONCRETE_VALUE_ERRORS, Trace, run_model
@@ -70,13 +71,13 @@ def read(
 
     name = getattr(guide, "__name__", shown(guide))
     drawn, params = _structure(name, run, rows, tuple(latent.name for latent in space.latents))
-    transforms, families = {}, {}
+    transforms, members = {}, {}
     for latent in space.latents:
         mine = drawn[latent.name]
         transforms[latent.name] = _composed(mine.transforms)
-        families[latent.name] = _family(latent, mine, transforms[latent.name])
+        members[latent.name] = _family(latent, mine, transforms[latent.name])
     _refuse_dependence(run, rows, space.latents, params)
-    return transforms, MeanField(tuple(families.items()))
+    return transforms, MeanField(tuple(members.items()))
 
 
 def _structure(
@@ -160,12 +161,15 @@ def _family(latent: Latent, drawn: _Drawn, transform: Transform) -> Any:
             f"latent {latent.name!r} has shape {latent.shape} in the model and {drawn.shape} in "
             f"the guide: write .expand({list(latent.shape)}) there, or the model's plates."
         )
-    make = next((make for kind, make in BY_DISTRIBUTION if issubclass(drawn.base, kind)), None)
+    table = families.BY_DISTRIBUTION  # read here, because users may put rows into it
+    make = next((make for kind, make in table if issubclass(drawn.base, kind)), None)
     if make is None:
-        kinds = ", ".join(kind.__name__ for kind, _ in BY_DISTRIBUTION)
+        kinds = ", ".join(kind.__name__ for kind, _ in table)
         why = "factors do not multiply within its densities"
         if issubclass(drawn.base, dist.Delta):
             why = "a point has no width that factors could add up to"
+        elif drawn.support.is_discrete:
+            why = "a discrete distribution gives a continuous latent no density"
         raise UnsupportedModelError(
             f"the guide draws latent {latent.name!r} from {drawn.base.__name__}, and {why}: write "
             f"{kinds}, LogNormal, InverseGamma or another TransformedDistribution of these."

@@ -3,6 +3,7 @@
 Structure is read from shapes and dtypes and from rows of zeros; no value of a record is looked at.
 """
 
+from numpyro_dppvi.latents.additive import check_additive
 from numpyro_dppvi.latents.space import Latent, LatentSpace, from_model
 
-__all__ = ["Latent", "LatentSpace", "from_model"]
+__all__ = ["Latent", "LatentSpace", "check_additive", "from_model"]

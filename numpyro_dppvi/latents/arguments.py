@@ -24,6 +24,12 @@ def check_arguments(
             "in model_kwargs if it is public."
         )
     parameters = inspect.signature(model).parameters
+    unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
+    if unnamed:
+        raise UnsupportedModelError(
+            f"the model takes {unnamed[0]!r} by position only, and data gives its arguments by "
+            "name: leave out the '/' in its signature."
+        )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     names = [name for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]

@@ -20,7 +20,7 @@ def fingerprint(*programs: Any) -> str:
     digest = hashlib.sha256()
     for program in programs:
         digest.update(_ADDRESS.sub("", str(program.jaxpr)).encode())
-        for array in map(_host, _constants(program)):
+        for array in map(_host, constants(program)):
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(array.tobytes())
     return digest.hexdigest()
@@ -32,13 +32,13 @@ def _host(constant: Any) -> np.ndarray:
     return np.asarray(constant)
 
 
-def _constants(program: Any) -> list[Any]:
+def constants(program: Any) -> list[Any]:
     """The arrays that a traced program closes over, inner programs included."""
     found = [c for c in program.consts if hasattr(c, "dtype")]
     for equation in program.jaxpr.eqns:
         for value in jax.tree.leaves(equation.params, is_leaf=_is_program):
             if _is_program(value):
-                found += _constants(value)
+                found += constants(value)
     return found
 
 

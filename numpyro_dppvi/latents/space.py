@@ -28,6 +28,9 @@ from numpyro_dppvi.latents.trace import (
     structure,
 )
 
+# So many records tell whether a model mixes them.
+NUM_TOGETHER = 3
+
 OneRow: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Trace]
 """Runs the model with given latents on one row (arrays without the records' axis)."""
 
@@ -80,6 +83,9 @@ class LatentSpace:
         latents: The latents, in the model's order.
         log_likelihood: ``(theta, row) -> scalar``: log density of one record, given values of
             the latents in their supports and arrays without the records' leading axis.
+        together: ``(theta, rows, seed) -> {site: scalar}``: log likelihood of several records by
+            observed site, of the model run on all of them. Inference never uses it; it ought to be
+            the sum of what one record at a time gives (:mod:`numpyro_dppvi.latents.additive`).
         log_density: ``(theta, names) -> scalar``: log density of the named latents (and, always,
             of observed sites that no record enters), given values of all latents.
         parents: For each latent, the latents that its prior depends on.
@@ -92,6 +98,7 @@ class LatentSpace:
 
     latents: tuple[Latent, ...]
     log_likelihood: Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+    together: Callable[..., dict[str, Array]]
     log_density: Callable[[Mapping[str, Array], frozenset[str]], Array]
     parents: Mapping[str, frozenset[str]]
     pseudo_observations: Mapping[str, frozenset[str]]
@@ -142,7 +149,7 @@ class LatentSpace:
             replace(latent, transform=transforms.get(latent.name, latent.transform))
             for latent in self.latents
         )
-        program = _program(latents, self.log_likelihood, self.log_density, self.row)
+        program = _program(latents, self.together, self.log_density, self.row)
         return replace(self, latents=latents, program=program)
 
 
@@ -182,22 +189,35 @@ def from_model(
     latents, parents = _latents(run, zeros, [site for site in sites if not site.observed])
     client_side, server_side = _sides(run, latents, zeros, sites, plates)
 
+    def together(
+        theta: Mapping[str, Array], rows: Mapping[str, Array], seed: Any = 0
+    ) -> dict[str, Array]:
+        num_rows = len(next(iter(rows.values())))
+        trace = run_model(model, rows, kwargs, theta, plates, num_rows, seed)
+        return {name: log_prob(trace[name], trace, plates) for name in client_side}
+
     def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-        trace = run(theta, row)
-        return _total(log_prob(trace[name], trace, plates) for name in client_side)
+        return _total(together(theta, {name: value[None] for name, value in row.items()}).values())
 
     def log_density(theta: Mapping[str, Array], names: frozenset[str]) -> Array:
         trace = run(theta, zeros)
         return _total(log_prob(trace[name], trace, plates) for name in (*names, *server_side))
 
     row = {name: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for name, s in abstract.items()}
-    program = _program(latents, log_likelihood, log_density, row)
-    return LatentSpace(latents, log_likelihood, log_density, parents, server_side, row, program)
+    program = _program(latents, together, log_density, row)
+    return LatentSpace(
+        latents, log_likelihood, together, log_density, parents, server_side, row, program
+    )
+
+
+def several(row: Mapping[str, jax.ShapeDtypeStruct], number: int) -> dict[str, Any]:
+    """Shapes and dtypes of a number of records."""
+    return {name: jax.ShapeDtypeStruct((number, *s.shape), s.dtype) for name, s in row.items()}
 
 
 def _program(
     latents: tuple[Latent, ...],
-    log_likelihood: Callable[..., Array],
+    together: Callable[..., dict[str, Array]],
     log_density: Callable[..., Array],
     row: Mapping[str, jax.ShapeDtypeStruct],
 ) -> str:
@@ -208,7 +228,7 @@ def _program(
     names = frozenset(base)
     facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
     return f"{facts} " + fingerprint(
-        jax.make_jaxpr(log_likelihood)(theta, dict(row)),
+        *(jax.make_jaxpr(together)(theta, several(row, number)) for number in (1, NUM_TOGETHER)),
         jax.make_jaxpr(lambda theta: log_density(theta, names))(theta),
         jax.make_jaxpr(lambda b: [latent.transform(b[latent.name]) for latent in latents])(base),
     )
@@ -218,6 +238,12 @@ def _refuse_local_or_discrete(found: Structure, absent: tuple[str, ...]) -> None
     latents = [site for site in found.sites if not site.observed]
     for site in latents:
         inside = [plate.name for plate in site.plates if plate.name in found.plates]
+        if site.name.endswith("_unobserved"):
+            raise UnsupportedModelError(
+                f"obs_mask makes {site.name!r} a latent with one value a record, which clients "
+                "cannot share: write with numpyro.handlers.mask(mask=seen) around the statement "
+                "instead, which leaves missing outcomes out."
+            )
         if inside or site.name in found.local:
             where = "has one value a record"
             if inside:
@@ -226,10 +252,16 @@ def _refuse_local_or_discrete(found: Structure, absent: tuple[str, ...]) -> None
                 f"latent {site.name!r} {where}, which clients cannot share. "
                 f"{_if_outcome(site.name, absent)}; else sum or integrate it out."
             )
+        part = [plate for plate in site.plates if plate.drawn != plate.size]
+        if part:
+            raise UnsupportedModelError(
+                f"the plate {part[0].name!r} draws a part of latent {site.name!r} at each step, "
+                "and a factor needs all of it: leave out subsample_size there."
+            )
         if site.discrete:
             raise UnsupportedModelError(
-                f"latent {site.name!r} is discrete, and a continuous approximation cannot follow "
-                f"it. {_if_outcome(site.name, absent)}; else sum it out (dist.MixtureSameFamily)."
+                f"latent {site.name!r} is discrete, so that no gradient says where to move it. "
+                f"{_if_outcome(site.name, absent)}; else sum it out (dist.MixtureSameFamily)."
             )
     if not latents:
         raise UnsupportedModelError(

@@ -1,5 +1,6 @@
 """Runs a user's model: on abstract rows to see its structure, on one row to evaluate it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,9 @@ CONCRETE_VALUE_ERRORS = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+
+# What JAX says of an attribute that its arrays do not have.
+_ATTRIBUTE = re.compile(r"Tracer'? .*has no attribute '?(\w+)")
 
 # What a model may raise when it is given another number of rows than it was written for.
 _WRONG_NUMBER_ERRORS = (AssertionError, IndexError, TypeError, ValueError)
@@ -99,10 +103,11 @@ def run_model(
     theta: Mapping[str, Array] | None,
     plates: frozenset[str],
     num_rows: int,
+    seed: Any = 0,
 ) -> Trace:
     """Runs the model on some rows; ``theta`` fixes the latents."""
     forced = _ForcedPlates(model, plates, num_rows)
-    seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=0)
+    seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
     with handlers.block():  # a caller's own handlers must not see this run
         return handlers.trace(seeded).get_trace(**rows, **kwargs)
 
@@ -120,7 +125,19 @@ def static_facts(
     def run(rows: Records) -> None:
         trace = run_model(_ProperPriors(model), rows, kwargs, None, forced, num_rows)
         for name, site in trace.items():
+            if site["type"] == "mutable":
+                raise UnsupportedModelError(
+                    f"the model keeps a state of its own, {name!r} (running means of a batch "
+                    "normalisation, say), which follows the records and has no prior: take that "
+                    "layer out of the module."
+                )
             if site["type"] == "param" and jax.tree.leaves(site["value"]):
+                if name.endswith("$params"):
+                    raise UnsupportedModelError(
+                        f"the module {name.removesuffix('$params')!r} has parameters without a "
+                        "prior, and so without a factor: write prior=dist.Normal(0, 1), or name "
+                        "every one of its parameters in prior."
+                    )
                 raise UnsupportedModelError(
                     f"the model calls numpyro.param({name!r}), which has no prior and so no "
                     f"factor: draw it, numpyro.sample({name!r}, ...) with a prior, or make it a "
@@ -139,13 +156,24 @@ def static_facts(
             "len(np.unique(...)), a boolean index or an if on an array): pass such a number as a "
             "public constant, model_kwargs={'num_groups': 8}."
         ) from error
+    except AttributeError as error:
+        missing = _ATTRIBUTE.search(str(error))
+        if missing is None:
+            raise
+        raise UnsupportedModelError(
+            f"the model asks an argument for .{missing.group(1)}, which only a table of pandas "
+            "has, and its arguments are arrays with one row a record: write X instead of "
+            f"X.{missing.group(1)}, and pass columns as data={{'X': table.to_numpy()}}."
+        ) from error
     return tuple(found)
 
 
 def _site(site: dict[str, Any], trace: Trace) -> Site:
     fn = site["fn"]
+    # The trace knows no plate inside a loop (``scan``), which then draws all of its rows.
+    stated = {name: other["args"][0] for name, other in trace.items() if other["type"] == "plate"}
     plates = tuple(
-        Plate(frame.name, trace[frame.name]["args"][0], frame.size, frame.dim)
+        Plate(frame.name, stated.get(frame.name, frame.size), frame.size, frame.dim)
         for frame in site["cond_indep_stack"]
     )
     shapes = (jnp.shape(site["value"]), fn.batch_shape + fn.event_shape)
@@ -161,7 +189,14 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
     Raises:
         UnsupportedModelError: If the model runs on no other number of rows.
     """
-    sites = static_facts(model, shapes, kwargs)
+    try:
+        sites = static_facts(model, shapes, kwargs)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # the user's own: its message and line say what is wrong
+        given = ", ".join(f"{name} {s.shape}" for name, s in shapes.items())
+        error.add_note(f"The model was run on arrays of these shapes: {given}.")
+        raise
     num_rows = next(iter(shapes.values())).shape[0]
     longer = {
         name: jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
@@ -214,7 +249,7 @@ def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Arra
     if site["scale"] is not None:
         value = value * site["scale"]
     for frame in site["cond_indep_stack"]:
-        if frame.name in plates:
+        if frame.name in plates and frame.name in trace:
             size, num_rows = trace[frame.name]["args"]
             value = value * (num_rows / size)
     return jnp.sum(value)

@@ -100,6 +100,10 @@ def split_evenly(rng_key: jax.Array, num_rows: int, num_clients: int) -> Partiti
     Raises:
         ValueError: If there are more clients than rows, or either is not a whole number >= 1.
         TypeError: If `rng_key` is not a JAX key.
+
+    Example:
+        >>> split_evenly(jax.random.key(0), 10, 3)
+        Partition(num_clients=3, sizes=(4, 3, 3))
     """
     check_counts(num_rows, num_clients)
     shuffled = host_generator(rng_key).permutation(num_rows)

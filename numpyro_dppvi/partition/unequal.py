@@ -63,6 +63,10 @@ def partition(
         ValueError: If the request cannot be met: more clients than rows, a factor out of its range,
             an odd number of unequal clients, or more rows of a class than there are.
         TypeError: If `rng_key` is not a JAX key.
+
+    Example:
+        >>> partition(jax.random.key(0), 1000, 4, size_factor=0.5).sizes
+        (125, 125, 375, 375)
     """
     labels = None if np.ndim(labels_or_num_rows) == 0 else label_column(labels_or_num_rows)
     num_rows: Any = labels_or_num_rows if labels is None else len(labels)

@@ -34,7 +34,13 @@ def compose(events: Iterable[tuple[dpa.DpEvent, int]]) -> Composition:
 
 
 @functools.lru_cache(maxsize=4096)
-def epsilon(composition: Composition, delta: float, relation: Relation) -> float:
+def epsilon(
+    composition: Composition,
+    delta: float,
+    relation: Relation,
+    enough: float = 0.0,
+    settled_at: float = _SETTLED,
+) -> float:
     """The epsilon that a composition costs at ``delta``; never below the true one.
 
     Plain Gaussian events compose to one Gaussian, whose epsilon is the closed form of Balle and
@@ -45,6 +51,9 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
         composition: What was released, with noise multipliers in units of the clipping norm.
         delta: In (0, 1).
         relation: The neighbouring relation.
+        enough: An upper bound that is no larger is not made any tighter, which saves time.
+        settled_at: As of :func:`tightest`; a larger share is faster, and never below what the
+            usual one gives.
 
     Returns:
         Epsilon; 0 for nothing released and infinity where an event has no noise.
@@ -66,10 +75,15 @@ def epsilon(composition: Composition, delta: float, relation: Relation) -> float
         return math.inf
 
     def bound(grid: float) -> float:
-        distribution = loss.of_composition(composition, relation, grid)
-        return float(distribution.get_epsilon_for_delta(safe_delta))
+        return _bound(composition, safe_delta, relation, grid)
 
-    return tightest(bound)
+    return tightest(bound, settled_at, enough)
+
+
+@functools.lru_cache(maxsize=16384)
+def _bound(composition: Composition, delta: float, relation: Relation, grid: float) -> float:
+    distribution = loss.of_composition(composition, relation, grid)
+    return float(distribution.get_epsilon_for_delta(delta))
 
 
 def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
@@ -98,12 +112,15 @@ def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
     return math.sqrt(sum(count * (unit / multiplier) ** 2 for multiplier, count in noise))
 
 
-def tightest(bound: Callable[[float], float], settled_at: float = _SETTLED) -> float:
+def tightest(
+    bound: Callable[[float], float], settled_at: float = _SETTLED, enough: float = -math.inf
+) -> float:
     """The least of the upper bounds that ever finer grids give, until they settle.
 
     Args:
         bound: A function of the grid.
         settled_at: The share of itself by which the last bound may still have fallen.
+        enough: A bound that is no larger is returned as it is.
 
     Returns:
         An upper bound, too large by about a hundredth of that share.
@@ -113,7 +130,7 @@ def tightest(bound: Callable[[float], float], settled_at: float = _SETTLED) -> f
         found = bound(grid)
         settled = math.isinf(found) or best - found <= settled_at * found
         best = min(best, found)
-        if settled:
+        if settled or best <= enough:
             break
     return best
 

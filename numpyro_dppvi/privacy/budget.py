@@ -8,10 +8,10 @@ from dp_accounting import NeighboringRelation
 from numpyro_dppvi import _validate
 
 Relation: TypeAlias = Literal["replace_one", "add_or_remove_one"]
-"""Which data sets are neighbours: one record replaced, or one record more or less."""
+"""Which data sets are neighbours, with one record replaced, or one record more or less."""
 
 Unit: TypeAlias = Literal["record", "client"]
-"""Whose data a neighbour has otherwise: one person's records of a client, or all of a client's."""
+"""Whose data a neighbour has otherwise, one person's records of a client or all of a client's."""
 
 _RELATIONS: tuple[str, ...] = get_args(Relation)
 _UNITS: tuple[str, ...] = get_args(Unit)

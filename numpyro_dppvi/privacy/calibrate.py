@@ -7,14 +7,19 @@ from collections.abc import Callable
 import dp_accounting as dpa
 
 from numpyro_dppvi.privacy import accounting, units
+from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
-from numpyro_dppvi.privacy.sampling import Sampler
+from numpyro_dppvi.privacy.sampling import FixedSizeSampling, Sampler
 
 # The search stops where at least this share of the target is spent.
 _ENOUGH = 0.999
 # Less noise than this is not looked for: epsilon is in the thousands there, unless delta alone
 # covers the chance of being sampled, which needs no noise at all.
 _LEAST_NOISE = 0.02
+# The last grid but one: its error is about a hundredth of what the last one but two was off by.
+_ROUGHLY_SETTLED = 3e-2
+# Further than this from the target, in logarithms, epsilon only tells on which side it is.
+FAR = 2.0
 
 
 @functools.lru_cache(maxsize=1024)
@@ -45,11 +50,7 @@ def noise_multiplier(
     if math.isinf(budget.epsilon):
         return 0.0
 
-    def spends(noise: float) -> float:
-        event = sampler.dp_event(noise, num_records, physical_size)
-        composition = accounting.compose([(event, num_releases)])
-        return accounting.epsilon(composition, budget.delta, budget.relation)
-
+    spends = _spends(budget, num_releases, sampler, num_records, physical_size, roughly=False)
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     event = sampler.dp_event(1.0, num_records, physical_size)
     if accounting.is_gaussian(accounting.compose([(event, num_releases)])):
@@ -57,14 +58,12 @@ def noise_multiplier(
         while spends(noise) > budget.epsilon:  # the closed forms are inverse up to rounding
             noise *= 1 + 1e-9
         return noise
+    rough_size = num_records
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         # Truncation hardly costs anything, so that what does without it is nearly there; and it
         # is the same for clients of all sizes.
-        guess = noise_multiplier(budget, num_releases, sampler, physical_size, physical_size)
-    else:
-        prob = float(sampler.inclusion_prob(num_records))
-        guess = _guess(event, prob, budget.relation, num_releases * (prob * one_release) ** 2)
-    guess = max(guess, _LEAST_NOISE)
+        rough_size = physical_size
+    guess = _rough_noise(budget, num_releases, sampler, rough_size, physical_size)
     if math.isinf(spends(guess)):
         raise ValueError(
             f"delta must be larger for {num_releases} sampled releases, got {budget.delta:g}: the "
@@ -74,20 +73,87 @@ def noise_multiplier(
     return _least_sufficient(spends, budget.epsilon, guess)
 
 
-def _guess(event: dpa.DpEvent, prob: float, relation: Relation, steps: float) -> float:
-    """Central-limit noise for sampled batches: matches the total chi-squared divergence.
+@functools.lru_cache(maxsize=1024)
+def _rough_noise(
+    budget: PrivacyBudget, num_releases: int, sampler: Sampler, num_records: int, physical_size: int
+) -> float:
+    """Noise that keeps the budget, found on coarser grids; arguments as of the above."""
+    spends = _spends(budget, num_releases, sampler, num_records, physical_size, roughly=True)
+    one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+    guess = _likely_noise(sampler, num_records, budget.relation, num_releases * one_release**2)
+    guess = max(guess, _LEAST_NOISE)
+    return guess if math.isinf(spends(guess)) else _least_sufficient(spends, budget.epsilon, guess)
+
+
+def _spends(
+    budget: PrivacyBudget,
+    num_releases: int,
+    sampler: Sampler,
+    num_records: int,
+    physical_size: int,
+    roughly: bool,
+) -> Callable[[float], float]:
+    """Epsilon as a function of the noise."""
+
+    def spends(noise: float) -> float:
+        event = sampler.dp_event(noise, num_records, physical_size)
+        composition = accounting.compose([(event, num_releases)])
+        return spent(composition, budget, roughly)
+
+    return spends
+
+
+def spent(composition: Composition, budget: PrivacyBudget, roughly: bool) -> float:
+    """An upper bound on epsilon, for a search for where it meets a budget's.
 
     Args:
-        event: One release, which says how batches are drawn.
-        prob: The probability q that a record is in a batch.
-        relation: The neighbouring relation.
-        steps: Number of releases times q^2 / mu^2, where mu is what one Gaussian may spend.
+        composition: What would be released.
+        budget: What may be spent.
+        roughly: Whether it may be up to a thousandth too large, for the search to come near.
     """
-    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        return unit_sensitivity("replace_one") * math.log1p(1 / steps) ** -0.5
+    enough = math.exp(-FAR) * budget.epsilon
+    precision = (_ROUGHLY_SETTLED,) if roughly else ()
+    return accounting.epsilon(composition, budget.delta, budget.relation, enough, *precision)
+
+
+# In all of these a release counts as what it adds to the chi-squared divergence of neighbours,
+# which by the central limit theorem is all that matters where there are many.
+
+
+def _likely_noise(sampler: Sampler, num_records: int, relation: Relation, releases: float) -> float:
+    """Noise near which to look.
+
+    Args:
+        sampler: How batches are drawn.
+        num_records: Records of the client.
+        relation: The neighbouring relation.
+        releases: Their number over mu^2, where mu is what one Gaussian may spend.
+    """
+    each = 1 / (releases * float(sampler.inclusion_prob(num_records)) ** 2)
+    if isinstance(sampler, FixedSizeSampling):
+        return unit_sensitivity("replace_one") * math.log1p(each) ** -0.5
     if relation == "replace_one":
-        return math.asinh(1 / (4 * steps)) ** -0.5
-    return math.log1p(1 / steps) ** -0.5
+        return math.asinh(each / 4) ** -0.5
+    return math.log1p(each) ** -0.5
+
+
+def likely_releases(
+    noise: float, sampler: Sampler, num_records: int, budget: PrivacyBudget
+) -> float:
+    """The number of releases near which to look: the inverse of the guess at the noise."""
+    prob = float(sampler.inclusion_prob(num_records))
+    one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+    exponent = min(noise**-2, 300.0)
+    if prob == 1:
+        each = unit_sensitivity(budget.relation) ** 2 * exponent
+    elif isinstance(sampler, FixedSizeSampling):
+        each = math.expm1(unit_sensitivity("replace_one") ** 2 * min(exponent, 100.0))
+    elif budget.relation == "replace_one":
+        each = 4 * math.sinh(exponent)
+    else:
+        each = math.expm1(exponent)
+    share = each * (prob * one_release) ** 2
+    return 1 / share if share else math.inf
 
 
 def _least_sufficient(spends: Callable[[float], float], target: float, guess: float) -> float:
@@ -116,7 +182,7 @@ def _least_sufficient(spends: Callable[[float], float], target: float, guess: fl
         if _ENOUGH * target <= epsilon <= target or high <= _LEAST_NOISE:
             break
         # Epsilon may be 0 or enormous far from the target, where only its side matters.
-        x, y = math.log(noise), min(max(math.log(epsilon or 1e-300), aim - 2), aim + 2)
+        x, y = math.log(noise), min(max(math.log(epsilon or 1e-300), aim - FAR), aim + FAR)
         if last is not None:
             slope = min((y - last[1]) / (x - last[0]), -0.5)
         last = x, y

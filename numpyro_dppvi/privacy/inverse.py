@@ -3,7 +3,9 @@
 ``plan_privacy`` answers the same for a whole run; these are for thinking before there is one.
 """
 
+import functools
 import math
+from collections.abc import Callable
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, calibrate, units
@@ -45,7 +47,7 @@ def epsilon_from_noise(
     noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     _validate.positive_int("num_releases", num_releases)
     delta = PrivacyBudget(1.0, delta, relation).delta
-    size, physical_size = _sizes(sampler, num_records, relation)
+    sampler, size, physical_size = _one_client(sampler, num_records, relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
     return accounting.epsilon(accounting.compose([(event, num_releases)]), delta, relation)
 
@@ -72,7 +74,7 @@ def noise_from_epsilon(
         ValueError: If a number is out of its range, or delta too small for the accountant.
     """
     _validate.positive_int("num_releases", num_releases)
-    size, physical_size = _sizes(sampler, num_records, budget.relation)
+    sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
     return calibrate.noise_multiplier(budget, num_releases, sampler, size, physical_size)
 
 
@@ -108,27 +110,64 @@ def rounds_from_epsilon(
             "epsilon must be finite, got inf: an unlimited budget lasts for any number of rounds."
         )
     units.check_sampler(budget, sampler)
-    size, physical_size = _sizes(sampler, num_records, budget.relation)
+    sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
 
-    def lasts(rounds: int) -> bool:
+    def spends(rounds: int, roughly: bool = False) -> float:
         composition = accounting.compose([(event, rounds * releases_per_round)])
-        return accounting.epsilon(composition, budget.delta, budget.relation) <= budget.epsilon
+        return calibrate.spent(composition, budget, roughly)
 
+    likely = calibrate.likely_releases(noise_multiplier, sampler, size, budget)
     most = _MOST_RELEASES // releases_per_round
-    enough, too_many = 0, 1
-    while lasts(too_many):
-        if too_many == most:
-            return most
-        enough, too_many = too_many, min(2 * too_many, most)
-    while too_many - enough > 1:
-        middle = (enough + too_many) // 2
-        enough, too_many = (middle, too_many) if lasts(middle) else (enough, middle)
-    return enough
+    roughly = functools.partial(spends, roughly=True)
+    near = _most_rounds(roughly, budget.epsilon, likely / releases_per_round, most)
+    return _most_rounds(spends, budget.epsilon, near, most)
 
 
-def _sizes(sampler: Sampler, num_records: int | None, relation: Relation) -> tuple[int, int]:
-    """Records of the client and rows of a batch."""
+def _most_rounds(spends: Callable[[int], float], target: float, guess: float, most: int) -> int:
+    """Searches for the last number of rounds that keeps to a target: secant steps in a bracket.
+
+    Args:
+        spends: Epsilon as an increasing function of the rounds; expensive.
+        target: Epsilon that must not be exceeded.
+        guess: Where to start.
+        most: Where to stop.
+
+    Returns:
+        A number that keeps to the target while one more does not; 0 if one does not.
+    """
+    enough, too_many = 0, most + 1
+    rounds = int(min(max(guess, 1), most))
+    slope, nudge = 0.5, 1  # log epsilon rises about half as fast as log rounds
+    last: tuple[float, float] | None = None
+    while True:
+        epsilon = spends(rounds)
+        if epsilon <= target:
+            enough = rounds
+        else:
+            too_many = rounds
+        if too_many - enough <= 1:
+            return enough
+        far = calibrate.FAR
+        x, y = math.log(rounds), math.log(max(epsilon, 1e-300) / target)
+        y = min(max(y, -far), far)
+        if last is not None and x != last[0]:
+            slope = max((y - last[1]) / (x - last[0]), 0.25)
+        last = x, y
+        rounds = math.floor(rounds * math.exp(min(max(-y / slope, -far), far)))
+        if not enough < rounds < too_many:  # close to one end, or beyond it
+            rounds = (
+                min(enough + nudge, too_many - 1)
+                if rounds <= enough
+                else max(too_many - nudge, enough + 1)
+            )
+            nudge *= 2
+
+
+def _one_client(
+    sampler: Sampler, num_records: int | None, relation: Relation
+) -> tuple[Sampler, int, int]:
+    """The client's own sampler, its records and the rows of a batch."""
     if num_records is None:
         if not isinstance(sampler, FullBatch):
             raise ValueError(
@@ -138,4 +177,4 @@ def _sizes(sampler: Sampler, num_records: int | None, relation: Relation) -> tup
         num_records = 1
     _validate.positive_int("num_records", num_records)
     sampler.check([num_records], relation)
-    return num_records, sampler.physical_size([num_records])
+    return sampler.of_client(0), num_records, sampler.physical_size([num_records])

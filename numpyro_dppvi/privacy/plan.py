@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, calibrate, units, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
@@ -53,7 +54,7 @@ class ClientPlan:
 
     @property
     def attack(self) -> Attack:
-        """What it gives away: the best attack on everything the client will have released."""
+        """The best attack on everything that the client will have released."""
         return best_attack(self.composition, self.budget.relation)
 
 
@@ -103,7 +104,7 @@ class PrivacyPlan:
 def of_gradients(
     budgets: Sequence[PrivacyBudget],
     sampler: Sampler,
-    clip_norm: float,
+    clip_norm: float | tuple[float, ...],
     releases_per_visit: int,
     num_visits: Sequence[int],
     client_sizes: Sequence[int],
@@ -114,30 +115,45 @@ def of_gradients(
     Every client's noise is calibrated to its own budget, size and number of visits. With a
     trusted aggregator (``num_shares`` clients add noise to one sum) the largest serves all.
 
+    Args:
+        budgets: One a client.
+        sampler: How batches are drawn.
+        clip_norm: One number for all clients, or one a client.
+        releases_per_visit: Noisy sums a visit.
+        num_visits: Visits of each client.
+        client_sizes: Records of each client.
+        num_shares: With a trusted aggregator, how many clients' noise makes up that of a sum.
+
     Raises:
         ValueError: If the sampler cannot sample a client, or is not accounted for under the
-            relation or the unit of a budget.
+            relation or the unit of a budget; if clients under a trusted aggregator differ in
+            clipping norm or sampling; if there is another number of numbers than of clients.
     """
     for budget in budgets:
         sampler.check(client_sizes, budget.relation)
         units.check_sampler(budget, sampler)
+    clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     contributions = [units.records_changed(budget) for budget in budgets]
     physical_size = sampler.physical_size(client_sizes)
+    samplers = [sampler.of_client(number) for number in range(len(budgets))]
     noise = [
         calibrate.noise_multiplier(
-            budget, max(1, visits * releases_per_visit), sampler, size, physical_size
+            budget, max(1, visits * releases_per_visit), own, size, physical_size
         )
-        for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
+        for budget, visits, own, size in zip(
+            budgets, num_visits, samplers, client_sizes, strict=True
+        )
     ]
     if num_shares is not None:
-        _check_equal_shares(sampler, client_sizes)
+        _check_equal_shares(samplers, client_sizes)
+        _check_equal_clips(clip_norms)
         noise, contributions = [max(noise)] * len(noise), [max(contributions)] * len(noise)
     clients = []
     for m, budget in enumerate(budgets):
         mechanism = GaussianSum(
-            clip_norm=clip_norm,
+            clip_norm=clip_norms[m],
             noise_multiplier=noise[m],
-            sampler=sampler,
+            sampler=samplers[m],
             num_records=client_sizes[m],
             physical_size=physical_size,
             num_shares=num_shares or 1,
@@ -147,20 +163,31 @@ def of_gradients(
     return PrivacyPlan(tuple(clients))
 
 
-def _check_equal_shares(sampler: Sampler, client_sizes: Sequence[int]) -> None:
+def _check_equal_shares(samplers: Sequence[Sampler], client_sizes: Sequence[int]) -> None:
     """Refuses a sum over clients that each divide their noise by another number."""
-    probs = {float(sampler.inclusion_prob(size)) for size in client_sizes}
+    each = zip(samplers, client_sizes, strict=True)
+    probs = {float(sampler.inclusion_prob(size)) for sampler, size in each}
     if len(probs) > 1:
         raise ValueError(
             f"sampler must draw the same share of every client's records for a sum over clients, "
-            f"got {sampler} for clients of {min(client_sizes)} to {max(client_sizes)} records: "
-            "write sampler=PoissonSampling(0.1), say."
+            f"got shares of {min(probs):g} to {max(probs):g}: write sampler=PoissonSampling(0.1), "
+            "say."
+        )
+
+
+def _check_equal_clips(clip_norms: Sequence[float]) -> None:
+    """Refuses a sum over clients whose shares of the noise would have different sizes."""
+    if len(set(clip_norms)) > 1:
+        raise ValueError(
+            "clip_norm must be one number for all clients with a trusted aggregator, where their "
+            f"noise adds up to that of one sum, got {min(clip_norms):g} to {max(clip_norms):g}: "
+            f"write clip_norm={max(clip_norms):g}."
         )
 
 
 def of_changes(
     budgets: Sequence[PrivacyBudget],
-    clip_norm: float,
+    clip_norm: float | tuple[float, ...],
     num_shards: Sequence[int],
     averaged: bool,
     num_visits: Sequence[int],
@@ -173,6 +200,7 @@ def of_changes(
     weight is the largest (paper, Theorems 6 and 8), and the most shards that a unit may change.
     """
     sampler = FullBatch()
+    clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     noise = [
         calibrate.noise_multiplier(budget, max(1, visits), sampler, size, size)
         for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
@@ -180,12 +208,13 @@ def of_changes(
     weights = [1 / shards if averaged else 1.0 for shards in num_shards]
     contributions = [units.shards_changed(b, n) for b, n in zip(budgets, num_shards, strict=True)]
     if num_shares is not None:
+        _check_equal_clips(clip_norms)
         noise, weights = [max(noise)] * len(noise), [max(weights)] * len(noise)
         contributions = [max(contributions)] * len(noise)
     clients = []
     for m, budget in enumerate(budgets):
         mechanism = GaussianShardSum(
-            clip_norm=clip_norm,
+            clip_norm=clip_norms[m],
             noise_multiplier=noise[m],
             num_shards=num_shards[m],
             num_records=client_sizes[m],

@@ -4,6 +4,7 @@ A sampler is one value with both halves, ``draw`` and ``dp_event``, so that what
 accounted cannot differ.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,10 @@ class Sampler(Protocol):
         """Refuses clients that it cannot sample, and relations that it is not accounted for."""
         ...
 
+    def of_client(self, client: int) -> "Sampler":
+        """A client's own sampler: all but ``check`` and ``physical_size`` is asked of it."""
+        ...
+
     def inclusion_prob(self, num_records: Array | int) -> Array | float:
         """The probability that a given one of ``num_records`` records is in a batch; public."""
         ...
@@ -66,9 +71,18 @@ class Sampler(Protocol):
         ...
 
     def draw(
-        self, rng_key: PRNGKey, num_records: Array, capacity: int, physical_size: int
+        self,
+        rng_key: PRNGKey,
+        num_records: Array,
+        inclusion_prob: Array | float,
+        capacity: int,
+        physical_size: int,
     ) -> Batch:
-        """Draws a batch from the first ``num_records`` of ``capacity`` rows."""
+        """Draws a batch from the first ``num_records`` of ``capacity`` rows.
+
+        ``inclusion_prob`` is the client's :meth:`inclusion_prob`, which a compiled program is
+        handed.
+        """
         ...
 
     def dp_event(
@@ -85,6 +99,11 @@ class FullBatch:
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
         """Refuses nothing."""
 
+    def of_client(self, client: int) -> "FullBatch":
+        """The same for every client."""
+        del client
+        return self
+
     def inclusion_prob(self, num_records: Array | int) -> float:
         """Always 1."""
         del num_records
@@ -100,10 +119,15 @@ class FullBatch:
         return max(client_sizes)
 
     def draw(
-        self, rng_key: PRNGKey, num_records: Array, capacity: int, physical_size: int
+        self,
+        rng_key: PRNGKey,
+        num_records: Array,
+        inclusion_prob: Array | float,
+        capacity: int,
+        physical_size: int,
     ) -> Batch:
         """All rows, in their order."""
-        del rng_key, physical_size
+        del rng_key, inclusion_prob, physical_size
         return Batch(None, jnp.arange(capacity) < num_records)
 
     def dp_event(
@@ -123,48 +147,76 @@ class PoissonSampling:
     is kept, and the event says so (Ganesh, McMahan and Thakurta 2025, arXiv 2508.15089).
 
     Args:
-        sampling_prob: In (0, 1).
+        sampling_prob: In (0, 1); one number for all clients, or one a client.
 
     Raises:
-        ValueError: If the probability is outside (0, 1).
+        ValueError: If a probability is outside (0, 1).
     """
 
-    sampling_prob: float
+    sampling_prob: float | tuple[float, ...]
 
     def __post_init__(self) -> None:
-        prob = _validate.open_unit("sampling_prob", self.sampling_prob, "0.1")
-        object.__setattr__(self, "sampling_prob", prob)
+        probs = _validate.one_or_each(
+            self.sampling_prob, lambda prob: _validate.open_unit("sampling_prob", prob, "0.1")
+        )
+        object.__setattr__(self, "sampling_prob", probs)
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
-        """Refuses nothing."""
+        """Refuses another number of probabilities than of clients.
+
+        Raises:
+            ValueError: In that case.
+        """
+        del relation
+        _validate.by_client("sampling_prob", self.sampling_prob, len(client_sizes))
+
+    def of_client(self, client: int) -> "PoissonSampling":
+        """The sampler with a client's own probability."""
+        if isinstance(self.sampling_prob, float):
+            return self
+        return dataclasses.replace(self, sampling_prob=self.sampling_prob[client])
 
     def inclusion_prob(self, num_records: Array | int) -> float:
         """The same for clients of all sizes."""
         del num_records
-        return self.sampling_prob
+        return self._prob
+
+    @property
+    def _prob(self) -> float:
+        if isinstance(self.sampling_prob, float):
+            return self.sampling_prob
+        raise ValueError(
+            f"sampling_prob must be one number here, got {len(self.sampling_prob)}: write "
+            "sampler.of_client(0), say."
+        )
 
     def describe(self, num_records: int) -> str:
         """A client's batch in words."""
-        return f"Poisson q={self.sampling_prob:g} (~{self.sampling_prob * num_records:.0f} rows)"
+        return f"Poisson q={self._prob:g} (~{self._prob * num_records:.0f} rows)"
 
     def physical_size(self, client_sizes: Sequence[int]) -> int:
-        """Rows that the largest client's batch exceeds in one of three million draws at most."""
-        n, q = max(client_sizes), self.sampling_prob
-        deviation = math.sqrt(n * q * (1 - q))
-        return min(n, math.ceil(n * q + _PADDING_DEVIATIONS * deviation + _PADDING_SKEW))
+        """Rows that a client's batch exceeds in one of three million draws at most."""
+        probs = _validate.by_client("sampling_prob", self.sampling_prob, len(client_sizes))
+        return max(_padded_size(n, q) for n, q in zip(client_sizes, probs, strict=True))
 
     def draw(
-        self, rng_key: PRNGKey, num_records: Array, capacity: int, physical_size: int
+        self,
+        rng_key: PRNGKey,
+        num_records: Array,
+        inclusion_prob: Array | float,
+        capacity: int,
+        physical_size: int,
     ) -> Batch:
         """Flips every record's coin and gathers the rows that came up.
 
         One random word a record serves twice: it is in the batch if its word is below the
         threshold, and if too many are, the smallest words stay, which is a uniformly random
-        subset of those that came up. The threshold is rounded down, so the true probability is
-        at most the accounted one.
+        subset of those that came up. The threshold is rounded down, from the next number below, so
+        the true probability is at most the accounted one in any precision.
         """
         words = _words(rng_key, num_records, capacity)
-        threshold = math.floor(self.sampling_prob * 2**_BITS)
+        below = jnp.nextafter(jnp.asarray(inclusion_prob), 0)
+        threshold = jnp.floor(below * 2**_BITS).astype(jnp.uint32)
         rows = _smallest(words, physical_size)
         return Batch(rows, words[rows] < threshold)
 
@@ -174,10 +226,10 @@ class PoissonSampling:
         """A Poisson-sampled Gaussian event, truncated if the batch may be cut."""
         if physical_size >= num_records:
             gaussian = dpa.GaussianDpEvent(noise_multiplier)
-            return dpa.PoissonSampledDpEvent(self.sampling_prob, gaussian)
+            return dpa.PoissonSampledDpEvent(self._prob, gaussian)
         return dpa.TruncatedSubsampledGaussianDpEvent(
             dataset_size=num_records,
-            sampling_probability=self.sampling_prob,
+            sampling_probability=self._prob,
             truncated_batch_size=physical_size,
             noise_multiplier=noise_multiplier,
         )
@@ -215,6 +267,11 @@ class FixedSizeSampling:
             self._check_size(client, size)
         loss.check_relation(self.dp_event(1.0, self.batch_size, self.batch_size), relation)
 
+    def of_client(self, client: int) -> "FixedSizeSampling":
+        """The same for every client."""
+        del client
+        return self
+
     def _check_size(self, client: int, num_records: int) -> None:
         if num_records < self.batch_size:
             raise ValueError(
@@ -237,14 +294,19 @@ class FixedSizeSampling:
         return self.batch_size
 
     def draw(
-        self, rng_key: PRNGKey, num_records: Array, capacity: int, physical_size: int
+        self,
+        rng_key: PRNGKey,
+        num_records: Array,
+        inclusion_prob: Array | float,
+        capacity: int,
+        physical_size: int,
     ) -> Batch:
         """Takes the rows with the smallest random words.
 
         Two rows share the last word that would be taken in about ``num_records`` of 10^9 draws.
         Other words decide between equals, so that no row is preferred for its place.
         """
-        del physical_size
+        del inclusion_prob, physical_size
         first_key, second_key = jax.random.split(rng_key)
         words = _words(first_key, num_records, capacity)
         near = _smallest(words, min(capacity, self.batch_size + _MOST_EQUALS))
@@ -261,6 +323,12 @@ class FixedSizeSampling:
         self._check_size(0, num_records)
         gaussian = dpa.GaussianDpEvent(noise_multiplier)
         return dpa.SampledWithoutReplacementDpEvent(num_records, self.batch_size, gaussian)
+
+
+def _padded_size(num_records: int, prob: float) -> int:
+    deviation = math.sqrt(num_records * prob * (1 - prob))
+    rows = num_records * prob + _PADDING_DEVIATIONS * deviation + _PADDING_SKEW
+    return min(num_records, math.ceil(rows))
 
 
 def _words(rng_key: PRNGKey, num_records: Array, capacity: int) -> Array:

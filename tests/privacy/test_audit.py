@@ -26,6 +26,7 @@ from numpyro_dppvi.privacy.sampling import Batch
 RUNS = 8000
 CASES = dict(audits.cases())
 POISSON = PoissonSampling(0.2)
+UNEQUAL = "the second of clients that differ, q=.2, 20 steps"
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -92,9 +93,24 @@ def test_a_parameter_that_is_left_out_of_the_norm_is_found(planted):
 class FixedSizeAsPoisson(PoissonSampling):
     """Draws batches of half of the records, and is accounted as Poisson sampling."""
 
-    def draw(self, rng_key, num_records, capacity, physical_size):
+    def draw(self, rng_key, num_records, inclusion_prob, capacity, physical_size):
         rows = jax.random.permutation(rng_key, capacity)[:physical_size]
         return Batch(rows, jnp.arange(physical_size) < capacity // 2)
+
+
+def test_another_clients_numbers_are_found(planted):
+    # The first client clips at 4 and draws with probability .5, the audited one 1 and .2.
+    case, clipped_sum, draw = CASES[UNEQUAL], client.clipped_sum, PoissonSampling.draw
+
+    def clipped_as_the_first(contributions, mask, clip_norm, *, rounded=True):
+        return clipped_sum(contributions, mask, 4.0, rounded=rounded)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "clipped_sum", clipped_as_the_first)
+        refuted(case(), 2)
+    rounds.run.clear_cache()
+    planted(PoissonSampling, "draw", lambda s, k, n, prob, *sizes: draw(s, k, n, 0.5, *sizes))
+    refuted(case(), 1.5)
 
 
 def test_fixed_size_batches_accounted_as_poisson_are_found():
@@ -138,7 +154,7 @@ def test_the_size_of_a_batch_enters_nothing_but_the_sum():
     family = guides.family_of(None, normal_mean, space)
     method = dppvi.DPOptimization(2.0, sampler=POISSON, expectation=dppvi.MonteCarlo(2))
     layout = client.Layout(POISSON.physical_size([10]), 1, 10)
-    data = client.LocalData(records, *(jnp.asarray(x) for x in (10, 1, 0.0, 1.0)))
+    data = client.LocalData(records, *(jnp.asarray(x) for x in (10, 1, 0.0, 1.0, 2.0, 0.2)))
 
     def gradient(secret_key):
         keys = (jax.random.key(0), secret_key)

@@ -214,6 +214,7 @@ def test_an_infinite_budget_needs_no_noise():
 def evaluations(monkeypatch):
     """The different questions that the accountant was asked since the test began."""
     calibrate.noise_multiplier.cache_clear()
+    calibrate._rough_noise.cache_clear()
     asked, epsilon = set(), accounting.epsilon
 
     def recorded(*arguments):

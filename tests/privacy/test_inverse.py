@@ -13,7 +13,9 @@ from numpyro_dppvi.privacy import (
     FullBatch,
     PoissonSampling,
     PrivacyBudget,
+    calibrate,
     epsilon_from_noise,
+    inverse,
     noise_from_epsilon,
     rounds_from_epsilon,
 )
@@ -67,6 +69,36 @@ def test_the_published_number():
     found = epsilon_from_noise(8.0, 1000, sampler=PoissonSampling(0.1), num_records=10)
     assert found == pytest.approx(3.33890, abs=3e-4)
     assert epsilon_from_noise(5.0, 10, relation="add_or_remove_one") == pytest.approx(2.59438338)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.floats(0.3, 3.0),
+    st.floats(1e-3, 1e3),
+    st.sampled_from([0.0, 1e-4, 0.3]),
+)
+def test_the_last_round_is_found_from_any_start(last, power, guess, step):
+    """For epsilon as any power of the rounds, and with jumps as another grid would make them."""
+    asked = []
+
+    def spends(rounds):
+        asked.append(rounds)
+        return (rounds / (last + 0.5)) ** power * (1 + step * (rounds > last))
+
+    assert inverse._most_rounds(spends, 1.0, guess * (last + 1), 10**9) == last
+    assert len(asked) <= 60
+    assert len(set(asked)) == len(asked)
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+@pytest.mark.parametrize("sampler", [PoissonSampling(0.1), FixedSizeSampling(20), FullBatch()])
+def test_the_guess_at_the_rounds_is_near(relation, sampler):
+    if relation == "add_or_remove_one" and isinstance(sampler, FixedSizeSampling):
+        return
+    budget = PrivacyBudget(1.0, 1e-5, relation)
+    noise = noise_from_epsilon(budget, 500, sampler=sampler, num_records=200)
+    likely = calibrate.likely_releases(noise, sampler, 200, budget)
+    assert likely == pytest.approx(500, rel=0.1)
 
 
 def test_limits():

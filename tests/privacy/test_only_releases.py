@@ -6,17 +6,20 @@ whatever differs was computed from records and went past the mechanism.
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import functools
 import importlib
 import io
 import logging
 import re
+import stat
 import types
 import warnings
 
 import dp_accounting as dpa
 import jax
+import matplotlib as mpl
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -25,8 +28,11 @@ import xarray
 from tqdm.std import tqdm
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import baselines, client, rounds
+from numpyro_dppvi import baselines, checkpoint, client, diagnostics, plots, rounds
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile
+
+mpl.use("Agg")
+logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it looks once a process
 
 # ---------------------------------------------------------------------------------------------
 # Everything that an object holds, as pairs of a path and a value.
@@ -165,6 +171,7 @@ def fit(data, folder, method, trusted=False):
         num_rounds=2,
         trusted_aggregator=trusted,
         ledger_file=folder / "ledger",
+        checkpoint=folder / "run.npz",
         progress_bar=True,
         insecure_noise_seed=3,
     )
@@ -182,7 +189,8 @@ def surfaces(data, folder, capsys, method, trusted=False, spoil=lambda result, d
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            result = fit(data, folder, method, trusted)
+            with kept_files(folder) as snapshots:
+                result = fit(data, folder, method, trusted)
             result = spoil(result, data)
             posterior = result.posterior
             exported = posterior.to_arviz()
@@ -202,6 +210,8 @@ def surfaces(data, folder, capsys, method, trusted=False, spoil=lambda result, d
                 ),
                 "words": (str(result.status), str(result.plan), repr(result.ledger)),
                 "export": list(export_facts(exported)),
+                "figures": list(picture_facts(result)),
+                "kept": snapshots,
             }
     finally:
         root.removeHandler(handler)
@@ -213,6 +223,43 @@ def surfaces(data, folder, capsys, method, trusted=False, spoil=lambda result, d
     shown["printed"] = re.sub(r"\s+", " ", TIMES.sub("", out + err))
     shown["warnings"] = [str(w.message) for w in warned]
     return shown
+
+
+@contextlib.contextmanager
+def kept_files(folder):
+    """What lies in the folder each time that a checkpoint was written, with its permissions."""
+    snapshots, keep = [], checkpoint.Journal.keep
+
+    def watched(journal, *arguments):
+        keep(journal, *arguments)
+        for path in sorted(folder.iterdir()):
+            mode = stat.filemode(path.stat().st_mode)
+            # A client's own state carries no noise: it is told that it is there, and how guarded.
+            private = ".private-" in path.name
+            snapshots.append((path.name, mode, "private" if private else file_facts(path)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.Journal, "keep", watched)
+        yield snapshots
+
+
+def picture_facts(result):
+    """The numbers and words that the pictures of a result are made of."""
+    # The replays of `diagnose` take long and start from the released factors alone.
+    contributors, share = diagnostics._shares(result)
+    ones = np.ones(len(result.history.movement))
+    told = dppvi.Diagnostics(
+        ones, ones, 1.0, 1.0, 1.0, contributors, share, noise={"w": np.ones(2)}
+    )
+    figures = [plots.convergence(result), plots.privacy(result, told)]
+    figures += [plots.clients(result, told)] if share else []
+    for number, figure in enumerate(figures):
+        for line in figure.findobj(mpl.lines.Line2D):
+            yield f"{number}.line", np.asarray(line.get_xydata()).tolist()
+        for patch in figure.findobj(mpl.patches.Patch):
+            yield f"{number}.patch", patch.get_path().vertices.tolist()
+        for text in figure.findobj(mpl.text.Text):
+            yield f"{number}.text", text.get_text()
 
 
 def properties(thing):
@@ -318,7 +365,15 @@ def test_nothing_but_releases_comes_out(name, tmp_path, capsys):
     # And there was something to be looked at.
     assert len(one["result"]) > 100
     assert "moved" in one["printed"] or "rounds" in one["printed"]
-    assert "ledger" in dict(one["files"])
+    assert {"ledger", "run.npz", "saved.npz"} <= set(dict(one["files"]))
+    assert len(one["figures"]) > 20
+    kept = [(name, mode) for name, mode, _ in one["kept"]]
+    assert kept.count(("run.npz", "-rw-------")) >= 2
+    # Where a client keeps something to itself it lies in a file of its own while the run goes on.
+    private = [(name, mode) for name, mode in kept if ".private-" in name]
+    assert bool(private) == (name == "joint local averaging")
+    assert {mode for _, mode in private} <= {"-rw-------"}
+    assert not [name for name in dict(one["files"]) if ".private-" in name]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -358,6 +413,7 @@ def test_planted_leaks_are_found(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(rounds, "run", leaking(rounds.run))
     found = differing(*both(tmp_path, capsys, *METHODS["gradients"], spoil=spoilt))
     assert {"log", "warnings", "printed", "result: .history.movement"} <= set(found)
+    assert {"kept", "figures", "files"} <= set(found)
     assert "result: .posterior.model.keywords['y']" in found
     assert "result: .posterior.attrs['outliers']" in found
     assert "export: attrs['outliers']" in found or any("export: posterior" in f for f in found)

@@ -29,6 +29,12 @@ WORD = 2**30  # words of 30 random bits
 seeds = st.integers(0, 2**32 - 1)
 
 
+def drawn(sampler, rng_key, num_records, capacity, physical_size):
+    """A batch, drawn as a client draws it."""
+    prob = sampler.inclusion_prob(num_records)
+    return sampler.draw(rng_key, jnp.asarray(num_records), prob, capacity, physical_size)
+
+
 def inclusion(draw, num_draws, num_records, seed=0):
     """Which records are in each draw: booleans of shape (num_draws, num_records)."""
 
@@ -86,7 +92,7 @@ def poisson_steps(prob, num_records, physical_size, runs=4000, num_steps=5):
     sampler = PoissonSampling(prob)
 
     def draw(rng_key):
-        return sampler.draw(rng_key, jnp.asarray(num_records), num_records, physical_size)
+        return drawn(sampler, rng_key, num_records, num_records, physical_size)
 
     draws = inclusion(draw, runs * num_steps, num_records)
     return draws.reshape(runs, num_steps, num_records)
@@ -151,7 +157,7 @@ class TestTruncation:
     def test_keeps_a_uniformly_random_subset(self):
         sampler = PoissonSampling(self.PROB)
         draws = inclusion(
-            lambda key: sampler.draw(key, jnp.asarray(8), 8, self.SIZE), self.DRAWS, self.RECORDS
+            lambda key: drawn(sampler, key, 8, 8, self.SIZE), self.DRAWS, self.RECORDS
         )
         assert truncation_p_value(draws, self.PROB, self.SIZE) > ALPHA
 
@@ -192,7 +198,7 @@ def fixed_size_steps(batch_size, num_records, capacity, runs=4000, num_steps=4):
     sampler = FixedSizeSampling(batch_size)
 
     def draw(rng_key):
-        return sampler.draw(rng_key, jnp.asarray(num_records), capacity, batch_size)
+        return drawn(sampler, rng_key, num_records, capacity, batch_size)
 
     draws = inclusion(draw, runs * num_steps, capacity)
     assert not draws[:, num_records:].any()
@@ -248,8 +254,8 @@ class TestFixedSizeLaw:
     @given(seeds, st.integers(1, 12), st.data())
     def test_every_row_is_a_record_and_none_comes_twice(self, seed, num_records, data):
         batch_size = data.draw(st.integers(1, num_records))
-        batch = FixedSizeSampling(batch_size).draw(
-            jax.random.key(seed), jnp.asarray(num_records), 12, batch_size
+        batch = drawn(
+            FixedSizeSampling(batch_size), jax.random.key(seed), num_records, 12, batch_size
         )
         rows, mask = np.asarray(batch.rows), np.asarray(batch.mask)
         assert rows.shape == mask.shape == (batch_size,)
@@ -324,9 +330,7 @@ class TestPoissonBatch:
     @given(seeds, st.integers(0, 12), st.sampled_from([0.05, 0.5, 0.99]), st.data())
     def test_never_holds_padding_nor_a_row_twice(self, seed, num_records, prob, data):
         physical_size = data.draw(st.integers(1, 12))
-        batch = PoissonSampling(prob).draw(
-            jax.random.key(seed), jnp.asarray(num_records), 12, physical_size
-        )
+        batch = drawn(PoissonSampling(prob), jax.random.key(seed), num_records, 12, physical_size)
         rows, mask = np.asarray(batch.rows), np.asarray(batch.mask)
         assert rows.shape == mask.shape == (physical_size,)
         assert len(set(rows.tolist())) == physical_size
@@ -336,7 +340,7 @@ class TestPoissonBatch:
     def test_is_a_function_of_the_key(self):
         sampler = PoissonSampling(0.5)
         first, again, other = (
-            sampler.draw(jax.random.key(seed), jnp.asarray(50), 50, 50) for seed in (1, 1, 2)
+            drawn(sampler, jax.random.key(seed), 50, 50, 50) for seed in (1, 1, 2)
         )
         np.testing.assert_array_equal(first.rows, again.rows)
         np.testing.assert_array_equal(first.mask, again.mask)
@@ -344,21 +348,21 @@ class TestPoissonBatch:
 
     @pytest.mark.parametrize("prob", [0.1, 1 / 3, 0.25, 0.5, 2**-30, 1e-12, 0.999, 1 - 2**-53])
     def test_the_true_probability_is_never_above_the_accounted_one(self, prob, monkeypatch):
-        # Exactly those words count that are below the threshold; how many there are is the
-        # probability in units of 2^-30.
-        threshold = math.floor(Fraction(prob) * WORD)
-        assert Fraction(threshold, WORD) <= Fraction(prob)
-        assert Fraction(prob) - Fraction(threshold, WORD) < Fraction(1, WORD)
-        words = sorted(
-            {0, max(0, threshold - 1), threshold, min(threshold + 1, WORD - 1), WORD - 1}
-        )
-        present = included_words(monkeypatch, prob, words)
-        assert present == {word for word in words if word < threshold}
+        # The words that count are those below a threshold; how many there are is the probability
+        # in units of 2^-30. The program knows the probability to 32 bits, or to 64.
+        most = math.floor(Fraction(prob) * WORD)
+        for x64, bits in ((False, 22), (True, 50)):
+            least = math.floor(Fraction(prob) * (1 - Fraction(1, 2**bits)) * WORD) - 1
+            words = sorted({0, max(0, least - 1), most, min(most + 1, WORD - 1), WORD - 1})
+            with jax.enable_x64(x64):
+                present = included_words(monkeypatch, prob, words)
+            assert present <= {word for word in words if word < most}
+            assert present >= {word for word in words if word < least}
 
     @settings(deadline=None)
     @given(
         st.lists(
-            st.integers(0, 20) | st.integers(0, WORD - 1), min_size=1, max_size=8, unique=True
+            st.integers(0, 20) | st.integers(0, WORD - 100), min_size=1, max_size=8, unique=True
         ),
         st.data(),
     )
@@ -367,7 +371,7 @@ class TestPoissonBatch:
         physical_size = data.draw(st.integers(1, len(words)))
         with pytest.MonkeyPatch.context() as monkeypatch:
             present = included_words(monkeypatch, 1 - 2**-53, words, physical_size)
-        assert present == set(sorted(words)[:physical_size]) - {WORD - 1}
+        assert present == set(sorted(words)[:physical_size])
 
     @pytest.mark.parametrize("prob", [0, 1, 1.0, -0.1, math.nan, "half", True])
     def test_refuses_what_is_no_probability(self, prob):
@@ -383,7 +387,7 @@ def included_words(monkeypatch, prob, words, physical_size=None):
     given_bits = jnp.asarray([(word << 2) | 3 for word in words], jnp.uint32)
     monkeypatch.setattr(jax.random, "bits", lambda *arguments: given_bits)
     size = len(words) if physical_size is None else physical_size
-    batch = PoissonSampling(prob).draw(jax.random.key(0), jnp.asarray(len(words)), len(words), size)
+    batch = drawn(PoissonSampling(prob), jax.random.key(0), len(words), len(words), size)
     return {words[row] for row, there in zip(*map(np.asarray, batch), strict=True) if there}
 
 
@@ -460,6 +464,6 @@ class TestRefusals:
 
 
 def test_a_full_batch_is_every_record_and_no_padding():
-    batch = FullBatch().draw(jax.random.key(0), jnp.asarray(3), 5, 5)
+    batch = drawn(FullBatch(), jax.random.key(0), 3, 5, 5)
     assert batch.rows is None
     np.testing.assert_array_equal(batch.mask, [True, True, True, False, False])

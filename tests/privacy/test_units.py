@@ -191,7 +191,7 @@ class TestPlans:
         of_gradients(budgets, sampler, 1.0, 1, [5, 5], [50, 50], num_shares=2)
         of_gradients(budgets, sampler, 1.0, 1, [5, 5], [50, 80])
         of_gradients(budgets, PoissonSampling(0.1), 1.0, 1, [5, 5], [50, 80], num_shares=2)
-        with pytest.raises(ValueError, match=r"same share of every client's records .* 50 to 80"):
+        with pytest.raises(ValueError, match=r"same share of every client's .* 0.125 to 0.2"):
             of_gradients(budgets, sampler, 1.0, 1, [5, 5], [50, 80], num_shares=2)
 
 

@@ -1,0 +1,111 @@
+"""How Sphinx builds the site: `make docs`, with every warning an error, online or not."""
+
+import http.client
+import importlib.metadata
+import urllib.request
+from typing import Any
+
+from sphinx.util.nodes import make_refnode
+
+project = "numpyro_dppvi"
+author = "The numpyro_dppvi developers"
+copyright = "The numpyro_dppvi developers, Apache-2.0"  # noqa: A001  # Sphinx's name
+release = importlib.metadata.version("numpyro-dppvi")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+]
+exclude_patterns = ["_build"]
+default_role = "code"
+
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = "numpyro_dppvi"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_theme_options = {
+    "source_repository": "https://github.com/numpyro-dppvi/numpyro_dppvi/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+maximum_signature_line_length = 72
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_attr_annotations = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+add_module_names = False
+
+THIRD_PARTIES = ("arviz.", "dp_accounting.", "jax.", "numpy.", "numpyro.", "optax.")
+
+# Names of other projects, and the aliases of ours that stand for Any, have no page here.
+nitpick_ignore_regex = [
+    ("py:.*", r"(jax|jaxlib|numpy|numpyro|optax|arviz|xarray|matplotlib|scipy|dp_accounting)\..*"),
+    ("py:.*", r"(collections|typing|types|os|pathlib|enum|dataclasses|datetime)(\..*)?"),
+    ("py:.*", r"(None|Ellipsis|bool|bytes|float|int|str|object|type|tuple|list|dict|set|range)"),
+    ("py:.*", r".*(Error|Warning|Exception|Interrupt)"),
+    ("py:.*", "ArrayTree"),  # optax's name for any tree of arrays
+]
+
+
+def reachable(inventories: dict[str, str]) -> dict[str, tuple[str, None]]:
+    """Those sites whose index answers within some seconds; the others are left out in silence."""
+    found = {}
+    for name, address in inventories.items():
+        try:
+            with urllib.request.urlopen(f"{address}objects.inv", timeout=5) as answer:
+                if answer.read(18) == b"# Sphinx inventory":
+                    found[name] = (address, None)
+        except (OSError, http.client.HTTPException):
+            continue
+    return found
+
+
+intersphinx_mapping = reachable(
+    {
+        "python": "https://docs.python.org/3/",
+        "numpyro": "https://num.pyro.ai/en/stable/",
+        "jax": "https://docs.jax.dev/en/latest/",
+        "optax": "https://optax.readthedocs.io/en/latest/",
+        "arviz": "https://python.arviz.org/en/stable/",
+    }
+)
+intersphinx_timeout = 10
+
+
+def skip_field(_app: Any, _what: str, _name: str, member: Any, skip: bool, _options: Any) -> bool:
+    """Leaves out a NamedTuple's fields, which its docstring has explained."""
+    return skip or type(member).__name__ == "_tuplegetter"
+
+
+def resolve_by_last_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
+    """Finds a documented name by its last part, wherever the text that uses it stands."""
+    if node.get("refdomain") != "py" or node["reftarget"].startswith(THIRD_PARTIES):
+        return None
+    parts = 2 if "." in node["reftarget"] and node["reftype"] in ("meth", "attr") else 1
+    ending = "." + ".".join(node["reftarget"].split(".")[-parts:])
+    found = [
+        entry
+        for name, entry in env.get_domain("py").objects.items()
+        if name.endswith(ending) and not entry.aliased
+    ]
+    if len(found) != 1:
+        return None
+    place = found[0]
+    return make_refnode(app.builder, node["refdoc"], place.docname, place.node_id, contnode)
+
+
+def setup(app: Any) -> None:
+    """Registers the two rules above."""
+    app.connect("autodoc-skip-member", skip_field)
+    app.connect("missing-reference", resolve_by_last_name)

@@ -1,0 +1,171 @@
+# %% [markdown]
+# # Bring your own model: a hierarchy, and a guide by hand
+#
+# **Goals.** Eight wards in three hospitals count infections. We write a hierarchical model in plain
+# NumPyro, draw one of its latents from a gamma distribution in a guide of our own, and look at how
+# wards with few stays borrow strength from the others.
+
+# %%
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import plots
+from tutorials.notebook import BLUE, GREY, RED, Text, panels, pick
+
+NUM_WARDS = 8
+
+# %% [markdown]
+# ## Data
+#
+# A record is a patient's stay: ward, age, and the number of infections. Each hospital has wards of
+# its own, of very different sizes. What a ward adds to the log rate was drawn from a normal
+# distribution of width 0.6.
+
+# %%
+rng = np.random.default_rng(3)
+effect = rng.normal(0, 0.6, NUM_WARDS)
+stays = np.array([900, 300, 60, 1500, 120, 800, 60, 1200]) // pick(1, 5)
+holders = [(0, 1, 2), (3, 4), (5, 6, 7)]
+
+
+def hospital(wards):
+    ward = np.repeat(wards, stays[list(wards)])
+    age = rng.normal(size=len(ward))
+    return {"age": age, "ward": ward, "y": rng.poisson(np.exp(-0.5 + effect[ward] + 0.3 * age))}
+
+
+data = [hospital(wards) for wards in holders]
+
+# %% [markdown]
+# ## Model
+#
+# Nothing in it knows of clients or of privacy. Latents of single records are not possible; latents
+# of groups are, and groups may lie in one hospital or in many. Every argument of `data` has one
+# entry a record; the number of wards is public, and the model closes over it.
+
+
+# %%
+def model(age, ward, y=None):
+    base = numpyro.sample("base", dist.Normal(0, 1))
+    slope = numpyro.sample("slope", dist.Normal(0, 1))
+    spread = numpyro.sample("spread", dist.HalfNormal(1))
+    with numpyro.plate("wards", NUM_WARDS):
+        effect = numpyro.sample("effect", dist.Normal(0, spread))
+    with numpyro.plate("stays", age.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(base + effect[ward] + slope * age)), obs=y)
+
+
+# %% [markdown]
+# ## Guide
+#
+# Without a guide (`None`) every latent gets a normal in unconstrained space, as in NumPyro's
+# `AutoNormal`. Ours draws the spread from a gamma distribution instead. A guide has one
+# `numpyro.sample` statement a latent, and no latent depends on another; what its distributions
+# *are* counts, the parameters' values are found by the fit.
+
+
+# %%
+def guide(age, ward, y=None):
+    for name in ("base", "slope"):
+        loc = numpyro.param(f"{name}_loc", 0.0)
+        width = numpyro.param(f"{name}_width", 1.0, constraint=constraints.positive)
+        numpyro.sample(name, dist.Normal(loc, width))
+    shape = numpyro.param("spread_shape", 2.0, constraint=constraints.positive)
+    rate = numpyro.param("spread_rate", 2.0, constraint=constraints.positive)
+    numpyro.sample("spread", dist.Gamma(shape, rate))
+    with numpyro.plate("wards", NUM_WARDS):
+        loc = numpyro.param("effect_loc", jnp.zeros(NUM_WARDS))
+        width = numpyro.param("effect_width", jnp.ones(NUM_WARDS), constraint=constraints.positive)
+        numpyro.sample("effect", dist.Normal(loc, width))
+
+
+# %% [markdown]
+# ## Inference
+#
+# The prior of a ward's effect depends on another latent, so it is no member of the guide's family.
+# The server takes care of that: it refines a factor for the prior in every round, from released
+# values alone and at no cost.
+
+# %%
+budget = dppvi.PrivacyBudget(epsilon=4.0, delta=1e-5)
+result = dppvi.fit(
+    model, guide, data, rng_key=jax.random.key(0), budget=budget, num_rounds=pick(20, 4)
+)
+print(result.status)
+print(result.posterior.summary())
+
+# %% [markdown]
+# ## Diagnostics
+#
+# The parameters that lie farthest from where they started, and how far each round moved all of
+# them. (`dppvi.diagnose(result)` says more, and takes a while for a hierarchy.)
+
+# %%
+plots.convergence(result)
+
+# %% [markdown]
+# ## Prediction
+#
+# Wards with few stays are pulled towards the mean of all wards and keep a wide interval. What each
+# ward's own mean would say, without any privacy, stands beside it.
+
+# %%
+raw = np.zeros(NUM_WARDS)
+for part in data:
+    for ward in np.unique(part["ward"]):
+        mine = part["ward"] == ward
+        raw[ward] = np.log(max(part["y"][mine].mean(), 0.05)) + 0.5 - 0.045
+mean = np.asarray(result.posterior.mean["effect"])
+width = np.asarray(result.posterior.stddev["effect"])
+figure, (axis,) = panels(1, width=7.5)
+places = np.arange(NUM_WARDS)
+axis.errorbar(places, mean, 1.645 * width, fmt="o", color=BLUE, capsize=3, label="posterior, 90 %")
+axis.plot(places + 0.15, effect, "D", color=RED, label="truth")
+axis.plot(places - 0.15, raw, "x", color=GREY, label="a ward's own mean, not private")
+axis.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+axis.set(title="what a ward adds to the log rate", xticks=places, xlabel="stays in the ward")
+axis.set_xticklabels([str(n) for n in stays])
+axis.legend(frameon=False, ncols=3, fontsize="small", loc="upper center")
+axis.set_ylim(top=axis.get_ylim()[1] + 0.6)
+figure
+
+# %% tags=["remove-input"]
+covered = int((np.abs(effect - mean) <= 1.645 * width).sum())
+small, large = stays <= np.median(stays), stays > np.median(stays)
+spread = result.posterior.mean["spread"], result.posterior.stddev["spread"]
+Text(
+    f"{covered} of the {NUM_WARDS} true effects lie in their 90 % intervals. The spread between "
+    f"wards is {spread[0]:.2f} ± {spread[1]:.2f} (true: 0.6). Intervals of the smaller wards are "
+    f"{width[small].mean() / width[large].mean():.1f} times as wide as those of the larger ones."
+)
+
+# %% [markdown]
+# ## What is refused
+#
+# A model that cannot be fitted is refused before anything is released, with a sentence that names
+# the latent and says what to write instead.
+
+
+# %%
+def with_a_latent_for_every_stay(age, ward, y=None):
+    with numpyro.plate("stays", age.shape[0]):
+        frailty = numpyro.sample("frailty", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Poisson(jnp.exp(frailty)), obs=y)
+
+
+try:
+    dppvi.fit(with_a_latent_for_every_stay, None, data, rng_key=jax.random.key(0), budget=budget)
+except dppvi.UnsupportedModelError as error:
+    print(error)
+
+# %% [markdown]
+# ## References
+#
+# Heikkilä, Ashman, Swaroop, Turner and Honkela (2023), *Differentially private partitioned
+# variational inference*, TMLR. NumPyro's tutorials on [hierarchical
+# models](https://num.pyro.ai/en/stable/tutorials/bayesian_hierarchical_linear_regression.html).

@@ -1,0 +1,196 @@
+# %% [markdown]
+# # Privacy in practice: plan, ledger, audit, selection
+#
+# **Goals.** What a data protection officer will ask, in the order in which it comes up. What does
+# an epsilon mean? How much noise will there be, and is the study worth it? Who keeps the account,
+# and what if the computer crashes? Is the code right? And may we try several settings?
+
+# %%
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import privacy
+from numpyro_dppvi.privacy import accounting
+from numpyro_dppvi.privacy.audit import audit
+from tutorials.notebook import BLUE, GREY, RED, Text, panels, pick
+
+# %% [markdown]
+# ## Data and model
+#
+# Two clinics measure blood pressure (in widths of a healthy population, which are public numbers).
+
+
+# %%
+def model(y):
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    spread = numpyro.sample("spread", dist.HalfNormal(1))
+    with numpyro.plate("patients", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, spread), obs=y)
+
+
+rng = np.random.default_rng(0)
+sizes = (600, 1500)
+data = [{"y": rng.normal(0.4, 0.8, size).astype(np.float32)} for size in sizes]
+
+# %% [markdown]
+# ## What an epsilon means
+#
+# The strongest reading is an attacker's: somebody who knows every other record, sees everything
+# that is released, and has to say which of two records a client holds.
+
+# %%
+epsilons = np.array([0.1, 0.25, 0.5, 1, 2, 4, 8])
+right = []
+for epsilon in epsilons:
+    budget = dppvi.PrivacyBudget(epsilon=float(epsilon), delta=1e-5)
+    plan = dppvi.plan_privacy(dppvi.DPOptimization(), budget, num_rounds=10, client_sizes=sizes)
+    right.append((1 + plan.clients[0].attack.advantage) / 2)
+figure, (axis,) = panels(1, width=6)
+axis.semilogx(epsilons, 100 * np.array(right), color=BLUE, marker="o")
+axis.axhline(50, color=GREY, linestyle=":")
+axis.text(0.1, 50.8, "guessing", color=GREY)
+axis.set(
+    title="an attacker is right in at most", xlabel="epsilon (delta = 1e-5)", ylabel="% of cases"
+)
+axis.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+axis.set_xticks([], minor=True)
+figure
+
+# %% tags=["remove-input"]
+by = dict(zip(epsilons.tolist(), right, strict=True))
+one, eight = (np.ceil(1000 * by[epsilon]) / 10 for epsilon in (1.0, 8.0))  # rounded up
+Text(f"At epsilon 1 that is {one:.1f} % of cases, at epsilon 8 {eight:.1f} %.")
+
+# %% [markdown]
+# ## The plan
+#
+# Of noise, number of releases and epsilon, any two give the third; none of this reads data.
+
+# %%
+budget = dppvi.PrivacyBudget(epsilon=1.0, delta=1e-5)
+noise = privacy.noise_from_epsilon(budget, 30)
+print(f"30 releases at epsilon 1: noise of {noise:.2f} clipping norms")
+print(f"60 releases at that noise: epsilon {privacy.epsilon_from_noise(noise, 60):.2f}")
+plan = dppvi.plan_privacy(dppvi.DPOptimization(), budget, num_rounds=10, client_sizes=sizes)
+print(plan)
+
+# %% [markdown]
+# ## The ledger
+#
+# Every release is charged before it is computed; with `ledger_file=` the charge is on the disk
+# first. Whoever runs again on the same file shares its budget: here a first study spends it, and a
+# second one is refused before anything is computed from a record.
+
+# %%
+half = dppvi.DPOptimization(num_local_steps=2)
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "ledger.jsonl"
+    arguments = {"budget": budget, "ledger_file": file, "num_rounds": 5, "method": half}
+    result = dppvi.fit(model, None, data, rng_key=jax.random.key(0), **arguments)
+    print("lines in the file:", len(file.read_text().splitlines()))
+    try:
+        dppvi.fit(model, None, data, rng_key=jax.random.key(1), **arguments)
+    except dppvi.BudgetExceededError as error:
+        print("\nrefused:", error)
+print("\nspent:", result.ledger.spent().round(4))
+
+# %% [markdown]
+# ## Diagnostics: how much of it is noise?
+#
+# From released values alone, at no cost.
+
+# %%
+print(dppvi.diagnose(result))
+
+# %% [markdown]
+# ## An audit
+#
+# A proof is about the mathematics; an audit looks at what runs. A mechanism is run many times on
+# two neighbouring data sets. If some event is more frequent on one of them than the claim allows,
+# the claim is false. Here is the mechanism of the library, on a sum that one record moves as far as
+# clipping lets it, and the same with a fifth too little noise: a mistake that the audit must find.
+
+# %%
+num_runs = pick(20_000, 4_000)
+claimed = accounting.compose([(privacy.GaussianSum(1.0, 1.0, dppvi.FullBatch(), 1, 1).dp_event, 1)])
+
+
+def claim(delta):
+    return accounting.epsilon(claimed, delta, "replace_one")
+
+
+def released(seed, total, noise_std):
+    keys = jax.random.split(dppvi.SecretKeys(seed).round_key(0), num_runs)
+    add = jax.vmap(lambda key: privacy.add_noise(key, jnp.asarray(total), noise_std))
+    return np.asarray(add(keys))
+
+
+reports = {
+    name: audit(claim, released(0, 1.0, noise_std), released(1, -1.0, noise_std))
+    for name, noise_std in (("as claimed", 1.0), ("a fifth too little noise", 0.8))
+}
+for name, report in reports.items():
+    print(f"{name}\n{report}\n")
+assert reports["as claimed"].holds
+assert not reports["a fifth too little noise"].holds
+
+# %%
+figure, (axis,) = panels(1, width=6)
+honest = reports["as claimed"]
+axis.plot(honest.epsilons, honest.deltas, color=GREY, marker="_", label="claimed")
+for (name, report), color, marker in zip(reports.items(), (BLUE, RED), ("o", "^"), strict=True):
+    axis.plot(report.epsilons, np.maximum(report.shown, 0), marker, color=color, label=name)
+axis.set(title="shown by an audit: above the line refutes", xlabel="epsilon", ylabel="delta")
+axis.legend(frameon=False)
+figure
+
+# %% [markdown]
+# ## Selection
+#
+# Trying settings on the private data and showing the best costs more than one run, even if the
+# others are thrown away. `select` runs a random, secret number of settings, compares noisy scores,
+# and charges for all of it.
+
+# %%
+total = dppvi.PrivacyBudget(epsilon=4.0, delta=1e-5)
+selection_plan = privacy.plan_selection(
+    total, privacy.NegativeBinomialRuns(pick(5.0, 1.5)), client_sizes=sizes, score_bound=4.0
+)
+
+
+def fit_one(setting, budgets, rng_key):
+    method = dppvi.DPOptimization(clip_norm=setting)
+    return dppvi.fit(
+        model, None, data, rng_key=rng_key, method=method, budget=budgets, num_rounds=5
+    )
+
+
+def score(run):
+    mean, spread = run.posterior.mean["mean"], run.posterior.mean["spread"]
+    return [np.asarray(dist.Normal(mean, spread).log_prob(part["y"])) for part in data]
+
+
+chosen = dppvi.select([0.5, 2.5, 10.0], fit_one, score, plan=selection_plan)
+print(f"chosen clip: {chosen.setting}\n")
+print(chosen.privacy_statement())
+
+# %% tags=["remove-input"]
+one = selection_plan.run_budgets[0].epsilon
+Text(
+    f"Of epsilon {total.epsilon:g} in all, each single fit could use {one:.2f}. That is the price "
+    "of choosing on private records; choosing on public or made-up ones is free."
+)
+
+# %% [markdown]
+# ## References
+#
+# What a selection costs: Papernot and Steinke (2022), *Hyperparameter tuning with Rényi
+# differential privacy*, ICLR. Epsilon of Gaussian noise: Balle and Wang (2018), ICML. The page
+# [What is promised](../privacy.md) says what all of this covers and what not.
