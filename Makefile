@@ -4,6 +4,8 @@
 PYTHON ?=
 # Passed on to pytest, as in: make test PYTEST_ARGS="-k ledger -n 0"
 PYTEST_ARGS ?=
+# Passed on to the paper's experiments, as in: make paper PAPER="--figure adult-10"
+PAPER ?=
 # Passed on to the tutorials, as in: make tutorials TUTORIALS="--quick hello"
 TUTORIALS ?=
 # The environment, and how it is filled; `make oldest` replaces both.
@@ -16,7 +18,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(RUN) pytest -n logical --maxprocesses=4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo readme docs tutorials test slow oldest lint types check format bench clean
+.PHONY: help setup demo readme docs tutorials test slow oldest lint types check format bench paper clean
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +65,9 @@ format: setup ## mend what ruff can mend by itself, and format the code
 
 bench: setup ## print the tables of accuracy, likelihood and speed
 	$(RUN) benchmarks
+
+paper: setup ## run the paper's experiments again, draw its figures and write docs/reproduction.md
+	$(RUN) benchmarks.paper $(PAPER)
 
 clean: ## remove caches and all that was built or written, but not the environment
 	rm -rf build dist *.egg-info demo-output docs/_build .mypy_cache .pytest_cache .ruff_cache .hypothesis

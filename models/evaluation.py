@@ -1,4 +1,4 @@
-"""Scores of a binary logistic model on held-out rows, as the paper reports them."""
+"""Scores of a model of binary outcomes on held-out rows, as the paper reports them."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-__all__ = ["HeldOut", "held_out"]
+__all__ = ["HeldOut", "held_out", "of_logits"]
 
 
 class HeldOut(NamedTuple):
@@ -26,11 +26,6 @@ class HeldOut(NamedTuple):
 def held_out(w: jax.Array, X: jax.Array, y: jax.Array) -> HeldOut:
     """Score draws of the weights of a logistic regression.
 
-    The predictive probability of a label is the mean over draws of its probability,
-    p(y | x) = 1/K sum_k sigmoid(x . w_k) for y = 1, and the scores are those of this mixture
-    (Heikkilä et al. 2023, last display of appendix "experimental details", with K = 100 draws from
-    q).
-
     Args:
         w: Draws from the posterior, shape `(num_draws, num_features)`.
         X: Features, shape `(num_rows, num_features)`.
@@ -39,10 +34,27 @@ def held_out(w: jax.Array, X: jax.Array, y: jax.Array) -> HeldOut:
     Returns:
         Accuracy and mean log-likelihood, both scalars.
     """
-    logits = w @ X.T
+    return of_logits(w @ X.T, y)
+
+
+def of_logits(logits: jax.Array, y: jax.Array) -> HeldOut:
+    """Score draws of the logits of binary outcomes.
+
+    The predictive probability of a label is the mean over draws of its probability,
+    p(y | x) = 1/K sum_k sigmoid(logit_k(x)) for y = 1, and the scores are those of this mixture
+    (Heikkilä et al. 2023, last display of appendix "experimental details", with K = 100 draws from
+    q).
+
+    Args:
+        logits: Shape `(num_draws, num_rows)`.
+        y: Labels in {0, 1}, shape `(num_rows,)`.
+
+    Returns:
+        Accuracy and mean log-likelihood, both scalars.
+    """
     # In logarithms throughout: in float32 a sigmoid is 1 from a logit of 17 on, and log(1 - 1) is
     # minus infinity.
-    log_num_draws = jnp.log(w.shape[0])
+    log_num_draws = jnp.log(logits.shape[0])
     log_one = logsumexp(jax.nn.log_sigmoid(logits), axis=0) - log_num_draws
     log_zero = logsumexp(jax.nn.log_sigmoid(-logits), axis=0) - log_num_draws
     return HeldOut(

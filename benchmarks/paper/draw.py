@@ -1,0 +1,125 @@
+"""Draws the figures again, ours over the paper's."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.paper import results
+from benchmarks.paper.results import Curve, Line
+from benchmarks.paper.studies import STUDIES
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = {
+    "DP optimisation": "#0072B2",
+    "local avg": "#E69F00",
+    "local avg, trusted aggr.": "#D55E00",
+    "virtual": "#009E73",
+    "virtual, trusted aggr.": "#56B4E9",
+    "BCM same": "#CC79A7",
+    "BCM split": "#555555",
+    "global VI, trusted aggr.": "#000000",
+}
+SCORES = ("accuracy", "log-likelihood")
+
+
+def draw(figure: str, lines: Iterable[Line], folder: Path) -> Path:
+    """One figure: a row a score, a column a split; solid is ours, dashed the paper's.
+
+    Args:
+        figure: The study's key.
+        lines: Our results.
+        folder: Where the picture goes.
+
+    Returns:
+        The picture's path.
+    """
+    study, lines = STUDIES[figure], list(lines)
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        page, axes = plt.subplots(2, len(study.splits), figsize=(10.5, 6.4), sharex=True)
+        for column, split in enumerate(study.splits):
+            panel = axes[:, column]
+            panel[0].set_title(split)
+            for settings in study.settings:
+                _method(panel, lines, figure, settings.name, split)
+            _frame(panel, first=column == 0)
+        for row in axes:
+            _same_range(row)
+        _finish(page, axes[0, 0], study.title, study.note)
+        place = folder / f"paper-{figure}.png"
+        page.savefig(place, dpi=110)
+        plt.close(page)
+    return place
+
+
+def _method(panel: Sequence[Axes], lines: list[Line], figure: str, method: str, split: str) -> None:
+    """Both scores of one method in one split, ours and the paper's."""
+    colour = COLOURS[method]
+    ours = results.curve(lines, figure, method, split)
+    theirs = results.published(figure, method, split)
+    for index, axes in enumerate(panel):
+        if theirs is not None:
+            _curve(axes, theirs, index, colour, dashed=True, label=None)
+        if ours is not None:
+            _curve(axes, ours, index, colour, dashed=False, label=method)
+
+
+def _curve(
+    axes: Axes, curve: Curve, index: int, colour: str, *, dashed: bool, label: str | None
+) -> None:
+    mean, error = curve.mean[:, index], curve.error[:, index]
+    if len(curve.rounds) == 1:  # one round: a point with its standard error
+        axes.errorbar(
+            *(curve.rounds * (1.12 if dashed else 1.0), mean, error),
+            color=colour,
+            marker="o",
+            markersize=5,
+            markerfacecolor="white" if dashed else colour,
+            label=label,
+        )
+        return
+    style = {"color": colour, "linewidth": 1.0 if dashed else 1.8}
+    axes.plot(curve.rounds, mean, linestyle="--" if dashed else "-", label=label, **style)
+    if dashed:
+        axes.errorbar(curve.rounds[-1:], mean[-1:], error[-1:], color=colour, capsize=2)
+    else:
+        axes.fill_between(curve.rounds, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
+
+
+def _frame(panel: Sequence[Axes], first: bool) -> None:
+    for axes, score in zip(panel, SCORES, strict=True):
+        axes.set_xscale("log")
+        axes.grid(alpha=0.25, linewidth=0.5)
+        if first:
+            axes.set_ylabel(score)
+    panel[1].set_xlabel("communications with every client")
+
+
+def _same_range(row: Sequence[Axes]) -> None:
+    """One range for all splits of a score, which leaves out the first steps of long curves."""
+    finals = [line.get_ydata()[-1] for axes in row for line in axes.lines]
+    finals = [y for y in np.asarray(finals, float) if np.isfinite(y)]
+    if finals:
+        low, high = min(finals), max(finals)
+        margin = 0.15 * (high - low) + 1e-3
+        for axes in row:
+            axes.set_ylim(low - 2 * margin, high + margin)
+
+
+def _finish(page: Figure, axes: Axes, title: str, note: str) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    solid = mpl.lines.Line2D([], [], color="#777777", linewidth=1.8)
+    dashed = mpl.lines.Line2D([], [], color="#777777", linewidth=1.0, linestyle="--")
+    page.legend(
+        [*handles, solid, dashed],
+        [*names, "ours (band: standard error)", "the paper's"],
+        loc="lower center",
+        ncols=5,
+        frameon=False,
+    )
+    page.suptitle(f"{title}\n{note}" if note else title, fontsize=11)
+    page.tight_layout(rect=(0, 0.08, 1, 1))

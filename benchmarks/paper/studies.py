@@ -1,0 +1,248 @@
+"""What is run: the paper's figures, and every method's numbers in one table.
+
+Numbers were chosen once a figure, on rows that are not reported (see docs/reproduction.md), and
+serve all three splits of the figure. ``tried`` says how many settings of a method were looked at.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import optax
+
+import numpyro_dppvi as dppvi
+from models import adult, support2
+from models.bnn import bnn
+from models.logistic_regression import logistic_regression
+from models.tabular import TabularData
+
+SPLITS = {"balanced": (0.0, 0.0), "unbalanced 1": (0.75, 0.95), "unbalanced 2": (0.7, -3.0)}
+"""Size factor rho and class-balance factor kappa of the paper's splits of Adult."""
+
+EVEN_SPLITS = SPLITS | {"unbalanced 2": (0.7, -0.5)}
+"""The same where labels are balanced."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One method of one figure, in numbers.
+
+    Attributes:
+        name: The method, in the words of the paper's legend.
+        kind: Which method of the library.
+        clip_norm: The clip.
+        num_local_steps: Optimiser steps a visit.
+        optimizer: Adam or plain gradient descent.
+        learning_rate: Its rate; ``None`` for the library's default.
+        num_rounds: Rounds, at most as many as the paper took.
+        damping: The share of a change that is merged.
+        num_shards: Shards a client, at most one a record.
+        shard_size: Records a shard, where shards follow the clients' sizes instead.
+        aggregated: Whether a trusted aggregator sums the changes.
+        synchronous: Whether all clients work at once.
+        draws: Draws for an expected log likelihood where there is no quadrature for it.
+        tried: Settings that were compared to find these.
+    """
+
+    name: str
+    kind: Literal["optimization", "averaging", "virtual", "same", "split", "global"]
+    clip_norm: float = 2.5
+    num_local_steps: int = 3
+    optimizer: Literal["adam", "sgd"] = "adam"
+    learning_rate: float | None = None
+    num_rounds: int = 10
+    damping: float = 0.4
+    num_shards: int | None = None
+    shard_size: int | None = None
+    aggregated: bool = False
+    synchronous: bool = False
+    draws: int = 10
+    tried: int = 1
+
+    def method(self, sizes: Sequence[int]) -> Any:
+        """The method as a value of the library."""
+        rule, optimizer = dppvi.Automatic(self.draws), self._optimizer()
+        steps = (self.clip_norm, self.num_local_steps, optimizer)
+        if self.kind == "global":
+            return dppvi.GlobalVI(self.clip_norm, optimizer, expectation=rule)
+        if self.kind in ("same", "split"):
+            local = dppvi.DPOptimization(*steps, expectation=rule)
+            return dppvi.BayesianCommitteeMachine(self.kind, local)
+        if self.kind == "optimization":
+            return dppvi.DPOptimization(*steps, expectation=rule)
+        make = dppvi.LocalAveraging if self.kind == "averaging" else dppvi.VirtualClients
+        return make(self._shards(sizes), *steps, expectation=rule)
+
+    def arguments(self) -> dict[str, Any]:
+        """The other arguments of ``fit``."""
+        together = self.aggregated or self.synchronous
+        return {
+            "num_rounds": self.num_rounds,
+            "damping": self.damping,
+            "trusted_aggregator": self.aggregated,
+            "schedule": dppvi.synchronous if together else dppvi.sequential,
+        }
+
+    def _optimizer(self) -> optax.GradientTransformation | None:
+        if self.learning_rate is None:
+            return None
+        return _optimizer(self.optimizer, self.learning_rate)
+
+    def _shards(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        if self.shard_size is not None:
+            return tuple(max(1, size // self.shard_size) for size in sizes)
+        return tuple(min(self.num_shards or 1, size) for size in sizes)
+
+
+@functools.cache
+def _optimizer(kind: str, rate: float) -> optax.GradientTransformation:
+    """One value a rate: equal optimisers share a compiled program."""
+    return optax.adam(rate) if kind == "adam" else optax.sgd(rate)
+
+
+class Study(NamedTuple):
+    """One figure of the paper.
+
+    Attributes:
+        title: What it shows.
+        load: The rows.
+        model: The model.
+        logits: From draws of its latents and features, shape ``(num_draws, num_rows)``.
+        num_clients: How many clients.
+        epsilon: The budget, with delta 1e-5.
+        splits: Size and class-balance factors by the split's name.
+        settings: The methods.
+        note: What a reader must know.
+    """
+
+    title: str
+    load: Callable[[], TabularData]
+    model: Callable[..., Any]
+    logits: Callable[[Mapping[str, jax.Array], jax.Array], jax.Array]
+    num_clients: int
+    epsilon: float
+    splits: Mapping[str, tuple[float, float]]
+    settings: tuple[Settings, ...]
+    note: str = ""
+
+
+def _linear(draws: Mapping[str, jax.Array], X: jax.Array) -> jax.Array:
+    return draws["w"] @ X.T
+
+
+def _network(draws: Mapping[str, jax.Array], X: jax.Array) -> jax.Array:
+    def of_draw(weights: Mapping[str, jax.Array]) -> jax.Array:
+        hidden = jax.nn.relu(X @ weights["w1"] + weights["b1"])
+        return hidden @ weights["w2"] + weights["b2"]
+
+    return jax.lax.map(of_draw, dict(draws))
+
+
+OPTIMIZATION = Settings("DP optimisation", "optimization")
+SAME = Settings("BCM same", "same", num_local_steps=30)
+SPLIT = Settings("BCM split", "split", num_local_steps=30)
+GLOBAL = Settings("global VI, trusted aggr.", "global", num_rounds=200, aggregated=True)
+VIRTUAL = Settings(
+    "virtual",
+    "virtual",
+    clip_norm=0.015,
+    num_local_steps=20,
+    learning_rate=0.05,
+    num_rounds=8,
+    damping=0.15,
+    shard_size=6,
+    draws=2,
+    tried=80,
+)
+VIRTUAL_SUMMED = Settings(
+    "virtual, trusted aggr.",
+    "virtual",
+    clip_norm=0.0075,
+    num_local_steps=20,
+    learning_rate=0.02,
+    num_rounds=15,
+    damping=0.3,
+    shard_size=12,
+    aggregated=True,
+    draws=2,
+    tried=80,
+)
+AVERAGING = Settings(
+    "local avg",
+    "averaging",
+    clip_norm=1.4,
+    optimizer="sgd",
+    learning_rate=2e-4,
+    num_rounds=8,
+    damping=0.7,
+    num_shards=400,
+    synchronous=True,
+    draws=2,
+    tried=215,
+)
+AVERAGING_SUMMED = Settings(
+    "local avg, trusted aggr.",
+    "averaging",
+    clip_norm=3.0,
+    optimizer="sgd",
+    learning_rate=2e-4,
+    num_rounds=15,
+    damping=0.5,
+    num_shards=400,
+    aggregated=True,
+    draws=2,
+    tried=215,
+)
+
+STUDIES: Mapping[str, Study] = {
+    "adult-10": Study(
+        "Adult, logistic regression, 10 clients, (1, 1e-5)",
+        adult.load,
+        logistic_regression,
+        _linear,
+        10,
+        1.0,
+        SPLITS,
+        (
+            *(OPTIMIZATION, AVERAGING, AVERAGING_SUMMED, VIRTUAL, VIRTUAL_SUMMED),
+            *(SAME, SPLIT, GLOBAL),
+        ),
+    ),
+    "mortality": Study(
+        "In-hospital mortality, logistic regression, 10 clients, (1, 1e-5)",
+        support2.load,
+        logistic_regression,
+        _linear,
+        10,
+        1.0,
+        EVEN_SPLITS,
+        (
+            *(OPTIMIZATION, AVERAGING, AVERAGING_SUMMED, VIRTUAL, VIRTUAL_SUMMED),
+            *(SAME, SPLIT, GLOBAL),
+        ),
+        "Ours is on SUPPORT2, the paper's on MIMIC-III: only the order of methods can be compared.",
+    ),
+    "adult-200": Study(
+        "Adult, logistic regression, 200 clients, (1/2, 1e-5)",
+        adult.load,
+        logistic_regression,
+        _linear,
+        200,
+        0.5,
+        SPLITS,
+        (OPTIMIZATION, AVERAGING_SUMMED, VIRTUAL_SUMMED, SAME, SPLIT, GLOBAL),
+    ),
+    "bnn": Study(
+        "Adult, Bayesian neural network, 10 clients, (2, 1e-5)",
+        adult.load,
+        bnn,
+        _network,
+        10,
+        2.0,
+        SPLITS,
+        (OPTIMIZATION, AVERAGING, VIRTUAL, SAME, SPLIT, GLOBAL),
+    ),
+}
+"""The paper's figures, by name."""

@@ -1,0 +1,113 @@
+"""The paper's trade-off figure: how many shards should local averaging cut records into?
+
+More shards mean less noise and a mean of worse local fits. As in the paper, all runs share their
+numbers: 5 rounds, 50 local steps of Adam at 0.01, damping 0.4.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from tqdm.auto import tqdm
+
+from benchmarks.paper import results
+from benchmarks.paper.results import Line
+from benchmarks.paper.run import Runner
+from benchmarks.paper.studies import STUDIES, Settings
+
+KEY = "trade-off"
+SPLIT = "balanced"
+SHARDS = (1, 2, 5, 10, 20, 50, 100)
+VARIANTS = {
+    "no privacy, clip 1000": (math.inf, 1000.0),
+    "no privacy, clip 1": (math.inf, 1.0),
+    "(4, 1e-5)-DP, clip 1": (4.0, 1.0),
+}
+"""Epsilon and clip."""
+
+_COLOURS = ("#000000", "#E69F00", "#0072B2")
+
+
+def _settings(variant: str, num_shards: int) -> Settings:
+    return Settings(
+        f"{variant}, {num_shards} shards",
+        "averaging",
+        VARIANTS[variant][1],
+        num_local_steps=50,
+        learning_rate=1e-2,
+        num_rounds=5,
+        num_shards=num_shards,
+        draws=2,
+    )
+
+
+def run(seeds: int, place: Path) -> None:
+    """Runs whatever is not in the results yet."""
+    done = {line.run for line in results.read(place)}
+    study = STUDIES["mortality"]
+    data = study.load()
+    for variant, (epsilon, _) in VARIANTS.items():
+        runner = Runner(KEY, study._replace(epsilon=epsilon), data)
+        todo = [(_settings(variant, n), seed) for n in SHARDS for seed in range(seeds)]
+        todo = [
+            (settings, seed)
+            for settings, seed in todo
+            if (KEY, settings.name, SPLIT, seed, str(settings)) not in done
+        ]
+        for settings, seed in tqdm(todo, desc=f"trade-off, {variant}", disable=not todo):
+            results.append(place, runner.run(settings, SPLIT, seed))
+
+
+def draw(lines: Iterable[Line], folder: Path) -> Path:
+    """Two panels: log-likelihood by round without privacy, and after the last round by shards."""
+    lines = list(lines)
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        page, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
+        _by_round(left, lines)
+        _by_shards(right, lines)
+        page.suptitle("SUPPORT2, local averaging, 10 clients, balanced", fontsize=11)
+        page.tight_layout()
+        place = folder / f"paper-{KEY}.png"
+        page.savefig(place, dpi=110)
+        plt.close(page)
+    return place
+
+
+def _by_round(axes: Axes, lines: list[Line]) -> None:
+    variant = next(iter(VARIANTS))
+    colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(SHARDS)))
+    for colour, number in zip(colours, SHARDS, strict=True):
+        curve = results.curve(lines, KEY, _settings(variant, number).name, SPLIT)
+        if curve is not None:
+            axes.plot(curve.rounds, curve.mean[:, 1], color=colour, label=f"{number} shards")
+    axes.set_title(variant)
+    axes.set_xlabel("communications with every client")
+    axes.set_ylabel("log-likelihood")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _by_shards(axes: Axes, lines: list[Line]) -> None:
+    for colour, variant in zip(_COLOURS, VARIANTS, strict=True):
+        found = [
+            (number, results.curve(lines, KEY, _settings(variant, number).name, SPLIT))
+            for number in SHARDS
+        ]
+        there = [(number, curve) for number, curve in found if curve is not None]
+        axes.errorbar(
+            [number for number, _ in there],
+            [curve.mean[-1, 1] for _, curve in there],
+            [curve.error[-1, 1] for _, curve in there],
+            color=colour,
+            marker="o",
+            markersize=4,
+            capsize=2,
+            label=variant,
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("shards a client")
+    axes.set_title("after 5 rounds")
+    axes.legend(frameon=False, fontsize=8)
