@@ -15,7 +15,7 @@ value, and whether it was measured at all. (Which features the paper used, it do
 """
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +76,12 @@ _WORDS = {
     },
 }
 
-_SUMMARIES = {"mean": np.mean, "lowest": np.min, "highest": np.max, "last": lambda x: x[-1]}
+_SUMMARIES: Mapping[str, Callable[[np.ndarray], float]] = {
+    "mean": lambda x: float(np.mean(x)),
+    "lowest": lambda x: float(np.min(x)),
+    "highest": lambda x: float(np.max(x)),
+    "last": lambda x: float(x[-1]),
+}
 
 
 def load(folder: str | Path) -> TabularData:
@@ -144,7 +149,7 @@ def _features(place: Path) -> np.ndarray:
     for channel, (centre, width) in _CHANNELS.items():
         values = _values(early, channel, place)
         scaled = np.clip((values - centre) / width, -_LIMIT, _LIMIT)
-        features += [float(of(scaled)) if len(scaled) else 0.0 for of in _SUMMARIES.values()]
+        features += [of(scaled) if len(scaled) else 0.0 for of in _SUMMARIES.values()]
         features.append(float(len(scaled) > 0))
     return np.array(features)
 
