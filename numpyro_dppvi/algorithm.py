@@ -213,8 +213,8 @@ def assemble(
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, secret_keys.round_key(state.round))
         start = Factors(state.prior, state.factors, state.private, state.pulled)
-        drawn = _drawn(method, plan, groups, state.prior)
-        end, info = rounds.run(problem, numbers, start, shards, jnp.asarray(groups), keys, drawn)
+        handed = numbers._replace(drawn=_drawn(method, plan, groups, state.prior))
+        end, info = rounds.run(problem, handed, start, shards, jnp.asarray(groups), keys)
         after = PVIState(state.round + 1, end.prior, end.clients, ledger, end.private, end.pulled)
         return after, info
 

@@ -56,6 +56,8 @@ class Numbers(NamedTuple):
         learning_rate: For Adam, where the method names no optimiser.
         prior_left_out: The power of the prior that a client's cavity leaves out, 0 but for a
             committee machine with a split prior.
+        drawn: The noise of a round's visits where it is drawn on the host, leading axes as of its
+            groups; ``None`` where it comes from the secret key.
     """
 
     exact_prior: Natural
@@ -67,6 +69,7 @@ class Numbers(NamedTuple):
     damping: Array
     learning_rate: Array
     prior_left_out: Array
+    drawn: Any = None
 
 
 class Factors(NamedTuple):
@@ -118,7 +121,6 @@ def run(
     shards: Shards,
     groups: Array,
     keys: tuple[PRNGKey, PRNGKey],
-    drawn: Any = None,
 ) -> tuple[Factors, RoundInfo]:
     """One round: the prior's factor, then group after group of clients.
 
@@ -129,8 +131,6 @@ def run(
         shards: All clients' records.
         groups: Client numbers, shape ``(num_groups, group_size)``.
         keys: The round's key and its secret key.
-        drawn: The noise of every visit where it was drawn on the host, leading axes as of
-            ``groups``; ``None`` where it comes from the secret key.
 
     Returns:
         The factors after, and what happened.
@@ -155,7 +155,7 @@ def run(
         after, info = _merged(problem, numbers, now, clients, messages)
         return after, (info, _num_failed(problem, messages.change))
 
-    visits = (groups, jnp.arange(groups.shape[0]), drawn)
+    visits = (groups, jnp.arange(groups.shape[0]), numbers.drawn)
     end, (merges, failed) = jax.lax.scan(group_step, start, visits)
     movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients))
     return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))

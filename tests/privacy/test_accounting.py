@@ -449,3 +449,32 @@ def test_the_accountant_is_named():
     with_fixed_size = accounting.compose([(fixed_size(0.1, 1.0), 3), (gaussian(1.0), 1)])
     assert "Zhu et al. 2022" in accounting.describe(with_fixed_size)
     assert "Balle and Wang" in accounting.describe(accounting.compose([(fixed_size(1, 1.0), 3)]))
+
+
+class TestTheFinestGrid:
+    """The bounds below are those of 1000 Poisson releases at q = 1e-4, by grid."""
+
+    BOUNDS = (2.99786, 0.565225, 0.148627, 0.1016232, 0.0999774)
+
+    def bounds(self, *values):
+        asked = []
+
+        def bound(grid):
+            asked.append(grid)
+            return values[len(asked) - 1]
+
+        return bound, asked
+
+    def test_it_is_left_out_where_it_promises_little(self):
+        bound, asked = self.bounds(*self.BOUNDS)  # a sixth one is not there to be asked for
+        assert accounting.tightest(bound) == self.BOUNDS[-1]
+        assert asked == [1.0, 0.1, 0.01, 0.001, 1e-4]
+
+    def test_it_is_asked_where_it_promises_more(self):
+        bound, asked = self.bounds(*self.BOUNDS[:3], 0.11, 0.1, 0.0998)
+        assert accounting.tightest(bound) == 0.0998
+        assert asked[-1] == 1e-5
+
+    def test_it_is_asked_by_those_who_got_no_bound_before(self):
+        bound, _ = self.bounds(5.0, 4.0, 3.0, 2.0, 1.0, 0.5)
+        assert accounting.tightest(bound) == 0.5
