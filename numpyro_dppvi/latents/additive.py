@@ -116,8 +116,9 @@ def _thetas(rng: np.random.Generator, latent: Latent) -> Array:
 
 def _agree(a: Any, b: Any, size: np.ndarray) -> bool:
     """Whether sums are equal to rounding, where made-up rows are possible at all."""
+    a, b, size = np.broadcast_arrays(a, b, size)
     known = np.isfinite(a) & np.isfinite(b)
-    return bool(np.all(np.abs(a - b)[known] <= _TOLERANCE * (1 + size[known])))
+    return bool(np.all(np.abs(a[known] - b[known]) <= _TOLERANCE * (1 + size[known])))
 
 
 def _made_up(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> Array:
