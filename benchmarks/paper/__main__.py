@@ -50,6 +50,7 @@ def publish(figures: list[str], place: Path) -> None:
     """Draws the figures and writes their tables into the page."""
     lines = results.read(place)
     text = PAGE.read_text(encoding="utf-8")
+    text = table.between_marks(text, "accounting", table.accountings())
     for figure in figures:
         draw.draw(figure, lines, DOCS / "images")
         text = table.between_marks(text, figure, table.markdown(figure, lines))

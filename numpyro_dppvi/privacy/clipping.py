@@ -81,7 +81,7 @@ def clipped_in_steps(
         contributions: Tree of arrays of shape ``(num_vectors, ...)``.
         mask: Booleans of shape ``(num_vectors,)``; false ones count for nothing.
         clip_norm: The bound, a scalar.
-        step: From :func:`~numpyro_dppvi.privacy.discrete.grid_step`.
+        step: From ``privacy.discrete.grid_step``.
 
     Returns:
         Whole numbers as 64-bit arrays, shaped as the contributions; a vector's norm is at most
