@@ -68,8 +68,8 @@ SAMPLED = ((4.0, 0.1, 1000), (8.0, 0.1, 1000), (20.0, 0.1, 1000), (4.0, 0.02, 10
 def accountings() -> str:
     """The paper's number and a valid one, for batches of fixed size."""
     rows = [
-        "| noise / clip, share of the records, steps | the paper's accountant | valid for batches of "
-        "fixed size |",
+        "| noise / clip, share of the records, steps | the paper's accountant "
+        "| valid for batches of fixed size |",
         "| --- | --- | --- |",
     ]
     for noise, share, steps in SAMPLED:
