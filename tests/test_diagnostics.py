@@ -150,7 +150,7 @@ def test_noise_of_perturbed_changes_is_the_one_that_theory_says():
     whole = 1 / PRIOR_SCALE**2 + (1 - DAMPING**num_rounds) * precision.sum()
     expected = np.sqrt(variance * (1 + 4 * np.array([0.5, -1.0]) ** 2)) / whole
     # 300 replays give a standard deviation to within 4 %.
-    np.testing.assert_allclose(np.std(last.loc, axis=0), expected, rtol=0.16)
+    np.testing.assert_allclose(np.std(np.asarray(last.loc), axis=0), expected, rtol=0.16)
 
 
 def test_an_exact_client_without_noise_ends_where_its_records_say():
