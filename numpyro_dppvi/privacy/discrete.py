@@ -49,8 +49,8 @@ class DiscreteGaussian:
 
     Needs ``pip install numpyro-dppvi[exact]``. What is proven of such noise in many dimensions is
     concentrated differential privacy (their theorem for many dimensions), which takes 7 to 9 %
-    more noise at the usual budgets. No trusted aggregator and no ``insecure_noise_seed``: shares of it add up to no
-    discrete Gaussian, and OpenDP draws from the operating system alone.
+    more noise at the usual budgets. No trusted aggregator and no ``insecure_noise_seed``: shares
+    of it add up to no discrete Gaussian, and OpenDP draws from the operating system alone.
     """
 
     @property
