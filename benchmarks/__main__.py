@@ -12,7 +12,6 @@ from benchmarks import (
     calibration,
     examples,
     generic,
-    methods,
     selection,
     speed,
 )
@@ -20,7 +19,6 @@ from benchmarks import (
 TABLES = {
     "accuracy": accuracy.private,
     "nonprivate": accuracy.non_private,
-    "methods": methods.table,
     "speed": lambda _seeds: speed.table(),
     "generic": lambda _seeds: generic.table(),
     "selection": selection.table,

@@ -1,7 +1,7 @@
 """Results in a tidy table: a line for each round of each run, in one CSV file."""
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,9 +25,8 @@ class Line(NamedTuple):
         round: The round, from 1: one exchange of messages with every client.
         accuracy: On the held-out rows.
         log_likelihood: Mean over the held-out rows, in nats.
-        epsilon: Spent up to this round, at delta 1e-5, by the valid accountant.
-        paper_epsilon: The same by the paper's accountant. For full batches and for shards, which
-            are all that is used here, the two agree.
+        epsilon: Spent up to this round, at delta 1e-5, by the valid accountant; the paper's
+            agrees for full batches and shards, which are all that is used here.
         noise: Standard deviation of the noise over the clip.
         seconds: Since the run began, compilation included.
         settings: The numbers that it was run with.
@@ -41,7 +40,6 @@ class Line(NamedTuple):
     accuracy: float
     log_likelihood: float
     epsilon: float
-    paper_epsilon: float
     noise: float
     seconds: float
     settings: str
@@ -58,7 +56,8 @@ def read(path: Path = RESULTS) -> list[Line]:
         return []
     kinds = Line.__annotations__
     with path.open(newline="") as file:
-        return [Line(**{name: kinds[name](x) for name, x in row.items()}) for row in _rows(file)]
+        rows = csv.DictReader(file)
+        return [Line(**{name: kinds[name](x) for name, x in row.items()}) for row in rows]
 
 
 def append(path: Path, lines: Iterable[Line]) -> None:
@@ -77,10 +76,6 @@ def replace(path: Path, lines: Iterable[Line]) -> None:
     """Writes a file anew."""
     path.unlink(missing_ok=True)
     append(path, lines)
-
-
-def _rows(file: Iterable[str]) -> Iterator[dict[str, str]]:
-    yield from csv.DictReader(file)
 
 
 class Curve(NamedTuple):
@@ -119,7 +114,7 @@ def published(figure: str, method: str, split: str) -> Curve | None:
     with PUBLISHED.open(newline="") as file:
         rows = [
             row
-            for row in _rows(file)
+            for row in csv.DictReader(file)
             if (row["figure"], row["method"], row["split"]) == (figure, method, split)
         ]
     if not rows:

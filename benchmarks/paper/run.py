@@ -79,7 +79,6 @@ class Runner:
                 number,
                 *self._score(result, number, seed),
                 spent(number),
-                spent(number),
                 result.plan.clients[0].mechanism.noise_multiplier,
                 seconds * number / total,
                 str(settings),

@@ -13,16 +13,14 @@ import jax
 import optax
 
 import numpyro_dppvi as dppvi
+from benchmarks.adult import SPLITS
 from models import adult, support2
 from models.bnn import bnn
 from models.logistic_regression import logistic_regression
 from models.tabular import TabularData
 
-SPLITS = {"balanced": (0.0, 0.0), "unbalanced 1": (0.75, 0.95), "unbalanced 2": (0.7, -3.0)}
-"""Size factor rho and class-balance factor kappa of the paper's splits of Adult."""
-
 EVEN_SPLITS = SPLITS | {"unbalanced 2": (0.7, -0.5)}
-"""The same where labels are balanced."""
+"""The splits of a data set whose labels are balanced."""
 
 
 @dataclass(frozen=True)

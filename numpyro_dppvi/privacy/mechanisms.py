@@ -232,7 +232,16 @@ def draw_noise(mechanisms: Sequence[Mechanism], clients: np.ndarray, size: int) 
 
     Returns:
         Integers that lack nothing but to be added, leading shape that of ``clients``.
+
+    Raises:
+        TypeError: If a mechanism is none over shards, whose noise is drawn elsewhere.
+        ImportError: If OpenDP is not installed.
     """
     sums = [mechanism for mechanism in mechanisms if isinstance(mechanism, GaussianShardSum)]
+    if len(sums) != len(mechanisms):  # left out, the others would get each other's noise
+        raise TypeError(
+            "mechanisms must all be GaussianShardSum, got a GaussianSum among them: its noise is "
+            "drawn from a key, by add_noise(...)."
+        )
     scales = [std_in_steps(mine.unweighted_std, mine.clip_norm) for mine in sums]
     return drawn(scales, [grid_step(mine.clip_norm) for mine in sums], clients, size)

@@ -10,7 +10,7 @@ from benchmarks.paper.studies import STUDIES, Settings
 
 def line(method="virtual", split="balanced", seed=0, number=1, accuracy=0.8, log_likelihood=-0.4):
     scores = (accuracy, log_likelihood)
-    return Line("adult-10", method, split, seed, number, *scores, 1.0, 1.0, 3.0, 2.5, "Settings()")
+    return Line("adult-10", method, split, seed, number, *scores, 1.0, 3.0, 2.5, "Settings()")
 
 
 class TestResults:

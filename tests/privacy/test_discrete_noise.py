@@ -331,3 +331,10 @@ class TestRefusals:
         budget = dppvi.PrivacyBudget(1.0, 1e-5, relation="add_or_remove_one")
         with pytest.raises(ValueError, match="replace_one"):
             run(budget=budget)
+
+
+def test_noise_that_is_drawn_elsewhere_is_not_left_out_in_silence():
+    shards = privacy.GaussianShardSum(0.3, 4.0, 8, 80, noise=NOISE)
+    records = privacy.GaussianSum(1.0, 4.0, 80, privacy.FullBatch(), 80)
+    with pytest.raises(TypeError, match="mechanisms must all be GaussianShardSum"):
+        privacy.draw_noise([records, shards], np.array([1]), 5)
