@@ -8,7 +8,8 @@ a mean, in posterior standard deviations, and the largest ratio of standard devi
 Against NUTS, which is no normal distribution, means of the latents in their supports are compared.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,40 +21,64 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dppvi as dppvi
 from models.examples import EXAMPLES, Example
+from numpyro_dppvi.partition import stack_clients
 
 CLIENTS = (1, 5, 50)
 DRAWS = 64
 
+RIDGES = ("decentred hierarchy", "horseshoe", "smooth curve")
+"""Posteriors with ridges, along which mean-field factors move a little a round."""
+
+
+class Phase(NamedTuple):
+    """Rounds with one rate of Adam, which falls by half four times in every visit."""
+
+    num_rounds: int
+    num_local_steps: int
+    learning_rate: float
+    damping: float
+
+
+PHASES = (Phase(30, 100, 0.05, 0.5),)
+LONG = (Phase(600, 25, 0.02, 1.0), Phase(300, 50, 0.005, 1.0), Phase(150, 100, 0.001, 1.0))
+
 Marginals = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def pvi(example: Example, clients: int, num_rounds: int = 30) -> dppvi.Posterior:
-    """Partitioned inference without privacy."""
-    # The rate falls within every visit, so that the noise of the draws does not stay in factors.
-    optimizer = optax.adam(optax.exponential_decay(0.05, 25, 0.5))
-    method = dppvi.NonPrivate(100, optimizer, dppvi.Automatic(DRAWS))
-    result = dppvi.fit(
-        example.model,
-        None,
-        example.records,
-        rng_key=jax.random.key(0),
-        clients=clients,
-        method=method,
-        num_rounds=num_rounds,
-        damping=0.5,
-        model_kwargs=example.model_kwargs,
-        progress_bar=False,
-    )
-    return result.posterior
+def pvi(example: Example, clients: int, phases: Sequence[Phase] = PHASES) -> dppvi.Posterior:
+    """Partitioned inference without privacy; a phase goes on from the factors of the last one."""
+    records = {name: np.asarray(jnp.asarray(rows)) for name, rows in example.records.items()}
+    num_records = len(next(iter(records.values())))
+    parts = np.array_split(np.arange(num_records), clients)
+    shards = stack_clients([{n: rows[part] for n, rows in records.items()} for part in parts])
+    key, state = jax.random.key(0), None
+    for phase in phases:
+        # The rate falls within every visit, so that the noise of the draws does not stay in factors.
+        rate = optax.exponential_decay(phase.learning_rate, phase.num_local_steps // 4, 0.5)
+        method = dppvi.NonPrivate(phase.num_local_steps, optax.adam(rate), dppvi.Automatic(DRAWS))
+        algorithm = dppvi.pvi(
+            example.model,
+            None,
+            records,
+            method=method,
+            client_sizes=[len(part) for part in parts],
+            damping=phase.damping,
+            model_kwargs=example.model_kwargs,
+        )
+        state = algorithm.init(key) if state is None else state
+        for _ in range(phase.num_rounds):
+            state, _ = algorithm.step(key, state, shards)
+    return algorithm.posterior(state)
 
 
-def svi(example: Example, num_steps: int = 3000, num_averaged: int = 2000) -> Marginals:
+def svi(example: Example, num_steps: int = 8000, num_averaged: int = 2000) -> Marginals:
     """NumPyro's SVI with ``AutoNormal``: unconstrained means and standard deviations.
 
     Its last iterates are averaged: one of them is off by some hundredths of a standard deviation.
     """
     guide = AutoNormal(example.model, init_loc_fn=init_to_median, init_scale=0.1)
-    rate = optax.exponential_decay(0.05, num_steps // 6, 0.5, end_value=1e-3)
+    falls = {3 * num_steps // 8: 0.2, 6 * num_steps // 8: 0.2}
+    rate = optax.piecewise_constant_schedule(0.05, falls)
     inference = SVI(example.model, guide, optax.adam(rate), Trace_ELBO(num_particles=DRAWS))
     arguments = {**example.records, **example.model_kwargs}
     run = inference.run(jax.random.key(1), num_steps, **arguments, progress_bar=False)
@@ -112,7 +137,8 @@ def table(names: tuple[str, ...] = tuple(EXAMPLES)) -> None:
     for name in names:
         example = EXAMPLES[name]
         reference = svi(example)
-        posteriors = [pvi(example, clients) for clients in CLIENTS]
+        phases = LONG if name in RIDGES else PHASES
+        posteriors = [pvi(example, clients, phases) for clients in CLIENTS]
         cells = [difference(marginals(p), reference) for p in posteriors]
         shown = "".join(f"{f'{shift:.3f} / {ratio:.1f}':>16}" for shift, ratio in cells)
         print(f"{name:<30}{shown}{from_nuts(posteriors[0], nuts(example)):>10.2f}", flush=True)

@@ -40,28 +40,27 @@ RANGES: dict[str, dict[str, Draw]] = {
     },
     "averaging": {
         "clip_norm": _between(0.2, 5.0),
-        "num_local_steps": _one_of(1, 3),
-        "learning_rate": _between(5e-5, 2e-3),
+        "learning_rate": _one_of(1e-4, 2e-4, 5e-4, 1e-3),
         "num_rounds": _one_of(5, 8, 15),
         "damping": _between(0.2, 1.0),
-        "num_shards": _one_of(50, 100, 300),
+        "num_shards": _one_of(50, 150, 400),
     },
     "virtual": {
         "clip_norm": _between(0.003, 0.2),
-        "learning_rate": _between(0.01, 0.1),
+        "learning_rate": _one_of(0.02, 0.05),
         "num_rounds": _one_of(5, 8, 15),
         "damping": _between(0.05, 0.7),
-        "shard_size": _one_of(1, 3, 6, 12),
+        "shard_size": _one_of(1, 4, 12),
     },
     "same": {"clip_norm": _between(1.0, 4.0), "num_local_steps": _one_of(5, 10, 30, 60)},
     "split": {"clip_norm": _between(1.0, 4.0), "num_local_steps": _one_of(5, 10, 30, 60)},
     "global": {
         "clip_norm": _between(1.0, 4.0),
         "num_rounds": _one_of(50, 100, 200, 400),
-        "learning_rate": _between(0.005, 0.05),
+        "learning_rate": _one_of(0.005, 0.01, 0.02, 0.05),
     },
 }
-"""What is drawn, by kind of method."""
+"""What is drawn, by kind of method; few values of what every program is compiled for."""
 
 
 def candidates(settings: Settings, number: int) -> list[Settings]:
