@@ -53,7 +53,7 @@ def pvi(example: Example, clients: int, phases: Sequence[Phase] = PHASES) -> dpp
     shards = stack_clients([{n: rows[part] for n, rows in records.items()} for part in parts])
     key, state = jax.random.key(0), None
     for phase in phases:
-        # The rate falls within every visit, so that the noise of the draws does not stay in factors.
+        # The rate falls within a visit, so that the noise of the draws does not stay in factors.
         rate = optax.exponential_decay(phase.learning_rate, phase.num_local_steps // 4, 0.5)
         method = dppvi.NonPrivate(phase.num_local_steps, optax.adam(rate), dppvi.Automatic(DRAWS))
         algorithm = dppvi.pvi(

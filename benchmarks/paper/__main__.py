@@ -7,43 +7,14 @@ python -m benchmarks.paper --draw                      from results that are the
 
 import argparse
 import itertools
+import os
 from pathlib import Path
 
-from tqdm.auto import tqdm
-
-from benchmarks.paper import draw, results, table, trade_off
-from benchmarks.paper.run import Runner
+from benchmarks.paper import draw, jobs, results, table, trade_off
 from benchmarks.paper.studies import STUDIES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "reproduction.md"
-
-
-def run(figures: list[str], seeds: int, place: Path) -> None:
-    """Runs whatever is not in the results yet; lines of other settings are dropped."""
-    wanted = [
-        (figure, settings, split, seed)
-        for figure in figures
-        for settings, split, seed in itertools.product(
-            STUDIES[figure].settings, STUDIES[figure].splits, range(seeds)
-        )
-    ]
-    current = {(f, str(s)) for f in STUDIES for s in STUDIES[f].settings}
-    kept = [
-        line
-        for line in results.read(place)
-        if (line.figure, line.settings) in current or line.figure not in STUDIES
-    ]
-    results.replace(place, kept)
-    done = {line.run for line in kept}
-    todo = [w for w in wanted if (w[0], w[1].name, w[2], w[3], str(w[1])) not in done]
-    bar = tqdm(todo, disable=not todo)
-    runner: Runner | None = None
-    for figure, settings, split, seed in bar:
-        bar.set_description(f"{figure}, {settings.name}, {split}, seed {seed}")
-        if runner is None or runner.key != figure:
-            runner = Runner(figure, STUDIES[figure], STUDIES[figure].load())
-        results.append(place, runner.run(settings, split, seed))
 
 
 def publish(figures: list[str], place: Path) -> None:
@@ -67,15 +38,20 @@ def main() -> None:
     )
     parser.add_argument("--figure", choices=names, action="append", help="all if not given")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="one a core")
     parser.add_argument("--draw", action="store_true", help="run nothing")
     parser.add_argument("--results", type=Path, default=results.RESULTS)
     arguments = parser.parse_args()
     chosen = arguments.figure or names
     figures = [name for name in chosen if name in STUDIES]
     if not arguments.draw:
-        run(figures, arguments.seeds, arguments.results)
-        if trade_off.KEY in chosen:
-            trade_off.run(arguments.seeds, arguments.results)
+        todo = itertools.chain.from_iterable(
+            jobs.of_study(name, arguments.seeds)
+            if name in STUDIES
+            else trade_off.jobs(arguments.seeds)
+            for name in chosen
+        )
+        jobs.run(todo, arguments.results, arguments.processes)
     publish(figures, arguments.results)
     if trade_off.KEY in chosen:
         trade_off.draw(results.read(arguments.results), DOCS / "images")

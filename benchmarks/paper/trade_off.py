@@ -5,19 +5,18 @@ numbers: 5 rounds, 50 local steps of Adam at 0.01, damping 0.4.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from tqdm.auto import tqdm
 
 from benchmarks.paper import results
+from benchmarks.paper.jobs import Job
 from benchmarks.paper.results import Line
-from benchmarks.paper.run import Runner
-from benchmarks.paper.studies import STUDIES, Settings
+from benchmarks.paper.studies import Settings
 
 KEY = "trade-off"
 SPLIT = "balanced"
@@ -45,21 +44,12 @@ def _settings(variant: str, num_shards: int) -> Settings:
     )
 
 
-def run(seeds: int, place: Path) -> None:
-    """Runs whatever is not in the results yet."""
-    done = {line.run for line in results.read(place)}
-    study = STUDIES["mortality"]
-    data = study.load()
+def jobs(seeds: int) -> Iterator[Job]:
+    """All runs of the figure."""
     for variant, (epsilon, _) in VARIANTS.items():
-        runner = Runner(KEY, study._replace(epsilon=epsilon), data)
-        todo = [(_settings(variant, n), seed) for n in SHARDS for seed in range(seeds)]
-        todo = [
-            (settings, seed)
-            for settings, seed in todo
-            if (KEY, settings.name, SPLIT, seed, str(settings)) not in done
-        ]
-        for settings, seed in tqdm(todo, desc=f"trade-off, {variant}", disable=not todo):
-            results.append(place, runner.run(settings, SPLIT, seed))
+        for number in SHARDS:
+            settings = _settings(variant, number)
+            yield Job(KEY, "mortality", epsilon, settings, SPLIT, tuple(range(seeds)))
 
 
 def draw(lines: Iterable[Line], folder: Path) -> Path:

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.paper import draw, results, table
+from benchmarks.paper import draw, jobs, results, table, trade_off
 from benchmarks.paper.results import Line
 from benchmarks.paper.studies import STUDIES, Settings
 
@@ -48,6 +48,46 @@ class TestResults:
         np.testing.assert_array_equal(theirs.rounds, range(1, 21))
         np.testing.assert_allclose(theirs.mean[-1], (0.8382, -0.3494))
         np.testing.assert_allclose(theirs.error[-1], (0.0019, 0.0026))
+
+
+class TestJobs:
+    @pytest.fixture
+    def started(self, monkeypatch):
+        """Jobs that would have been run."""
+        todo = []
+        monkeypatch.setattr(jobs, "_side_by_side", lambda left, *_: todo.extend(left))
+        return todo
+
+    def job(self, clip_norm=1.0):
+        settings = Settings("virtual", "virtual", clip_norm=clip_norm)
+        return jobs.Job("adult-10", "adult-10", 1.0, settings, "balanced", (0, 1, 2))
+
+    def line(self, job, seed):
+        return line(seed=seed)._replace(settings=str(job.settings))
+
+    def test_runs_that_are_there_are_not_run_again(self, tmp_path, started):
+        place = tmp_path / "results.csv"
+        results.append(place, [self.line(self.job(), 1)])
+        jobs.run([self.job()], place, 1)
+        assert started == [self.job()._replace(seeds=(0, 2))]
+        started.clear()
+        results.append(place, [self.line(self.job(), seed) for seed in (0, 2)])
+        jobs.run([self.job()], place, 1)
+        assert not started
+
+    def test_lines_of_other_settings_are_dropped(self, tmp_path, started):
+        place = tmp_path / "results.csv"
+        other = line()._replace(figure="bnn")
+        results.append(place, [self.line(self.job(2.0), 0), other])
+        jobs.run([self.job()], place, 1)
+        assert results.read(place) == [other]
+        assert started == [self.job()]
+
+    def test_every_panel_of_every_figure_is_run(self):
+        for figure, study in STUDIES.items():
+            made = {(job.settings.name, job.split) for job in jobs.of_study(figure, 2)}
+            assert len(made) == len(study.settings) * len(study.splits)
+        assert len(list(trade_off.jobs(2))) == len(trade_off.SHARDS) * len(trade_off.VARIANTS)
 
 
 class TestTable:
