@@ -25,6 +25,7 @@ def publish(figures: list[str], place: Path) -> None:
     for figure in figures:
         draw.draw(figure, lines, DOCS / "images")
         text = table.between_marks(text, figure, table.markdown(figure, lines))
+        text = table.between_marks(text, f"{figure}, order", table.orders(figure, lines))
     PAGE.write_text(text, encoding="utf-8")
 
 

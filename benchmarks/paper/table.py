@@ -1,5 +1,6 @@
 """Tables of differences: the paper's final values, ours, and how many standard errors apart."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -46,6 +47,46 @@ def _cells(ours: Curve, theirs: Curve | None) -> Iterator[str]:
         paper, paper_error = theirs.mean[-1, index], theirs.error[-1, index]
         yield f"{_short(paper)} ({_short(paper_error)})"
         yield f"{(mean - paper) / np.hypot(error, paper_error):+.1f}"
+
+
+def orders(figure: str, lines: Iterable[Line]) -> str:
+    """The methods by their log-likelihood, best first, and how many pairs the paper has as we do.
+
+    A pair counts as told apart where the difference is more than two of its standard errors.
+    """
+    lines, study = list(lines), STUDIES[figure]
+    rows = ["| split | ours | the paper's | same order | other order |", "| --- " * 5 + "|"]
+    for split in study.splits:
+        names = [settings.name for settings in study.settings]
+        ours = {name: results.curve(lines, figure, name, split) for name in names}
+        theirs = {name: results.published(figure, name, split) for name in names}
+        scores = [_scores(which) for which in (ours, theirs)]
+        if not all(scores):
+            continue
+        ranked = [", ".join(sorted(score, key=lambda n, s=score: -s[n][0])) for score in scores]
+        signs = [
+            tuple(_sign(score[a], score[b]) for score in scores)
+            for a, b in itertools.combinations(names, 2)
+            if all(name in score for name in (a, b) for score in scores)
+        ]
+        told = [pair for pair in signs if 0 not in pair]
+        same = sum(one == other for one, other in told)
+        rows.append(f"| {split} | {ranked[0]} | {ranked[1]} | {same} | {len(told) - same} |")
+    return "\n".join(rows)
+
+
+def _scores(curves: dict[str, Curve | None]) -> dict[str, tuple[float, float]]:
+    """The last log-likelihood and its standard error, where there is one."""
+    ends = {name: (c.mean[-1, 1], c.error[-1, 1]) for name, c in curves.items() if c is not None}
+    return {name: end for name, end in ends.items() if not np.isnan(end[0])}
+
+
+def _sign(one: tuple[float, float], other: tuple[float, float]) -> int:
+    """Which is higher by more than two standard errors of the difference; 0 if neither is."""
+    difference = one[0] - other[0]
+    if abs(difference) <= 2 * np.hypot(one[1], other[1]):
+        return 0
+    return 1 if difference > 0 else -1
 
 
 def _short(value: float) -> str:

@@ -104,6 +104,26 @@ class TestTable:
         assert row.startswith("| virtual | 8 (15) | .8422 (.0006) | .8402 (.0009) | ")
         assert f"| {apart:+.1f} | -.3500 (.0058) |" in row
 
+    def test_orders_count_pairs_that_are_told_apart(self):
+        """Local averaging below virtual clients, as in the paper; one pair within its errors."""
+        seeds = {"virtual": (-0.35, -0.34), "local avg": (-0.40, -0.41)}
+        seeds["BCM same"] = (-0.30, -0.50)
+        lines = [
+            line(method=method, seed=seed, log_likelihood=score)
+            for method, scores in seeds.items()
+            for seed, score in enumerate(scores)
+        ]
+        (row,) = table.orders("adult-10", lines).splitlines()[2:]
+        assert row.startswith("| balanced | virtual, BCM same, local avg | global VI")
+        assert row.endswith("| 0 | 0 |")
+        lines = [
+            line(method=method, seed=seed, log_likelihood=score)
+            for method, score in (("virtual", -0.35), ("local avg", -0.40), ("BCM split", -0.36))
+            for seed in range(2)
+        ]
+        (row,) = table.orders("adult-10", lines).splitlines()[2:]
+        assert row.endswith("| 1 | 1 |")
+
     def test_a_page_gets_its_table(self):
         page = "a\n<!-- x: begins -->\nold\n<!-- x: ends -->\nb\n"
         wanted = "a\n<!-- x: begins -->\nnew\n<!-- x: ends -->\nb\n"
