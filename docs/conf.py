@@ -25,6 +25,7 @@ myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "numpyro_dppvi"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -89,6 +90,15 @@ def skip_field(_app: Any, _what: str, _name: str, member: Any, skip: bool, _opti
     return skip or type(member).__name__ == "_tuplegetter"
 
 
+def tidy_signature(
+    _app: Any, what: str, _name: str, _obj: Any, _options: Any, signature: str | None, result: Any
+) -> tuple[str | None, Any] | None:
+    """Spares the reader signatures that say nothing: of protocols, and of values made for one."""
+    if what == "class" and signature and ("<factory>" in signature or "*args" in signature):
+        return "", None
+    return None
+
+
 def resolve_by_last_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     """Finds a documented name by its last part, wherever the text that uses it stands."""
     if node.get("refdomain") != "py" or node["reftarget"].startswith(THIRD_PARTIES):
@@ -107,6 +117,7 @@ def resolve_by_last_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def setup(app: Any) -> None:
-    """Registers the two rules above."""
+    """Registers the rules above."""
     app.connect("autodoc-skip-member", skip_field)
+    app.connect("autodoc-process-signature", tidy_signature)
     app.connect("missing-reference", resolve_by_last_name)

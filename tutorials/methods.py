@@ -137,6 +137,7 @@ for axis, place, title in zip(axes, (0, 1), ("accuracy", "log-likelihood"), stri
     axis.set_yticklabels(list(reversed(list(scores))) if place == 0 else [])
     axis.grid(axis="y", color="#e5e5e5")
     axis.set_axisbelow(True)
+    axis.locator_params(axis="x", nbins=5)
 figure.supxlabel("further right is better; green squares need a trusted aggregator", fontsize=10)
 figure
 

@@ -118,7 +118,7 @@ logits = jnp.einsum("snh,sh->sn", hidden, weights["v"][:, :-1]) + weights["v"][:
 chances = np.asarray(jax.nn.sigmoid(logits))
 shape = (len(side), len(side))
 figure, axes = panels(2, 4.6, 4.0)
-titles = ("probability of the blue class", "disagreement of draws (sd)")
+titles = ("probability of the circles", "disagreement of draws (sd)")
 for axis, values, title, colors in zip(
     axes, (chances.mean(axis=0), chances.std(axis=0)), titles, ("RdBu", "viridis"), strict=True
 ):
@@ -128,7 +128,8 @@ for axis, values, title, colors in zip(
         mine = y_test[some] == label
         points = X_test[some][mine]
         axis.scatter(*points.T, c=color, marker=marker, s=12, edgecolors="white", linewidths=0.4)
-    axis.set(title=title, xticks=[], yticks=[], aspect="equal")
+    ends = (side[0], side[-1])
+    axis.set(title=title, xticks=[], yticks=[], aspect="equal", xlim=ends, ylim=ends)
     axis.spines[:].set_visible(False)
     figure.colorbar(shown, ax=axis, shrink=0.85)
 figure

@@ -61,7 +61,7 @@ for epsilon in epsilons:
 figure, (axis,) = panels(1, width=6)
 axis.semilogx(epsilons, 100 * np.array(right), color=BLUE, marker="o")
 axis.axhline(50, color=GREY, linestyle=":")
-axis.text(0.1, 50.8, "guessing", color=GREY)
+axis.text(8, 50.8, "guessing", color=GREY, ha="right")
 axis.set(
     title="an attacker is right in at most", xlabel="epsilon (delta = 1e-5)", ylabel="% of cases"
 )
@@ -167,7 +167,7 @@ assert not reports["a fifth too little noise"].holds
 # %%
 figure, (axis,) = panels(1, width=6)
 honest = reports["as claimed"]
-axis.plot(honest.epsilons, honest.deltas, color=GREY, marker="_", label="claimed")
+axis.plot(honest.epsilons, honest.deltas, color=GREY, label="the claim")
 for (name, report), color, marker in zip(reports.items(), (BLUE, RED), ("o", "^"), strict=True):
     axis.plot(report.epsilons, np.maximum(report.shown, 0), marker, color=color, label=name)
 axis.set(title="shown by an audit: above the line refutes", xlabel="epsilon", ylabel="delta")
