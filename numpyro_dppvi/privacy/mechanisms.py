@@ -182,7 +182,7 @@ class GaussianShardSum:
 
 
 Mechanism: TypeAlias = GaussianSum | GaussianShardSum
-"""How a client's release is made, and what it is charged: of gradients, or of shards' changes."""
+"""What makes a client's release private, for sums of gradients and for sums of shards' changes."""
 
 
 def _check_contributions(accounted: int, changed: int, budget: PrivacyBudget) -> None:
