@@ -3,6 +3,9 @@
 import http.client
 import importlib.metadata
 import urllib.request
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from sphinx.util.nodes import make_refnode
@@ -47,6 +50,12 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 add_module_names = False
 
+# Where types say they live, and the names under which their projects' pages have them.
+PUBLIC_NAMES = {
+    "jax.jaxlib._jax.Array": "jax.Array",
+    "jaxlib._jax.Array": "jax.Array",
+    "optax._src.base.GradientTransformation": "optax.GradientTransformation",
+}
 THIRD_PARTIES = ("arviz.", "dp_accounting.", "jax.", "numpy.", "numpyro.", "optax.")
 
 # Names of other projects, and the aliases of ours that stand for Any, have no page here.
@@ -60,29 +69,47 @@ nitpick_ignore_regex = [
 ]
 
 
-def reachable(inventories: dict[str, str]) -> dict[str, tuple[str, None]]:
-    """Those sites whose index answers within some seconds; the others are left out in silence."""
+def inventory(address: str) -> bytes | None:
+    """A site's index of names, whole and readable; ``None`` if it does not answer with one."""
+    # Some hosts turn away what calls itself Python's urllib.
+    request = urllib.request.Request(f"{address}objects.inv", headers={"User-Agent": "Sphinx"})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            content: bytes = answer.read()
+        first, *_, names = content.split(b"\n", 4)
+        zlib.decompress(names)
+    except (OSError, http.client.HTTPException, ValueError, zlib.error):
+        return None
+    return content if first == b"# Sphinx inventory version 2" else None
+
+
+def reachable(sites: dict[str, str], folder: Path) -> dict[str, tuple[str, str]]:
+    """Those sites whose index could be fetched into a folder; the others are left out in silence.
+
+    Sphinx then reads the files, so that a network that fails halfway is no warning either.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor() as pool:
+        answers = dict(zip(sites, pool.map(inventory, sites.values()), strict=True))
     found = {}
-    for name, address in inventories.items():
-        try:
-            with urllib.request.urlopen(f"{address}objects.inv", timeout=5) as answer:
-                if answer.read(18) == b"# Sphinx inventory":
-                    found[name] = (address, None)
-        except (OSError, http.client.HTTPException):
-            continue
+    for name, content in answers.items():
+        if content is not None:
+            (folder / f"{name}.inv").write_bytes(content)
+            found[name] = (sites[name], str(folder / f"{name}.inv"))
     return found
 
 
 intersphinx_mapping = reachable(
     {
         "python": "https://docs.python.org/3/",
+        "numpy": "https://numpy.org/doc/stable/",
         "numpyro": "https://num.pyro.ai/en/stable/",
         "jax": "https://docs.jax.dev/en/latest/",
         "optax": "https://optax.readthedocs.io/en/latest/",
         "arviz": "https://python.arviz.org/en/stable/",
-    }
+    },
+    Path(__file__).parent / "_build" / "inventories",
 )
-intersphinx_timeout = 10
 
 
 def skip_field(_app: Any, _what: str, _name: str, member: Any, skip: bool, _options: Any) -> bool:
@@ -97,6 +124,11 @@ def tidy_signature(
     if what == "class" and signature and ("<factory>" in signature or "*args" in signature):
         return "", None
     return None
+
+
+def use_public_name(_app: Any, _env: Any, node: Any, _contnode: Any) -> None:
+    """Lets intersphinx look for the name that a project's pages use."""
+    node["reftarget"] = PUBLIC_NAMES.get(node["reftarget"], node["reftarget"])
 
 
 def resolve_by_last_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
@@ -120,4 +152,5 @@ def setup(app: Any) -> None:
     """Registers the rules above."""
     app.connect("autodoc-skip-member", skip_field)
     app.connect("autodoc-process-signature", tidy_signature)
+    app.connect("missing-reference", use_public_name, priority=400)  # before intersphinx
     app.connect("missing-reference", resolve_by_last_name)

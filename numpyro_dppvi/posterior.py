@@ -166,7 +166,7 @@ class Posterior:
     ) -> dict[str, Array]:
         """Draws of everything that the model observes, at new arguments.
 
-        NumPyro's ``Predictive`` runs underneath. Outcomes that are passed are not looked at.
+        NumPyro's :class:`~numpyro.infer.util.Predictive` runs underneath. Outcomes that are passed are not looked at.
 
         Args:
             rng_key: A JAX key.
@@ -227,7 +227,7 @@ class Posterior:
             coords: Labels along dimensions, by name.
 
         Returns:
-            ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
+            :class:`~arviz.InferenceData` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
 
         Raises:
             ValueError: If names or labels do not fit the dimensions, or arrays the model.
