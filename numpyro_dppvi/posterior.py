@@ -166,7 +166,8 @@ class Posterior:
     ) -> dict[str, Array]:
         """Draws of everything that the model observes, at new arguments.
 
-        NumPyro's :class:`~numpyro.infer.util.Predictive` runs underneath. Outcomes that are passed are not looked at.
+        NumPyro's :class:`~numpyro.infer.util.Predictive` runs underneath. Outcomes that are passed
+        are not looked at.
 
         Args:
             rng_key: A JAX key.
