@@ -108,8 +108,9 @@ print(result.posterior.summary())
 plots.convergence(result)
 
 # %% [markdown]
-# How much of the result is noise? These stays are simulated, so we may simply fit again; on patients
-# that would cost the budget twice, and `dppvi.diagnose(result)` estimates it from released values.
+# How much of the result is noise? These stays are simulated, so we may simply fit again; on real
+# ones that would cost the budget twice, and `dppvi.diagnose(result)` estimates it from released
+# values.
 
 # %%
 again = dppvi.fit(model, guide, data, **arguments).posterior.mean["effect"]
