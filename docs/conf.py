@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from sphinx.domains.python import PyObject
 from sphinx.util.nodes import make_refnode
 
 project = "numpyro_dppvi"
@@ -120,8 +121,9 @@ def skip_field(_app: Any, _what: str, _name: str, member: Any, skip: bool, _opti
 def tidy_signature(
     _app: Any, what: str, _name: str, _obj: Any, _options: Any, signature: str | None, result: Any
 ) -> tuple[str | None, Any] | None:
-    """Spares the reader signatures that say nothing: of protocols, and of values made for one."""
-    if what == "class" and signature and ("<factory>" in signature or "*args" in signature):
+    """Spares the reader signatures that say nothing: protocols', enumerations', a posterior's."""
+    nothing = ("<factory>", "*args", "(value)")
+    if what == "class" and signature and any(piece in signature for piece in nothing):
         return "", None
     return None
 
@@ -149,7 +151,10 @@ def resolve_by_last_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def setup(app: Any) -> None:
-    """Registers the rules above."""
+    """Registers the rules above, and calls attributes so."""
+    for kind in PyObject.doc_field_types:
+        if kind.name == "variable":
+            kind.label = "Attributes"
     app.connect("autodoc-skip-member", skip_field)
     app.connect("autodoc-process-signature", tidy_signature)
     app.connect("missing-reference", use_public_name, priority=400)  # before intersphinx
