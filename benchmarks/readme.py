@@ -4,18 +4,16 @@
     python -m benchmarks.readme --seeds 5     measures first, and draws the picture
 
 `tests/test_readme.py` holds README, page of measurements and file against each other, and (slow)
-one fresh run against the file.
+one fresh run against the file. `benchmarks/picture.py` draws the picture.
 """
 
 import argparse
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpyro_dppvi as dppvi
-from benchmarks import accuracy, adult
+from benchmarks import accuracy, adult, picture
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results.json"
@@ -97,18 +95,9 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     if seeds:
         RESULTS.write_text(json.dumps(measure(seeds), indent=2) + "\n", encoding="utf-8")
-        picture()
+        picture.draw()
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     README.write_text(written(README.read_text(encoding="utf-8"), results), encoding="utf-8")
-
-
-def picture() -> None:
-    """Draws the demonstration's picture of convergence anew."""
-    from tutorials import demo
-
-    with tempfile.TemporaryDirectory() as folder:
-        demo.main(Path(folder))
-        shutil.copy(Path(folder) / "convergence.png", ROOT / "docs" / "images" / "convergence.png")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,12 @@
 import http.client
 import importlib.metadata
 import urllib.request
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+from sphinx.domains.python import PyObject
 from sphinx.util.nodes import make_refnode
 
 project = "numpyro_dppvi"
@@ -25,6 +29,7 @@ myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = "numpyro_dppvi"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
@@ -46,6 +51,12 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 add_module_names = False
 
+# Where types say they live, and the names under which their projects' pages have them.
+PUBLIC_NAMES = {
+    "jax.jaxlib._jax.Array": "jax.Array",
+    "jaxlib._jax.Array": "jax.Array",
+    "optax._src.base.GradientTransformation": "optax.GradientTransformation",
+}
 THIRD_PARTIES = ("arviz.", "dp_accounting.", "jax.", "numpy.", "numpyro.", "optax.")
 
 # Names of other projects, and the aliases of ours that stand for Any, have no page here.
@@ -59,34 +70,67 @@ nitpick_ignore_regex = [
 ]
 
 
-def reachable(inventories: dict[str, str]) -> dict[str, tuple[str, None]]:
-    """Those sites whose index answers within some seconds; the others are left out in silence."""
+def inventory(address: str) -> bytes | None:
+    """A site's index of names, whole and readable; ``None`` if it does not answer with one."""
+    # Some hosts turn away what calls itself Python's urllib.
+    request = urllib.request.Request(f"{address}objects.inv", headers={"User-Agent": "Sphinx"})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            content: bytes = answer.read()
+        first, *_, names = content.split(b"\n", 4)
+        zlib.decompress(names)
+    except (OSError, http.client.HTTPException, ValueError, zlib.error):
+        return None
+    return content if first == b"# Sphinx inventory version 2" else None
+
+
+def reachable(sites: dict[str, str], folder: Path) -> dict[str, tuple[str, str]]:
+    """Those sites whose index could be fetched into a folder; the others are left out in silence.
+
+    Sphinx then reads the files, so that a network that fails halfway is no warning either.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor() as pool:
+        answers = dict(zip(sites, pool.map(inventory, sites.values()), strict=True))
     found = {}
-    for name, address in inventories.items():
-        try:
-            with urllib.request.urlopen(f"{address}objects.inv", timeout=5) as answer:
-                if answer.read(18) == b"# Sphinx inventory":
-                    found[name] = (address, None)
-        except (OSError, http.client.HTTPException):
-            continue
+    for name, content in answers.items():
+        if content is not None:
+            (folder / f"{name}.inv").write_bytes(content)
+            found[name] = (sites[name], str(folder / f"{name}.inv"))
     return found
 
 
 intersphinx_mapping = reachable(
     {
         "python": "https://docs.python.org/3/",
+        "numpy": "https://numpy.org/doc/stable/",
         "numpyro": "https://num.pyro.ai/en/stable/",
         "jax": "https://docs.jax.dev/en/latest/",
         "optax": "https://optax.readthedocs.io/en/latest/",
         "arviz": "https://python.arviz.org/en/stable/",
-    }
+    },
+    Path(__file__).parent / "_build" / "inventories",
 )
-intersphinx_timeout = 10
 
 
 def skip_field(_app: Any, _what: str, _name: str, member: Any, skip: bool, _options: Any) -> bool:
     """Leaves out a NamedTuple's fields, which its docstring has explained."""
     return skip or type(member).__name__ == "_tuplegetter"
+
+
+def tidy_signature(
+    _app: Any, what: str, _name: str, _obj: Any, _options: Any, signature: str | None, result: Any
+) -> tuple[str | None, Any] | None:
+    """Spares the reader signatures that say nothing: protocols', enumerations', a posterior's."""
+    nothing = ("<factory>", "*args", "(value)")
+    if what == "class" and signature and any(piece in signature for piece in nothing):
+        return "", None
+    return None
+
+
+def use_public_name(_app: Any, _env: Any, node: Any, _contnode: Any) -> None:
+    """Lets intersphinx look for the name that a project's pages use."""
+    node["reftarget"] = PUBLIC_NAMES.get(node["reftarget"], node["reftarget"])
 
 
 def resolve_by_last_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
@@ -107,6 +151,11 @@ def resolve_by_last_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def setup(app: Any) -> None:
-    """Registers the two rules above."""
+    """Registers the rules above, and calls attributes so."""
+    for kind in PyObject.doc_field_types:
+        if kind.name == "variable":
+            kind.label = "Attributes"
     app.connect("autodoc-skip-member", skip_field)
+    app.connect("autodoc-process-signature", tidy_signature)
+    app.connect("missing-reference", use_public_name, priority=400)  # before intersphinx
     app.connect("missing-reference", resolve_by_last_name)

@@ -34,9 +34,13 @@ class Outcome(enum.Enum):
     """How a run ended, in a word; the worst that applies."""
 
     COMPLETED = "completed"
+    """All rounds ran, and nothing had to be mended."""
     PROJECTED = "projected"
+    """Noise took precisions below the prior's, and they were raised back to that."""
     DIVERGED = "diverged"
+    """Some merges were refused, or some clients' solves did not end in finite numbers."""
     INTERRUPTED = "interrupted"
+    """Ctrl-C ended the run before its last round."""
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,22 @@ def pvi(
         UnsupportedModelError: If the model or guide cannot be fitted.
         ValueError: If the damping is outside (0, 1], or the plan is not the plan of this method,
             these clients and this aggregator.
+
+    Example:
+        >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
+        >>> import numpyro_dppvi as dppvi
+        >>> def model(y):
+        ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+        ...     with numpyro.plate("records", y.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+        >>> data, sizes = [{"y": np.zeros(200)}, {"y": np.ones(300)}], [200, 300]
+        >>> method, budget = dppvi.DPOptimization(), dppvi.PrivacyBudget(epsilon=1.0)
+        >>> plan = dppvi.plan_privacy(method, budget, num_rounds=10, client_sizes=sizes)
+        >>> one = dppvi.pvi(model, None, data[0], method=method, client_sizes=sizes, plan=plan)
+        >>> state, shards = one.init(jax.random.key(0)), dppvi.stack_clients(data)
+        >>> state, info = one.step(jax.random.key(1), state, shards)  # one round of ten
+        >>> state.round, bool((state.ledger.spent() < 0.4).all()), list(one.posterior(state).mean)
+        (1, True, ['mean'])
     """
     methods.check(method)
     return assemble(

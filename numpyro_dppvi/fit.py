@@ -60,6 +60,19 @@ class FitResult:
         run: How the method was run.
         client_sizes: Records of each client, which are public.
         insecure_noise_seed: The seed of the noise, if one was given.
+
+    Example:
+        >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
+        >>> import numpyro_dppvi as dppvi
+        >>> def model(y):
+        ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+        ...     with numpyro.plate("records", y.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+        >>> data = [{"y": np.zeros(200)}, {"y": np.ones(300)}]
+        >>> budget = dppvi.PrivacyBudget(epsilon=1.0, delta=1e-5)
+        >>> result = dppvi.fit(model, None, data, rng_key=jax.random.key(0), budget=budget)
+        >>> result.status.rounds, result.ledger.spent().round(2).tolist()
+        (10, [1.0, 1.0])
     """
 
     posterior: Posterior

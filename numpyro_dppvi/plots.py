@@ -131,7 +131,8 @@ def clients(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
 def _panels(number: int, height: float = _PANEL[1]) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(_PANEL[0] * number, height), layout="constrained")
+    figure = Figure(figsize=(_PANEL[0] * number, height))
+    figure.set_layout_engine("constrained", w_pad=0.1)
     axes = np.atleast_1d(figure.subplots(1, number))
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)

@@ -37,6 +37,23 @@ class Posterior:
         attrs: Strings and numbers about the fit, for export.
         records: Shapes and dtypes of the arrays that the model was fitted to, which are public.
         prior: The earlier posterior that was the prior; ``None`` for the model's own prior.
+
+    Example:
+        >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
+        >>> import numpyro_dppvi as dppvi
+        >>> def model(y):
+        ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+        ...     with numpyro.plate("records", y.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+        >>> data, key = [{"y": np.zeros(200)}, {"y": np.ones(300)}], jax.random.key(0)
+        >>> result = dppvi.fit(model, None, data, rng_key=key, method=dppvi.NonPrivate())
+        >>> posterior = result.posterior
+        >>> f"{posterior.mean['mean']:.1f}", posterior.sample(key, (1000,))["mean"].shape
+        ('0.6', (1000,))
+        >>> posterior.predictive(key, 1000, y=np.zeros(1))["y"].shape
+        (1000, 1)
+        >>> posterior.to_arviz()["posterior"]["mean"].dims
+        ('chain', 'draw')
     """
 
     natural: Natural
@@ -149,7 +166,8 @@ class Posterior:
     ) -> dict[str, Array]:
         """Draws of everything that the model observes, at new arguments.
 
-        NumPyro's ``Predictive`` runs underneath. Outcomes that are passed are not looked at.
+        NumPyro's :class:`~numpyro.infer.util.Predictive` runs underneath. Outcomes that are passed
+        are not looked at.
 
         Args:
             rng_key: A JAX key.
@@ -210,7 +228,7 @@ class Posterior:
             coords: Labels along dimensions, by name.
 
         Returns:
-            ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
+            :class:`~arviz.InferenceData` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
 
         Raises:
             ValueError: If names or labels do not fit the dimensions, or arrays the model.

@@ -169,6 +169,30 @@ def select(
     Raises:
         ValueError: If a run releases more than the plan allows, or scores do not fit the plan.
         RuntimeError: If no run came up, which is as rare as ``PoissonRuns`` says.
+
+    Example:
+        >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
+        >>> import numpyro_dppvi as dppvi
+        >>> def model(y):
+        ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+        ...     with numpyro.plate("records", y.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+        >>> data = [{"y": np.ones(400)}]
+        >>> def fit_one(clip_norm, budgets, rng_key):
+        ...     method = dppvi.DPOptimization(clip_norm)
+        ...     return dppvi.fit(model, None, data, rng_key=rng_key, method=method, budget=budgets)
+        >>> def score(run):
+        ...     mean, sd = run.posterior.mean["mean"], run.posterior.stddev["mean"]
+        ...     return [-np.hypot(part["y"] - mean, sd) for part in data]
+        >>> plan = dppvi.privacy.plan_selection(
+        ...     dppvi.PrivacyBudget(epsilon=2.0),
+        ...     dppvi.privacy.NegativeBinomialRuns(2.0),
+        ...     client_sizes=[400],
+        ...     score_bound=3.0,
+        ... )
+        >>> chosen = dppvi.select([0.5, 2.5], fit_one, score, plan=plan)
+        >>> chosen.setting in (0.5, 2.5), plan.run_budgets[0].epsilon < 2.0
+        (True, True)
     """
     settings = tuple(settings)
     if not settings:

@@ -1,5 +1,6 @@
 """The README's example runs, and says what it claims to say; its numbers are the measured ones."""
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 import numpyro_dppvi as dppvi
-from benchmarks import adult, readme
+from benchmarks import adult, picture, readme
+from tutorials import demo
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -72,6 +74,44 @@ def test_other_numbers_would_be_found():
     results = json.loads(readme.RESULTS.read_text(encoding="utf-8"))
     results["private"]["accuracy"][0] += 0.0001
     assert readme.written(text, results) != text
+
+
+def test_the_picture_is_of_todays_settings_and_code():
+    drawn_from, _ = picture.read()
+    now = json.loads(json.dumps(picture.origin()))
+    assert drawn_from == now, "out of date: python -m benchmarks.picture"
+
+
+def test_the_picture_shows_what_the_table_says():
+    """One run's last scores: within six of its standard deviations of the mean over seeds."""
+    results = json.loads(readme.RESULTS.read_text(encoding="utf-8"))
+    _, shown = picture.read()
+    assert len(shown) == demo.NUM_ROUNDS
+    for value, (mean, error) in zip(shown[-1], results["private"].values(), strict=True):
+        assert abs(value - mean) < 6 * max(error * np.sqrt(results["seeds"]), 0.001)
+
+
+def test_other_settings_or_other_code_would_be_found(monkeypatch):
+    before = picture.origin()
+    monkeypatch.setattr(demo, "NUM_ROUNDS", 11)
+    assert picture.origin()["plan"] != before["plan"]
+    monkeypatch.setattr(picture, "DRAWN_BY", (demo.main, demo.print_table))
+    changed = picture.origin()["functions"]
+    assert changed["tutorials.demo.main"] == before["functions"]["tutorials.demo.main"]
+    assert changed != before["functions"]
+
+
+def test_a_comment_changes_no_digest_and_code_does(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for name, text in (
+        ("first_one", 'def f():\n    """Says."""\n    return 1\n'),
+        ("second_one", 'def f():\n    """Says\n    more."""\n\n    # Why.\n    return 1\n'),
+        ("third_one", 'def f():\n    """Says."""\n    return 2\n'),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+        digests.append(picture._digest(importlib.import_module(name).f))
+    assert digests[0] == digests[1] != digests[2]
 
 
 @pytest.mark.slow

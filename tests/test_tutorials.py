@@ -60,7 +60,7 @@ def test_its_pictures_are_there_and_small(name):
         assert picture.stat().st_size < 100_000
 
 
-@pytest.mark.parametrize("name", [n for n in TUTORIALS if n not in ("hello", "practice")])
+@pytest.mark.parametrize("name", TUTORIALS)
 def test_its_parts_stand_in_numpyros_order(name):
     text = "\n".join(cell.source for cell in cells(name) if cell.is_text)
     assert "**Goals.**" in text

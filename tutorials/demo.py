@@ -35,8 +35,8 @@ def scores(posterior: dppvi.Posterior, data: TabularData) -> tuple[float, float]
     return float(accuracy), float(log_likelihood)
 
 
-def main(folder: Path) -> None:
-    """Runs the demonstration and writes its files to ``folder``."""
+def main(folder: Path) -> list[tuple[float, float]]:
+    """Runs the demonstration and writes its files to ``folder``; returns each round's scores."""
     method = dppvi.DPOptimization()
     budget = dppvi.PrivacyBudget(epsilon=1.0, delta=1e-5)
     sizes = [CLIENT_SIZE] * NUM_CLIENTS
@@ -75,6 +75,7 @@ def main(folder: Path) -> None:
     print_table(rounds, non_private, float(1 - data.y_test.mean()))
     print(f"\n{result.privacy_statement()}\n")
     write_files(folder, result, data, rounds, non_private)
+    return rounds
 
 
 def print_table(

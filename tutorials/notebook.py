@@ -30,6 +30,7 @@ def pick(in_full: T, quickly: T) -> T:
 def panels(number: int, width: float = 4.5, height: float = 3.4) -> tuple[Figure, Any]:
     """A figure with some axes beside each other; ``figure`` as a cell's last line shows it."""
     figure = Figure(figsize=(width * number, height), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.08)
     axes = np.atleast_1d(figure.subplots(1, number))
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)

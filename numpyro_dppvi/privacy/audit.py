@@ -86,6 +86,17 @@ def audit(
 
     Raises:
         ValueError: If a score is no number, or there are fewer than four a data set.
+
+    Example:
+        >>> from numpyro_dppvi import privacy
+        >>> rng = np.random.default_rng(0)
+        >>> runs, others = rng.normal(1, 1, 20_000), rng.normal(-1, 1, 20_000)
+        >>> def honest(delta):
+        ...     return privacy.epsilon_from_noise(1.0, 1, delta=delta)
+        >>> def false(delta):  # as if there were twice the noise
+        ...     return privacy.epsilon_from_noise(2.0, 1, delta=delta)
+        >>> audit(honest, runs, others).holds, audit(false, runs, others).holds
+        (True, False)
     """
     one, other = (_checked(s) for s in (scores, other_scores))
     _validate.open_unit("failure_prob", failure_prob, "1e-3")

@@ -35,6 +35,15 @@ class PrivacyBudget:
     Raises:
         ValueError: If a number is outside its range, a word is none of the two, or the words do
             not go together.
+
+    Example:
+        >>> PrivacyBudget(epsilon=1.0).delta
+        1e-05
+        >>> PrivacyBudget(epsilon=2.0, max_records_per_person=5).unit  # five visits of a patient
+        'record'
+        >>> PrivacyBudget(epsilon=-1.0)
+        Traceback (most recent call last):
+        ValueError: epsilon must be a number above 0, got -1.0: write epsilon=1.0, say.
     """
 
     epsilon: float

@@ -60,6 +60,11 @@ def clipped_sum(
     Returns:
         Tree of 64-bit arrays without the leading axis. Replacing one vector moves it by at most
         ``2 * clip_norm``; adding or removing one by at most ``clip_norm``.
+
+    Example:
+        >>> vectors, mask = jnp.array([[3.0, 4.0], [0.0, 0.5]]), jnp.array([True, True])
+        >>> clipped_sum(vectors, mask, 1.0).round(4).tolist()  # the first has norm 5
+        [0.6, 1.3]
     """
     num_entries = sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
     bound = (1 - exact.rounding_norm(num_entries)) * clip_norm

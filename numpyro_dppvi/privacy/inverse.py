@@ -43,6 +43,14 @@ def epsilon_from_noise(
     Raises:
         ValueError: If a number is out of its range, or the sampler and the relation do not go
             together.
+
+    Example:
+        >>> round(epsilon_from_noise(40.87, 30), 2)  # 10 rounds of 3 steps
+        1.0
+        >>> from numpyro_dppvi.privacy import PoissonSampling
+        >>> sampler = PoissonSampling(0.1)
+        >>> epsilon_from_noise(4.0, 1000, sampler=sampler, num_records=5000) < 8
+        True
     """
     noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     _validate.positive_int("num_releases", num_releases)
@@ -72,6 +80,11 @@ def noise_from_epsilon(
 
     Raises:
         ValueError: If a number is out of its range, or delta too small for the accountant.
+
+    Example:
+        >>> noise = noise_from_epsilon(PrivacyBudget(epsilon=1.0, delta=1e-5), 30)
+        >>> round(noise, 1), epsilon_from_noise(noise, 30) <= 1
+        (40.9, True)
     """
     _validate.positive_int("num_releases", num_releases)
     sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
@@ -102,6 +115,11 @@ def rounds_from_epsilon(
 
     Raises:
         ValueError: If a number is out of its range or epsilon is infinite.
+
+    Example:
+        >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-5)
+        >>> rounds_from_epsilon(budget, 41.0, releases_per_round=3)
+        10
     """
     noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
     _validate.positive_int("releases_per_round", releases_per_round)

@@ -45,6 +45,16 @@ class Ledger:
         affordable: For each client a composition that fits its budget (the plan's): rounds that
             stay inside it need no accounting of their own.
         entries: What was charged.
+
+    Example:
+        >>> ledger = Ledger((PrivacyBudget(epsilon=1.0),))
+        >>> release = Entry(round=0, client=0, event=dpa.GaussianDpEvent(25.0), num_releases=5)
+        >>> ledger = ledger.charge([release])
+        >>> ledger.spent().round(2).tolist(), ledger.spent(delta=1e-3).round(2).tolist()
+        ([0.64], [0.4])
+        >>> ledger.charge([release] * 5)
+        Traceback (most recent call last):
+        numpyro_dppvi.privacy.ledger.BudgetExceededError: client 0's budget is used up: ...
     """
 
     budgets: tuple[PrivacyBudget, ...] = ()

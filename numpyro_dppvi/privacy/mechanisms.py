@@ -182,6 +182,7 @@ class GaussianShardSum:
 
 
 Mechanism: TypeAlias = GaussianSum | GaussianShardSum
+"""What makes a client's release private, for sums of gradients and for sums of shards' changes."""
 
 
 def _check_contributions(accounted: int, changed: int, budget: PrivacyBudget) -> None:

@@ -223,6 +223,16 @@ def plan_selection(
     Raises:
         ValueError: If a number is out of its range, or a budget protects whole clients: sums of
             records' scores have no useful bound there.
+
+    Example:
+        >>> plan = plan_selection(
+        ...     PrivacyBudget(epsilon=1.0),
+        ...     NegativeBinomialRuns(10.0),
+        ...     client_sizes=[900, 600],
+        ...     score_bound=4.0,
+        ... )
+        >>> round(plan.run_budgets[0].epsilon, 2)  # of 1 in all, for each of ten runs on average
+        0.38
     """
     if not isinstance(runs, Runs):
         raise TypeError(

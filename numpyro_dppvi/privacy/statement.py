@@ -53,6 +53,17 @@ class PrivacyStatement:
         plan: The plan it ran under; ``None`` for a run without privacy.
         ledger: What was charged.
         insecure_seed: Whether noise came from a known seed, so that it can be removed.
+
+    Example:
+        >>> import numpyro_dppvi as dppvi
+        >>> method, budget = dppvi.DPOptimization(), dppvi.PrivacyBudget(epsilon=1.0)
+        >>> plan = dppvi.plan_privacy(method, budget, num_rounds=10, client_sizes=[900, 600])
+        >>> statement = PrivacyStatement("DPOptimization", plan, plan.ledger(), insecure_seed=False)
+        >>> statement.as_dict()["max_epsilon"]  # nothing was released yet
+        0.0
+        >>> print(statement)
+        Privacy statement
+          method ...
     """
 
     method: str
