@@ -15,7 +15,7 @@ from numpyro_dppvi.families.reading import log_odds
 class Bernoulli:
     """Bernoulli distributions over arrays of ``shape``; entries are independent.
 
-    Log odds are what factors add up in and what an optimiser moves, too. All finite ones are proper.
+    Log odds are what factors add up in, and what an optimiser moves. All finite ones are proper.
     """
 
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Exact expectations over the discrete latents of a mean-field family: sums over joint values.
 
-A draw of a discrete latent has no derivative in its log odds, but a sum over all joint values z has:
-E_q[f] = sum over z of q(z) E_q[f given z], where q(z) is a product, because latents are independent.
+A draw of a discrete latent has no derivative in its log odds, but a sum over all joint values z
+has: E_q[f] = sum over z of q(z) E_q[f given z], with q(z) a product of independent latents' own.
 """
 
 import functools
