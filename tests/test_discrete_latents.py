@@ -14,7 +14,14 @@ from numpyro.infer import Predictive
 import numpyro_dppvi as dppvi
 from models.examples import GUIDED
 from numpyro_dppvi import factors, guides, latents, objective, plots, server
-from numpyro_dppvi.families import Bernoulli, Categorical, DiagonalNormal, MeanField
+from numpyro_dppvi.families import (
+    MAX_JOINT_VALUES,
+    Bernoulli,
+    Categorical,
+    DiagonalNormal,
+    MeanField,
+    enumeration,
+)
 from numpyro_dppvi.privacy import clipped_sum
 
 
@@ -292,6 +299,20 @@ def test_a_value_is_an_integer_as_the_model_draws_it():
     expected = 0.5 * np.mean((1 - levels) ** 2) + 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     assert seen == {jnp.dtype(jnp.result_type(int))}
+
+
+def test_as_many_values_as_are_allowed_are_summed():
+    def model(y):
+        z = numpyro.sample("z", dist.Bernoulli(0.5).expand([2, 3]).to_event(2))
+        numpyro.sample("y", dist.Normal(z.sum(), 1.0), obs=y)
+
+    def guide(y):
+        with numpyro.plate("columns", 3), numpyro.plate("rows", 2, dim=-2):
+            numpyro.sample("z", dist.Bernoulli(0.5))
+
+    _, family = approximation(model, guide, {"y": np.zeros(4)})
+    assert family.members == (("z", Bernoulli((2, 3))),)
+    assert enumeration.num_joint_values(family) == MAX_JOINT_VALUES
 
 
 # ---------------------------------------------------------------------------------------------
