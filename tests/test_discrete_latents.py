@@ -1,4 +1,4 @@
-"""Global discrete latents that a guide draws from Bernoulli or Categorical: sums instead of draws."""
+"""Global discrete latents, which a guide draws from Bernoulli or Categorical, are summed over."""
 
 import functools
 
