@@ -22,7 +22,7 @@ class Bernoulli:
 
     @property
     def num_values(self) -> int:
-        """Number of values of one entry: 2."""
+        """How many values an entry has, which is 2."""
         return 2
 
     def standard(self) -> Array:
