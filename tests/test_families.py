@@ -310,13 +310,16 @@ def _log_odds(family: Any, distribution: Any, statistics: Any) -> Case:
 
 def _bernoulli(*shape: int) -> Case:
     return _log_odds(
-        Bernoulli(shape), lambda c: dist.Bernoulli(probs=1 / (1 + jnp.exp(-c))), lambda draws: draws
+        Bernoulli(shape),
+        lambda c: dist.Bernoulli(probs=1 / (1 + jnp.exp(-2 * c))),
+        lambda draws: draws,
     )
 
 
 def _categorical(num_values: int, *shape: int) -> Case:
     def distribution(c: jax.Array) -> dist.Distribution:
-        odds = jnp.concatenate([jnp.ones((*shape, 1)), jnp.exp(c)], axis=-1)
+        unit = num_values / math.sqrt(num_values - 1)
+        odds = jnp.concatenate([jnp.ones((*shape, 1)), jnp.exp(unit * c)], axis=-1)
         return dist.Categorical(probs=odds / odds.sum(axis=-1, keepdims=True))
 
     def statistics(draws: Any) -> jax.Array:
@@ -690,6 +693,14 @@ class TestEnumeration:
         assert values.keys() == {"z", "k"}
         assert rows == {(a, b, k) for a in (0, 1) for b in (0, 1) for k in (0, 1, 2)}
         assert enumeration.num_joint_values(family) == len(values["k"]) == 12
+
+    @pytest.mark.parametrize("family", [Bernoulli(()), Categorical((), 2), Categorical((), 9)])
+    def test_a_unit_moves_the_mean_by_a_standard_deviation_at_even_odds(self, family):
+        start = family.standard()
+        step = jnp.zeros_like(start).at[..., :1].set(1) if start.ndim else jnp.ones(())
+        _, moved = jax.jvp(family.statistics, (start,), (step,))
+        share = 1 / family.num_values
+        np.testing.assert_allclose(jnp.max(moved), math.sqrt(share * (1 - share)), rtol=1e-6)
 
     def test_what_is_continuous_is_left(self):
         normal = ("w", DiagonalNormal(()))

@@ -1,5 +1,6 @@
 """Independent entries of 0, ..., K - 1: log odds against 0, statistics (x = 1, ..., x = K - 1)."""
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -16,8 +17,10 @@ from numpyro_dppvi.families.reading import log_odds
 class Categorical:
     """Categorical distributions over arrays of ``shape``; entries are independent.
 
-    Log odds of all values but the first, against the first, are what factors add up in and what an
-    optimiser moves, too: arrays of ``(*shape, num_values - 1)``. All finite ones are proper.
+    Natural parameters are log odds of all values but the first against the first, arrays of
+    ``(*shape, num_values - 1)``; all finite ones are proper. Coordinates are these over a constant,
+    so that at even odds a unit moves a probability by the standard deviation of its statistic: as
+    of :class:`Bernoulli`, with two values.
     """
 
     shape: tuple[int, ...]
@@ -33,20 +36,20 @@ class Categorical:
 
     def natural(self, coordinates: Array) -> Array:
         """Log odds against 0."""
-        return coordinates
+        return self._unit * coordinates
 
     def coordinates(self, natural: Array) -> Array:
         """Inverse of :meth:`natural`."""
-        return natural
+        return natural / self._unit
 
     def statistics(self, coordinates: Array) -> Array:
         """The probabilities of 1, ..., K - 1."""
-        return jax.nn.softmax(_logits(coordinates), axis=-1)[..., 1:]
+        return jax.nn.softmax(_logits(self.natural(coordinates)), axis=-1)[..., 1:]
 
     def entropy(self, coordinates: Array) -> Array:
         """The log partition less the natural parameters times the statistics."""
-        linear = factors.inner(coordinates, self.statistics(coordinates))
-        return self.log_partition(coordinates) - linear
+        natural = self.natural(coordinates)
+        return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
 
     def log_partition(self, natural: Array) -> Array:
         """Sum of log(1 + sum of exp(log odds))."""
@@ -66,9 +69,15 @@ class Categorical:
 
     def distribution(self, coordinates: Array) -> dist.Distribution:
         """``Categorical(logits).to_event()``."""
-        return dist.CategoricalLogits(_logits(coordinates)).to_event(len(self.shape))
+        logits = _logits(self.natural(coordinates))
+        return dist.CategoricalLogits(logits).to_event(len(self.shape))
+
+    @property
+    def _unit(self) -> float:
+        """One over the standard deviation of a statistic at even odds."""
+        return self.num_values / math.sqrt(max(1, self.num_values - 1))
 
 
-def _logits(coordinates: Array) -> Array:
+def _logits(natural: Array) -> Array:
     """Logarithms of all probabilities, up to a constant."""
-    return jnp.pad(coordinates, [(0, 0)] * (coordinates.ndim - 1) + [(1, 0)])
+    return jnp.pad(natural, [(0, 0)] * (natural.ndim - 1) + [(1, 0)])
