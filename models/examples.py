@@ -2,7 +2,7 @@
 
 They are what "any NumPyro model" is tested on: `EXAMPLES` lists them, and
 `python -m benchmarks examples` compares partitioned inference on each with NumPyro's SVI under the
-same guide, and with NUTS.
+same guide, and with NUTS. `GUIDED` lists those that need a guide of their own.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from numpyro.contrib.hsgp.approximation import hsgp_squared_exponential
 from numpyro.handlers import mask, reparam
 from numpyro.infer.reparam import LocScaleReparam
 
-__all__ = ["EXAMPLES", "Example"]
+__all__ = ["EXAMPLES", "GUIDED", "Example"]
 
 Records = Mapping[str, np.ndarray]
 
@@ -29,11 +29,13 @@ class Example(NamedTuple):
         model: The NumPyro model, called as `model(**records, **model_kwargs)`.
         records: Arrays with one row a record, in random order.
         model_kwargs: The model's public arguments.
+        guide: The guide; `None` for one normal distribution a latent.
     """
 
     model: Callable[..., Any]
     records: Records
     model_kwargs: Mapping[str, Any] = {}
+    guide: Callable[..., Any] | None = None
 
 
 def coefficients(num_columns: int, name: str = "w") -> jax.Array:
@@ -215,6 +217,25 @@ def smooth(x: jax.Array, y: jax.Array | None = None) -> None:
         numpyro.sample("y", dist.Normal(curve, noise), obs=y)
 
 
+def variable_selection(X: jax.Array, y: jax.Array | None = None) -> None:
+    """Logistic regression that says of each column whether it matters: discrete latents."""
+    included = numpyro.sample("included", dist.Bernoulli(0.5).expand([X.shape[1]]).to_event(1))
+    w = coefficients(X.shape[1])
+    numpyro.deterministic("slopes", included * w)
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ (included * w)), obs=y)
+
+
+def selection_guide(X: jax.Array, y: jax.Array | None = None) -> None:
+    """A probability for each column, and a normal distribution for each weight."""
+    columns = [X.shape[1]]
+    log_odds = numpyro.param("log_odds", jnp.zeros(columns))
+    numpyro.sample(
+        "included", dist.Bernoulli(logits=log_odds).to_event(1), infer={"enumerate": "parallel"}
+    )
+    numpyro.sample("w", dist.Normal(numpyro.param("loc", jnp.zeros(columns)), 1.0).to_event(1))
+
+
 def _simulated() -> dict[str, Example]:
     """Records drawn from each model, with one seed."""
     rng = np.random.default_rng(7)
@@ -278,4 +299,13 @@ def _simulated() -> dict[str, Example]:
     }
 
 
+def _selected() -> Example:
+    """Two columns of four that matter."""
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(600, 4))
+    y = (X @ np.array([1.5, 0.0, -1.0, 0.0]) + rng.logistic(size=600) > 0) * 1
+    return Example(variable_selection, {"X": X, "y": y}, {}, selection_guide)
+
+
 EXAMPLES = _simulated()
+GUIDED = {"variable selection": _selected()}

@@ -162,8 +162,9 @@ def _step(
     def free(coordinates: Coordinates) -> Array:
         loss = objective.cavity_loss(family, numbers.exact_prior, coordinates)
         if problem.rest:
-            points = server.PRIOR_EXPECTATION(keys[0], family, coordinates)
-            loss += objective.prior_loss(space, points, problem.rest)
+            loss += objective.prior_loss(
+                space, family, server.PRIOR_EXPECTATION, keys[0], coordinates, problem.rest
+            )
         return loss
 
     gradient = jax.tree.map(jnp.add, jax.grad(free)(coordinates), total)

@@ -275,25 +275,10 @@ def noisy_gradient(
         gradients = jax.vmap(gradient_of)(rows)
         return clipped_sum(gradients, mask, data.clip_norm, rounded=data.noise_std > 0)
 
-    floats_per_row = _floats_per_row(space, family, method, rng_key, coordinates)
-    total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats_per_row)
+    floats = objective.floats_per_record(space, family, method.expectation, rng_key, coordinates)
+    total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats)
     noisy = add_noise(secret.noise, total, data.noise_std, like=coordinates)
     return jax.tree.map(lambda leaf: leaf / data.inclusion_prob.astype(leaf.dtype), noisy)
-
-
-def _floats_per_row(
-    space: LatentSpace,
-    family: MeanField,
-    method: DPOptimization | GlobalVI,
-    rng_key: PRNGKey,
-    coordinates: Coordinates,
-) -> int:
-    """Size of what one record's gradient needs in memory: its gradient at every point."""
-    rule = objective.rule_for(method.expectation, space, family)
-    if isinstance(rule, objective.GaussHermite):
-        return rule.num_nodes + sum(leaf.size for leaf in jax.tree.leaves(coordinates))
-    points = jax.eval_shape(lambda c: rule(rng_key, family, c), coordinates)
-    return max(1, sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(points)))
 
 
 def _sum_in_chunks(

@@ -93,11 +93,17 @@ def compare(
         all records, and of variational inference on each client's records alone.
 
     Raises:
-        ValueError: If the data is not the fit's.
+        ValueError: If the data is not the fit's, or a latent is discrete, which NUTS cannot draw.
         TypeError: If there is no ``rng_key``.
     """
     key = _validate.rng_key(rng_key)
     _validate.whole("max_clients", max_clients)
+    discrete = [latent.name for latent in result.posterior.space.latents if latent.is_discrete]
+    if discrete:
+        raise ValueError(
+            f"compare draws all latents by NUTS, which cannot draw {discrete[0]!r}, because it is "
+            "discrete: hold the posterior against fit(..., method=NonPrivate()) on the same data."
+        )
     split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
     shards, sizes = lay_out(data, clients, split_key)
     if sizes != result.client_sizes:

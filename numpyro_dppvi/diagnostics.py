@@ -16,7 +16,7 @@ import numpy as np
 from numpyro_dppvi import _validate, factors, marginals, replay, schedules
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.algorithm import PVIState
-from numpyro_dppvi.families import DiagonalNormal, MeanField
+from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration
 from numpyro_dppvi.fit import FitResult
 from numpyro_dppvi.methods import DPOptimization
 from numpyro_dppvi.posterior import Posterior
@@ -48,7 +48,7 @@ class Diagnostics:
         contributors: ``"prior"`` and the clients, in the order of ``share``'s leading axis.
         share: By latent, each contributor's share of the posterior precision, shape
             ``(num_contributors, *base shape)``; shares add up to 1 and noise makes some negative.
-            Empty where factors are not known.
+            Empty where factors are not known. Discrete latents have no precision, and are left out.
         noise: By latent, the standard deviation that noise gives the posterior mean, over the
             posterior standard deviation. Above 1, another draw of the noise would move the
             parameter by more than the posterior's width. Empty without privacy, and where factors
@@ -208,7 +208,9 @@ def _spread(posterior: Posterior, last: Natural) -> dict[str, np.ndarray]:
     """Standard deviation of posterior means over replays, in posterior standard deviations."""
     means, _ = jax.vmap(functools.partial(moments, posterior.family))(last)
     _, width = moments(posterior.family, posterior.natural)
-    return {name: np.asarray(jnp.std(means[name], axis=0, ddof=1) / width[name]) for name in means}
+    spread = {name: np.asarray(jnp.std(values, axis=0, ddof=1)) for name, values in means.items()}
+    # A discrete latent that is certain has no width, and noise that does not change that no effect.
+    return {name: x / np.where(x > 0, np.asarray(width[name]), 1) for name, x in spread.items()}
 
 
 def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -265,7 +267,7 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
         result.state.factors,
     )
     share = {}
-    for name, member in result.posterior.family.members:
+    for name, member in enumeration.continuous(result.posterior.family).members:
         q = result.posterior.natural[name]
         whole = precision(member, q, q)
         parts = jax.vmap(lambda t, m=member, q=q: precision(m, q, t))(stacked[name])

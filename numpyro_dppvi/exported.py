@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi import predictions
@@ -23,7 +22,7 @@ def deterministics(
     space: LatentSpace,
 ) -> Derived:
     """The model's ``numpyro.deterministic`` sites that no record enters."""
-    theta = {x.name: jax.ShapeDtypeStruct(x.shape, jnp.result_type(float)) for x in space.latents}
+    theta = {latent.name: latent.struct for latent in space.latents}
     return outputs.derived(model, records, model_kwargs, theta)
 
 

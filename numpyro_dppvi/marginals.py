@@ -1,7 +1,8 @@
 """Means, standard deviations and quantiles of one latent's distribution.
 
-Exact where there is a closed form, by Gauss-Hermite quadrature where a normal goes through an
-elementwise bijection, and by simulation with a fixed key for what is left (a simplex, say).
+Exact where there is a closed form or a sum over integers, by Gauss-Hermite quadrature where a
+normal goes through an elementwise bijection, and by simulation with a fixed key for what is left (a
+simplex, say).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def mean(distribution: dist.Distribution) -> Array:
-    """The mean of every entry."""
+    """The mean of every entry; of a class's number, too, which is of use if classes are ordered."""
+    if _is_discrete(distribution):
+        return _of_integers(distribution)[0]
     if not isinstance(distribution, dist.TransformedDistribution):
         return distribution.mean
     return _expectation(distribution)[0]
@@ -26,6 +29,8 @@ def mean(distribution: dist.Distribution) -> Array:
 
 def stddev(distribution: dist.Distribution) -> Array:
     """The standard deviation of every entry."""
+    if _is_discrete(distribution):
+        return _of_integers(distribution)[1]
     if not isinstance(distribution, dist.TransformedDistribution):
         return jnp.sqrt(distribution.variance)
     return _expectation(distribution)[1]
@@ -34,6 +39,8 @@ def stddev(distribution: dist.Distribution) -> Array:
 def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
     """Quantiles of every entry, shape ``(len(probs), *shape)``."""
     levels = jnp.asarray(probs)
+    if _is_discrete(distribution):
+        return _least(distribution, levels)
     base = _base(distribution)
     transforms = getattr(distribution, "transforms", [])
     if not all(_is_elementwise(transform) for transform in transforms):
@@ -85,6 +92,32 @@ def _expectation(distribution: dist.TransformedDistribution) -> tuple[Array, Arr
         weights = jnp.full((len(values), *[1] * (values.ndim - 1)), 1 / len(values))
     centre = jnp.sum(weights * values, axis=0)
     return centre, jnp.sqrt(jnp.sum(weights * (values - centre) ** 2, axis=0))
+
+
+def _is_discrete(distribution: dist.Distribution) -> bool:
+    return bool(distribution.support.is_discrete)
+
+
+def _integers(distribution: dist.Distribution) -> tuple[Array, Array]:
+    """All values of every entry, and their probabilities, on a leading axis."""
+    base = _base(distribution)
+    values = base.enumerate_support(expand=True)
+    return values, jnp.exp(base.log_prob(values))
+
+
+def _of_integers(distribution: dist.Distribution) -> tuple[Array, Array]:
+    """Mean and standard deviation, exact for probabilities next to 0 and 1, too."""
+    values, probs = _integers(distribution)
+    centre = jnp.sum(probs * values, axis=0)
+    return centre, jnp.sqrt(jnp.sum(probs * (values - centre) ** 2, axis=0))
+
+
+def _least(distribution: dist.Distribution, levels: Array) -> Array:
+    """The least integer that is not exceeded with a probability of each level."""
+    values, probs = _integers(distribution)
+    below = jnp.cumsum(probs, axis=0)[:-1]
+    counts = jnp.sum(below < levels.reshape(-1, *[1] * below.ndim), axis=1)
+    return values[0] + counts
 
 
 def _draws(distribution: dist.Distribution) -> Array:

@@ -3,12 +3,12 @@
 The local objective of PVI is E_q[log p(x_m | theta)] - KL(q || cavity). Written with an
 unnormalised cavity it is E_q[log p(x_m | theta)] + <eta_cavity, E_q[T]> + H[q], which has the
 same gradient and needs no proper cavity: noise may well make one improper. It splits into terms
-that records do not enter and one term a record.
+that records do not enter and one term a record. Over discrete latents expectations are summed.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,14 @@ import numpy as np
 from numpyro_dppvi import _validate, factors
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families import MeanField, enumeration
 from numpyro_dppvi.latents import LatentSpace
 
 PointRule: TypeAlias = Callable[[PRNGKey, MeanField, Coordinates], dict[str, Array]]
-"""A rule that gives equally weighted points for an expectation under q, on a leading axis."""
+"""A rule that gives equally weighted points for an expectation under q, on a leading axis.
+
+It is asked for the continuous latents alone, and not at all if there are none.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class GaussHermite:
     For most generalised linear models, whatever the number of latents: without noise, and at the
     cost of ``num_nodes`` evaluations of a function of one number. Which number that is is found
     by tracing the model (``latents.predictor``), not declared. Needs normal
-    latents.
+    latents; with discrete ones, the predictor is one given these.
 
     Args:
         num_nodes: Exact for polynomials of degree up to ``2 * num_nodes - 1``.
@@ -104,7 +107,7 @@ def rule_for(
     Raises:
         UnsupportedModelError: If quadrature was asked for and cannot be had.
     """
-    possible = space.predictor is not None and family.is_normal
+    possible = space.predictor is not None and enumeration.continuous(family).is_normal
     if isinstance(expectation, Automatic):
         return GaussHermite() if possible else MonteCarlo(expectation.num_draws)
     if isinstance(expectation, GaussHermite) and not possible:
@@ -141,10 +144,51 @@ def record_loss(
         row: One record: arrays without the records' axis.
     """
     rule = rule_for(expectation, space, family)
+    rest = enumeration.continuous(family)
     if isinstance(rule, GaussHermite):
-        return _predictor_loss(space, family, rule, coordinates, row)
-    theta = space.constrain(rule(rng_key, family, coordinates))
-    return -jnp.mean(jax.vmap(space.log_likelihood, (0, None))(theta, row))
+        return enumeration.expectation(
+            family,
+            coordinates,
+            lambda values: _predictor_loss(space, rest, rule, coordinates, (values, row)),
+        )
+    theta = space.constrain(_points(rule, rng_key, rest, coordinates))
+
+    def given(values: Mapping[str, Array]) -> Array:
+        def log_likelihood(theta: Mapping[str, Array]) -> Array:
+            return space.log_likelihood({**theta, **space.constrain(values)}, row)
+
+        return -_mean(log_likelihood, theta)
+
+    return enumeration.expectation(family, coordinates, given)
+
+
+def floats_per_record(
+    space: LatentSpace,
+    family: MeanField,
+    expectation: Expectation,
+    rng_key: PRNGKey,
+    coordinates: Coordinates,
+) -> int:
+    """Size of what one record's gradient needs in memory: its gradient at every point."""
+    rule, rest = rule_for(expectation, space, family), enumeration.continuous(family)
+    if isinstance(rule, GaussHermite):
+        floats = rule.num_nodes + sum(leaf.size for leaf in jax.tree.leaves(coordinates))
+    else:
+        points = jax.eval_shape(lambda c: _points(rule, rng_key, rest, c), coordinates)
+        floats = sum(leaf.size for leaf in jax.tree.leaves(points))
+    return max(1, floats) * enumeration.num_joint_values(family)
+
+
+def _points(
+    rule: PointRule, rng_key: PRNGKey, family: MeanField, coordinates: Coordinates
+) -> dict[str, Array]:
+    """The rule's points of a family without discrete members."""
+    return rule(rng_key, family, coordinates) if family.members else {}
+
+
+def _mean(function: Callable[[dict[str, Array]], Array], points: dict[str, Array]) -> Array:
+    """The mean over points on a leading axis; the value itself where nothing is continuous."""
+    return jnp.mean(jax.vmap(function)(points)) if points else function({})
 
 
 def _predictor_loss(
@@ -152,9 +196,12 @@ def _predictor_loss(
     family: MeanField,
     rule: GaussHermite,
     coordinates: Coordinates,
-    row: Mapping[str, Array],
+    row: Any,
 ) -> Array:
-    """The same where the record sees nothing but a'theta + b, which is normal under q."""
+    """The same where the record sees nothing but a'theta + b, which is normal under q.
+
+    ``row`` is a pair: values of the discrete latents, and a row.
+    """
     predictor = space.predictor
     assert predictor is not None  # rule_for has seen to it
     center, slope = jax.value_and_grad(predictor.value)(family.location(coordinates), row)
@@ -167,6 +214,18 @@ def _predictor_loss(
     return -jnp.dot(jnp.asarray(weights / weights.sum(), densities.dtype), densities)
 
 
-def prior_loss(space: LatentSpace, points: Mapping[str, Array], names: frozenset[str]) -> Array:
-    """-E_q[log p(theta)] over the named latents, in nats, over points of q."""
-    return -jnp.mean(jax.vmap(lambda base: space.log_prior(base, names))(dict(points)))
+def prior_loss(
+    space: LatentSpace,
+    family: MeanField,
+    rule: PointRule,
+    rng_key: PRNGKey,
+    coordinates: Coordinates,
+    names: frozenset[str],
+) -> Array:
+    """-E_q[log p(theta)] over the named latents, in nats."""
+    points = _points(rule, rng_key, enumeration.continuous(family), coordinates)
+
+    def given(values: Mapping[str, Array]) -> Array:
+        return -_mean(lambda base: space.log_prior({**base, **values}, names), points)
+
+    return enumeration.expectation(family, coordinates, given)

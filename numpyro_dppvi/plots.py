@@ -112,12 +112,13 @@ def clients(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
 
     Raises:
         ModuleNotFoundError: Without matplotlib; says what to install.
-        ValueError: If no client's factor is known.
+        ValueError: If no client's share of a precision is known.
     """
     found = diagnose(result) if diagnostics is None else diagnostics
     if not found.share:
         raise ValueError(
-            "no client's factor is known, because the method keeps none: draw convergence(result)."
+            "no client's share of a precision is known, because the method keeps no factors or all "
+            "latents are discrete: draw convergence(result)."
         )
     flat = np.concatenate([x.reshape(len(found.contributors), -1) for x in found.share.values()], 1)
     records = np.array(result.client_sizes) / sum(result.client_sizes)
@@ -188,7 +189,8 @@ def _parameters(axis: Any, result: FitResult) -> None:
         for tree in (means, widths)
     )
     rounds = np.arange(1, len(mean) + 1)
-    farthest = np.argsort(-np.abs(mean[-1]) / width[-1])[: len(_LINES)]
+    tiny = np.finfo(width.dtype).tiny  # a discrete latent may be certain
+    farthest = np.argsort(-np.abs(mean[-1]) / np.maximum(width[-1], tiny))[: len(_LINES)]
     for place, index in enumerate(sorted(farthest, key=lambda i: -mean[-1, i])):
         color, marker = _LINES[place], _MARKERS[place]
         line, band = mean[:, index], width[:, index]

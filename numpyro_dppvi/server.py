@@ -183,9 +183,10 @@ def refine_prior(
     cavity = factors.divide(q, factors.divide(prior, parts.exact))
 
     def loss(key: PRNGKey, coordinates: Coordinates) -> Array:
-        points = PRIOR_EXPECTATION(key, family, coordinates)
         free = objective.cavity_loss(family, cavity, coordinates)
-        return free + objective.prior_loss(space, points, parts.rest)
+        return free + objective.prior_loss(
+            space, family, PRIOR_EXPECTATION, key, coordinates, parts.rest
+        )
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps, alpha=0.02))
     keys = jax.random.split(rng_key, num_steps)

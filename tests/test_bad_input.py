@@ -483,6 +483,16 @@ def discrete_latent(X, y):
     numpyro.sample("y", dist.Normal(X[:, 0] + k, 1), obs=y)
 
 
+def endless_discrete_latent(X, y):
+    k = numpyro.sample("k", dist.Poisson(2.0))
+    numpyro.sample("y", dist.Normal(X[:, 0] + k, 1), obs=y)
+
+
+def discrete_latent_of_unequal_ranges(X, y):
+    k = numpyro.sample("k", dist.DiscreteUniform(0, jnp.array([1, 4])).to_event(1))
+    numpyro.sample("y", dist.Normal(X[:, 0] + k[0], 1), obs=y)
+
+
 def latent_in_the_plate(X, y):
     w = weights()
     with numpyro.plate("records", X.shape[0]):
@@ -661,6 +671,7 @@ class BadModel(NamedTuple):
 
 
 ITS_OWN = ["latent 'u'", "clients cannot share", "observe it", "integrate it out"]
+WRITE_A_GUIDE = ["latent 'k'", "discrete", "write a guide", "dist.Bernoulli", "dist.Categorical"]
 GROUPED = {"g": GROUPS}
 MIXES = ["'y'", "not the sum over each", "no client has all records", "by itself", "model_kwargs"]
 VALUES = ["depends on the values of its data", "model_kwargs={'num_groups': 8}"]
@@ -670,7 +681,9 @@ MODELS = [
     BadModel(unobserved_in_a_plate, ["latent 'outcome'", "data plate 'records'", "obs=y"]),
     BadModel(observes_a_constant, ["no observed site", "depends on data", "obs=y"]),
     BadModel(no_latent, ["no latent", "numpyro.sample"]),
-    BadModel(discrete_latent, ["latent 'k'", "discrete", "sum it out", "MixtureSameFamily"]),
+    BadModel(discrete_latent, [*WRITE_A_GUIDE, "sum it out", "MixtureSameFamily"]),
+    BadModel(endless_discrete_latent, ["latent 'k'", "one finite range of integers", "sum it out"]),
+    BadModel(discrete_latent_of_unequal_ranges, ["latent 'k'", "one finite range", "sum it out"]),
     BadModel(latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
     BadModel(latent_in_a_subsampled_plate, [*ITS_OWN, "data plate 'records'"]),
     BadModel(latent_in_a_plate_of_stated_size, [*ITS_OWN, "data plate 'records'"]),
@@ -861,6 +874,45 @@ def looking(X, y=None):
     normal("a", float(X[0, 0])), positive("b", 2)
 
 
+def with_discrete_latents(X, y=None):
+    z = numpyro.sample("z", dist.Bernoulli(0.5).expand([2, 3]).to_event(2))
+    k = numpyro.sample("k", dist.Categorical(jnp.ones(3) / 3))
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(z.sum() + k, 1), obs=y)
+
+
+def bits(distribution):
+    return numpyro.sample("z", distribution.expand([2, 3]).to_event(2))
+
+
+def kind(number=3, logits=0.0):
+    numpyro.sample("k", dist.Categorical(logits=logits + jnp.zeros(number)))
+
+
+def of_too_many_values(X, y=None):
+    bits(dist.Bernoulli(0.5)), kind()
+
+
+def relaxed(X, y=None):
+    bits(dist.Beta(2, 2)), kind()
+
+
+def points_of_integers(X, y=None):
+    bits(dist.Delta(0)), kind()
+
+
+def counting(X, y=None):
+    bits(dist.Binomial(1, 0.5)), kind()
+
+
+def of_more_classes(X, y=None):
+    bits(dist.Bernoulli(0.5)), kind(4)
+
+
+def structured_by_a_switch(X, y=None):
+    kind(logits=bits(dist.Bernoulli(0.5))[0, 0])
+
+
 ALLOWED = ["guide", "None", "AutoNormal(model)", "AutoMultivariateNormal(model)", "a function"]
 FULL = "write guide=AutoMultivariateNormal(model)"
 
@@ -941,7 +993,32 @@ WRITTEN = {
 }
 
 
+KINDS = "write Bernoulli or Categorical, or sum it out in the model"
+
+OF_INTEGERS = {
+    of_too_many_values: ["(z, k)", "192 joint values", "may be 64", "draw fewer", "sum them out"],
+    relaxed: ["'z'", "Beta", "no probabilities", KINDS],
+    points_of_integers: ["'z'", "Delta", "a point has no width", KINDS],
+    counting: ["'z'", "Binomial", "do not multiply within", KINDS],
+    of_more_classes: ["'k'", "{0, 1, 2} in the model", "{0, 1, ..., 3} in the guide"],
+    structured_by_a_switch: ["'k'", "depend on latent 'z'", "independent", OWN],
+}
+
+
 class TestGuides:
+    @pytest.mark.parametrize(
+        ("guide", "words"), OF_INTEGERS.items(), ids=[guide.__name__ for guide in OF_INTEGERS]
+    )
+    def test_of_discrete_latents_is_refused_with_a_sentence(self, guide, words):
+        refused = {"model": with_discrete_latents, "guide": guide}
+        assert_refuses(dppvi.UnsupportedModelError, words, fit, **refused)
+
+    @pytest.mark.parametrize("kind", [autoguide.AutoNormal, autoguide.AutoMultivariateNormal])
+    def test_of_numpyro_does_not_draw_discrete_latents(self, kind):
+        words = ["latent 'k'", "no automatic guide", "write a guide", "sum it out"]
+        refused = {"model": discrete_latent, "guide": kind(discrete_latent)}
+        assert_refuses(dppvi.UnsupportedModelError, words, fit, **refused)
+
     @pytest.mark.parametrize(("guide", "words"), AUTOMATIC.values(), ids=AUTOMATIC.keys())
     def test_of_numpyro_is_refused_with_a_sentence(self, guide, words):
         assert_refuses(dppvi.UnsupportedModelError, words, fit, guide=guide)

@@ -15,7 +15,7 @@ from numpyro.handlers import mask, scale
 
 import numpyro_dppvi as dppvi
 from benchmarks import examples as benchmark
-from models.examples import EXAMPLES, Example
+from models.examples import EXAMPLES, GUIDED, Example
 from numpyro_dppvi import families, guides, latents
 
 N = 12
@@ -113,7 +113,7 @@ MORE = {
     "two kinds of outcome": Example(two_outcomes, {"X": X, "y": z, "count": rng.poisson(1, N)}),
     "mixture by a factor": Example(finite_mixture, {"y": z}),
 }
-ALL = {**EXAMPLES, **MORE}
+ALL = {**EXAMPLES, **GUIDED, **MORE}
 
 
 def first_rows(example, number=N):
@@ -128,13 +128,17 @@ def test_it_is_read_adds_up_and_has_gradients(name):
     records = first_rows(example)
     space = latents.from_model(example.model, records, example.model_kwargs)
     latents.check_additive(space, example.model_kwargs, N)
-    space, family = guides.approximation(None, example.model, space, records, example.model_kwargs)
+    space, family = guides.approximation(
+        example.guide, example.model, space, records, example.model_kwargs
+    )
     base = {k: jnp.full(latent.base_shape, 0.3) for k, latent in by_name(space).items()}
+    integers = {k: jnp.ones(x.shape, x.dtype) for k, x in by_name(space).items() if x.is_discrete}
+    base = {k: value for k, value in base.items() if k not in integers}
 
     @jax.jit
     def of_rows(base):
         def log_likelihood(base, row):
-            return space.log_likelihood(space.constrain(base), row)
+            return space.log_likelihood(space.constrain({**base, **integers}), row)
 
         return jax.vmap(jax.value_and_grad(log_likelihood), (None, 0))(base, records)
 

@@ -15,9 +15,11 @@ from scipy import stats
 from numpyro_dppvi import factors
 from numpyro_dppvi.families import (
     BY_DISTRIBUTION,
+    Bernoulli,
     Beta,
     BetaCoordinates,
     BetaNatural,
+    Categorical,
     DiagonalNormal,
     Dirichlet,
     DirichletCoordinates,
@@ -32,6 +34,7 @@ from numpyro_dppvi.families import (
     NormalCoordinates,
     NormalNatural,
     Part,
+    enumeration,
 )
 from numpyro_dppvi.families.full_normal import pack
 
@@ -48,6 +51,7 @@ class Case(NamedTuple):
         statistics: Draws -> the statistics T of each.
         unit_is_proper: Whether the factor 1 is a distribution, as on a bounded support.
         entropy: Those coordinates -> the entropy, where NumPyro does not know it.
+        discrete: Whether draws are integers, of which nothing can be differentiated.
     """
 
     family: Any
@@ -58,6 +62,7 @@ class Case(NamedTuple):
     statistics: Any
     unit_is_proper: bool = False
     entropy: Any = None
+    discrete: bool = False
 
 
 def last(shape: tuple[int, ...], others: float, value: float) -> jax.Array:
@@ -284,6 +289,45 @@ def _half_normal(*shape: int) -> Case:
     )
 
 
+def _log_odds(family: Any, distribution: Any, statistics: Any) -> Case:
+    """Families of integers, whose natural parameters may be any finite numbers."""
+    shape = family.standard().shape
+
+    def natural(value: float) -> jax.Array:
+        return last(shape, -1.0, value)
+
+    return Case(
+        family,
+        lambda generator: jnp.asarray(generator.normal(size=shape)),
+        lambda c: distribution(c).to_event(len(family.shape)),
+        {"NaN": natural(math.nan), "certain": natural(math.inf), "never": natural(-math.inf)},
+        [(natural(3.0), natural(3.0)), (natural(-30.0), natural(-30.0))],
+        statistics,
+        unit_is_proper=True,
+        discrete=True,
+    )
+
+
+def _bernoulli(*shape: int) -> Case:
+    return _log_odds(
+        Bernoulli(shape),
+        lambda c: dist.Bernoulli(probs=1 / (1 + jnp.exp(-2 * c))),
+        lambda draws: draws,
+    )
+
+
+def _categorical(num_values: int, *shape: int) -> Case:
+    def distribution(c: jax.Array) -> dist.Distribution:
+        unit = num_values / math.sqrt(num_values - 1)
+        odds = jnp.concatenate([jnp.ones((*shape, 1)), jnp.exp(unit * c)], axis=-1)
+        return dist.Categorical(probs=odds / odds.sum(axis=-1, keepdims=True))
+
+    def statistics(draws: Any) -> jax.Array:
+        return (draws[..., None] == jnp.arange(1, num_values)).astype(float)
+
+    return _log_odds(Categorical(shape, num_values), distribution, statistics)
+
+
 def _mean_field(**cases: Case) -> Case:
     """A product; what is improper is so in the latent that comes last."""
     *others, broken = cases
@@ -308,6 +352,7 @@ def _mean_field(**cases: Case) -> Case:
         lambda draws: by_latent(lambda name, case: case.statistics(draws[name])),
         all(case.unit_is_proper for case in cases.values()),
         entropy,
+        any(case.discrete for case in cases.values()),
     )
 
 
@@ -325,6 +370,10 @@ CASES = {
     "two dirichlets": _dirichlet(2, 4),
     "scalar exponential": _exponential(),
     "vector of half-normals": _half_normal(3),
+    "matrix of Bernoullis": _bernoulli(2, 2),
+    "scalar categorical": _categorical(4),
+    "vector of categoricals": _categorical(3, 2),
+    "mean field with a discrete latent": _mean_field(a=_normal(2), b=_categorical(3)),
     "mean field of two latents": _mean_field(a=_normal(2), b=_normal()),
     "mean field of several families": _mean_field(a=_full_normal(1), c=_half_normal(), b=_gamma()),
 }
@@ -558,12 +607,14 @@ class TestEveryFamily:
         assert_close(draws(jax.random.key(0)), first)
         second = draws(jax.random.key(1))
         assert all(
-            np.all(a != b)
+            np.any(a != b) if case.discrete else np.all(a != b)
             for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
         )
 
     def test_draws_can_be_differentiated_in_the_coordinates(self, case, simulation):
         """The gradient of the draws' statistics is, on average, that of the expected ones."""
+        if case.discrete:
+            pytest.skip("draws are integers; TestEnumeration says what holds instead")
         expected = jax.grad(lambda c: weighted(case.family.statistics(c)))(simulation.coordinates)
         assert_close(simulation.gradient, expected, rtol=0.1, atol=0.05)
 
@@ -587,7 +638,7 @@ class TestEveryFamily:
                 case.family.entropy(coordinates),
                 case.family.log_partition(natural),
                 case.family.project(natural),
-                case.family.draws(jax.random.key(0), coordinates, 2),
+                [] if case.discrete else case.family.draws(jax.random.key(0), coordinates, 2),
             ]
 
         with jax.enable_x64(x64):
@@ -603,6 +654,66 @@ class TestEveryFamily:
 
 def _arguments(family: Any) -> tuple[Any, ...]:
     return tuple(getattr(family, name) for name in family.__dataclass_fields__)
+
+
+DISCRETE = [name for name, case in CASES.items() if case.discrete]
+
+
+class TestEnumeration:
+    """Expectations over integers are sums over all of them."""
+
+    @pytest.mark.usefixtures("x64")
+    @pytest.mark.parametrize("name", DISCRETE)
+    def test_it_gives_expected_statistics_and_their_gradient(self, name):
+        case = CASES[name]
+        family, c = case.family, member(case)
+        if not isinstance(family, MeanField):
+            family, c = MeanField((("b", family),)), {"b": c}
+
+        def by_sum(c: Any) -> jax.Array:
+            def given(values: dict[str, jax.Array]) -> jax.Array:
+                if isinstance(case.family, MeanField):
+                    values = {"a": jnp.zeros(2), **values}
+                    return weighted(case.statistics(values)["b"])
+                return weighted(case.statistics(values["b"]))
+
+            return enumeration.expectation(family, c, given)
+
+        def expected(c: Any) -> jax.Array:
+            return weighted(family.statistics(c)["b"])
+
+        np.testing.assert_allclose(by_sum(c), expected(c), rtol=1e-12)
+        assert_close(jax.grad(by_sum)(c), jax.grad(expected)(c), rtol=1e-10, atol=1e-14)
+
+    def test_values_are_all_and_once(self):
+        members = (("z", Bernoulli((2,))), ("w", DiagonalNormal(())), ("k", Categorical((), 3)))
+        family = MeanField(members)
+        values = enumeration.joint_values(family)
+        rows = {(*z, int(k)) for z, k in zip(values["z"].tolist(), values["k"], strict=True)}
+        assert values.keys() == {"z", "k"}
+        assert rows == {(a, b, k) for a in (0, 1) for b in (0, 1) for k in (0, 1, 2)}
+        assert enumeration.num_joint_values(family) == len(values["k"]) == 12
+
+    @pytest.mark.parametrize("family", [Bernoulli(()), Categorical((), 2), Categorical((), 9)])
+    def test_a_unit_moves_the_mean_by_a_standard_deviation_at_even_odds(self, family):
+        start = family.standard()
+        step = jnp.zeros_like(start).at[..., :1].set(1) if start.ndim else jnp.ones(())
+        _, moved = jax.jvp(family.statistics, (start,), (step,))
+        share = 1 / family.num_values
+        np.testing.assert_allclose(jnp.max(moved), math.sqrt(share * (1 - share)), rtol=1e-6)
+
+    def test_what_is_continuous_is_left(self):
+        normal = ("w", DiagonalNormal(()))
+        assert enumeration.continuous(MeanField((("z", Bernoulli(())), normal))).members == (
+            normal,
+        )
+        alone = MeanField((normal,))
+        assert enumeration.continuous(alone) is alone
+        assert enumeration.num_joint_values(alone) == 1
+
+    def test_so_many_that_they_cannot_be_listed_are_counted(self):
+        family = MeanField((("z", Bernoulli((50, 4))),))
+        assert enumeration.num_joint_values(family) == 2**200
 
 
 class TestMirroredDraws:
@@ -903,6 +1014,25 @@ class TestReadingADistribution:
             ),
             (Exponential((2,)), lambda: dist.Exponential(3.0).expand([2]), ([-3, -3],)),
             (HalfNormal((2,)), lambda: dist.HalfNormal(np.array([1.0, 0.1])), ([-0.5, -50],)),
+            (Bernoulli((2,)), lambda: dist.Bernoulli(0.25).expand([2]), ([-math.log(3)] * 2,)),
+            (Bernoulli((2,)), lambda: dist.Bernoulli(logits=np.array([1.0, -2])), ([1, -2],)),
+            (Bernoulli(()), lambda: dist.DiscreteUniform(0, 1), (0,)),
+            (Bernoulli(()), lambda: dist.Binomial(1, 0.75), (math.log(3),)),
+            (
+                Categorical((), 3),
+                lambda: dist.Categorical(probs=np.array([0.5, 0.25, 0.25])),
+                ([-math.log(2)] * 2,),
+            ),
+            (
+                Categorical((2,), 3),
+                lambda: dist.Categorical(logits=np.array([1.0, 2, 4])).expand([2]).to_event(1),
+                ([[1, 3]] * 2,),
+            ),
+            (
+                Categorical((), 3),
+                lambda: dist.Binomial(2, 0.5),
+                ([math.log(2), 0],),
+            ),
         ],
     )
     def test_is_exact_where_it_is_of_the_family(self, family, distribution, expected):
@@ -923,10 +1053,26 @@ class TestReadingADistribution:
             (Dirichlet((2,)), dist.Normal(0.0, 1.0).expand([2]).to_event(1)),
             (Exponential(()), dist.Gamma(1.0, 2.0)),
             (HalfNormal(()), dist.HalfCauchy(1.0)),
+            (Bernoulli(()), None),
+            (Bernoulli(()), dist.Uniform(0.0, 1.0)),
+            (Categorical((), 2), dist.Normal(0.0, 1.0)),
         ],
     )
     def test_is_none_where_it_is_not(self, family, distribution):
         assert family.of_distribution(distribution) is None
+
+    @pytest.mark.parametrize(
+        ("family", "distribution"),
+        [
+            (Bernoulli(()), dist.Bernoulli(1.0)),
+            (Categorical((), 3), dist.Categorical(probs=jnp.array([0.0, 0.5, 0.5]))),
+        ],
+    )
+    def test_what_a_prior_excludes_is_as_good_as_excluded(self, family, distribution):
+        """A factor that excluded it could not be taken back, and would be none."""
+        natural = family.of_distribution(distribution)
+        assert bool(family.in_domain(natural))
+        assert family.distribution(natural).log_prob(0) < -15
 
     @pytest.mark.parametrize(
         "distribution",

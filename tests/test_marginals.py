@@ -34,8 +34,17 @@ LOG_NORMAL = stats.lognorm(SCALE, scale=np.exp(LOC))
         (through(EXP), LOG_NORMAL),
         (through(TURN), stats.norm(1 - 2 * LOC, 2 * SCALE)),
         (dist.MultivariateNormal(LOC, jnp.diag(jnp.array(SCALE**2))), stats.norm(LOC, SCALE)),
+        (dist.Bernoulli(np.array([0.2, 0.75])).to_event(1), stats.bernoulli([0.2, 0.75])),
+        (dist.Bernoulli(logits=-25.0), stats.bernoulli(1 / (1 + np.exp(25)))),
+        (
+            dist.Categorical(np.array([0.1, 0.3, 0.6])),
+            stats.rv_discrete(values=([0, 1, 2], [0.1, 0.3, 0.6])),
+        ),
     ],
-    ids=["normal", "log-normal", "turned around", "multivariate"],
+    ids=[
+        *("normal", "log-normal", "turned around", "multivariate"),
+        *("Bernoulli", "Bernoulli, all but certain", "categorical"),
+    ],
 )
 def test_closed_forms(distribution, expected):
     np.testing.assert_allclose(marginals.mean(distribution), expected.mean(), rtol=1e-5)

@@ -179,7 +179,7 @@ def test_one_factor_for_all_clients_is_one_bar(result):
 
 
 def test_without_factors_there_are_no_clients_to_draw(result):
-    with pytest.raises(ValueError, match="no client's factor is known"):
+    with pytest.raises(ValueError, match="no client's share of a precision is known"):
         plots.clients(result, dataclasses.replace(diagnostics(), share={}))
 
 

@@ -4,14 +4,17 @@ from typing import Any
 
 import numpyro.distributions as dist
 
-from numpyro_dppvi.families.base import ExponentialFamily
+from numpyro_dppvi.families.base import DiscreteFamily, ExponentialFamily
+from numpyro_dppvi.families.bernoulli import Bernoulli
 from numpyro_dppvi.families.beta import Beta, BetaCoordinates, BetaNatural
+from numpyro_dppvi.families.categorical import Categorical
 from numpyro_dppvi.families.diagonal_normal import (
     DiagonalNormal,
     NormalCoordinates,
     NormalNatural,
 )
 from numpyro_dppvi.families.dirichlet import Dirichlet, DirichletCoordinates
+from numpyro_dppvi.families.enumeration import MAX_JOINT_VALUES
 from numpyro_dppvi.families.exponential import Exponential
 from numpyro_dppvi.families.full_normal import FullNormal, FullNormalCoordinates
 from numpyro_dppvi.families.gamma import Gamma, GammaCoordinates, GammaNatural
@@ -26,17 +29,28 @@ BY_DISTRIBUTION: tuple[tuple[type[dist.Distribution], Any], ...] = (
     (dist.Dirichlet, Dirichlet),
     (dist.Exponential, Exponential),
     (dist.HalfNormal, HalfNormal),
+    (dist.BernoulliProbs, Bernoulli),
+    (dist.BernoulliLogits, Bernoulli),
+    (dist.CategoricalProbs, Categorical),
+    (dist.CategoricalLogits, Categorical),
 )
-"""The family that a distribution in a guide stands for. A family is made with a shape."""
+"""The family that a distribution in a guide stands for.
+
+A family is made with a shape; one on an interval of integers also with its number of values.
+"""
 
 __all__ = [
     "BY_DISTRIBUTION",
+    "MAX_JOINT_VALUES",
+    "Bernoulli",
     "Beta",
     "BetaCoordinates",
     "BetaNatural",
+    "Categorical",
     "DiagonalNormal",
     "Dirichlet",
     "DirichletCoordinates",
+    "DiscreteFamily",
     "Exponential",
     "ExponentialFamily",
     "FullNormal",

@@ -42,7 +42,7 @@ class ExponentialFamily(Protocol):
         ...
 
     def entropy(self, coordinates: Coordinates) -> Array:
-        """Differential entropy in nats, a scalar."""
+        """Entropy in nats, differential unless the family is discrete; a scalar."""
         ...
 
     def log_partition(self, natural: Natural) -> Array:
@@ -58,7 +58,7 @@ class ExponentialFamily(Protocol):
         ...
 
     def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> Array:
-        """Draws for an expectation, differentiable in the coordinates.
+        """Draws for an expectation, differentiable in the coordinates unless they are discrete.
 
         Returns:
             Shape ``(num_draws, *shape)``; each is distributed as the family says, but they
@@ -106,4 +106,14 @@ class NormalFamily(Protocol):
 
     def linear_variance(self, coordinates: Coordinates, slope: Array) -> Array:
         """Variance of <slope, x>, a scalar."""
+        ...
+
+
+@runtime_checkable
+class DiscreteFamily(ExponentialFamily, Protocol):
+    """What families of integers have besides: expectations under them are sums over all values."""
+
+    @property
+    def num_values(self) -> int:
+        """Number of values of one entry, which are 0, ..., ``num_values - 1``."""
         ...

@@ -68,3 +68,23 @@ def pushed(base: dist.Distribution, transform: Transform) -> dist.Distribution:
     if not elementary([transform]):
         return base
     return dist.TransformedDistribution(base, transform)
+
+
+def log_odds(
+    distribution: dist.Distribution | None, num_values: int, shape: tuple[int, ...]
+) -> Array | None:
+    """Log odds of 1, ..., ``num_values - 1`` against 0; ``None`` if it is not over integers.
+
+    The support has been compared before. A value without any probability gets the least that a
+    float can hold, as in NumPyro, because a factor without it could not be taken back.
+
+    Returns:
+        Shape ``(*shape, num_values - 1)``.
+    """
+    distribution = plain(distribution)
+    if distribution is None or not distribution.support.is_discrete:
+        return None
+    values = jnp.arange(num_values).reshape(num_values, *[1] * len(shape))
+    log_probs = full(distribution.log_prob(values), (num_values, *shape))
+    log_probs = jnp.maximum(log_probs, np.log(np.finfo(log_probs.dtype).tiny))
+    return jnp.moveaxis(log_probs[1:] - log_probs[0], 0, -1)

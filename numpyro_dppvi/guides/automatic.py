@@ -77,6 +77,16 @@ def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
     return _full(space) if type(guide) is AutoMultivariateNormal else _diagonal(space)
 
 
+def _refuse_discrete(space: LatentSpace) -> None:
+    discrete = [latent.name for latent in space.latents if latent.is_discrete]
+    if discrete:
+        raise UnsupportedModelError(
+            f"latent {discrete[0]!r} is discrete, and no automatic guide draws such a latent: "
+            f"write a guide with numpyro.sample({discrete[0]!r}, dist.Bernoulli(...)) or "
+            "dist.Categorical(...), or sum it out in the model (dist.MixtureSameFamily)."
+        )
+
+
 def _inner(guide: Any) -> AutoGuide | None:
     """The automatic guide that this is, or that it wraps: running one stores what it is run on."""
     while not isinstance(guide, AutoGuide):
@@ -97,10 +107,12 @@ def _why_not(guide: AutoGuide) -> tuple[str, str]:
 
 
 def _diagonal(space: LatentSpace) -> MeanField:
+    _refuse_discrete(space)
     return MeanField(tuple((lt.name, DiagonalNormal(lt.base_shape)) for lt in space.latents))
 
 
 def _full(space: LatentSpace) -> MeanField:
+    _refuse_discrete(space)
     parts = tuple(Part(latent.name, latent.base_shape) for latent in space.latents)
     family = FullNormal((sum(math.prod(part.shape) for part in parts),))
     return MeanField(((_ALL_LATENTS, family),), ((_ALL_LATENTS, parts),))

@@ -75,7 +75,8 @@ def _bases(family: MeanField, coordinates: Coordinates) -> dict[str, dist.Distri
 
 
 def _arguments(base: dist.Distribution) -> list[str]:
-    return [name for name in base.reparametrized_params if name not in _LEFT_OUT]
+    named = base.reparametrized_params or base.arg_constraints  # distributions of integers
+    return [name for name in named if name not in _LEFT_OUT]
 
 
 def _param(family: MeanField, member: str, argument: str) -> str:

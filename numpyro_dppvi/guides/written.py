@@ -1,6 +1,6 @@
 """Guides that somebody wrote: a family and a bijection for each latent, read without any data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -15,9 +15,10 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_dppvi import families
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError, shown
-from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families import MAX_JOINT_VALUES, MeanField, enumeration
 from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents import Latent, LatentSpace
+from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.trace import CONCRETE_VALUE_ERRORS, Trace, run_model
 
 Run: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Trace]
@@ -77,7 +78,23 @@ def read(
         transforms[latent.name] = _composed(mine.transforms)
         members[latent.name] = _family(latent, mine, transforms[latent.name])
     _refuse_dependence(run, rows, space.latents, params)
-    return transforms, MeanField(tuple(members.items()))
+    family = MeanField(tuple(members.items()))
+    _refuse_too_many(family, space)
+    return transforms, family
+
+
+def _refuse_too_many(family: MeanField, space: LatentSpace) -> None:
+    """Refuses discrete latents of more joint values than a step can sum over."""
+    number = enumeration.num_joint_values(family)
+    if number <= MAX_JOINT_VALUES:
+        return
+    shown = f"{number:,}" if number < 10**9 else f"{number:.0e}"
+    names = ", ".join(latent.name for latent in space.latents if latent.is_discrete)
+    raise UnsupportedModelError(
+        f"the discrete latents ({names}) have {shown} joint values, and every step sums over all, "
+        f"of which there may be {MAX_JOINT_VALUES}: draw fewer, or sum them out in the model "
+        "(dist.MixtureSameFamily, or a logsumexp in a numpyro.factor)."
+    )
 
 
 def _structure(
@@ -161,29 +178,62 @@ def _family(latent: Latent, drawn: _Drawn, transform: Transform) -> Any:
             f"latent {latent.name!r} has shape {latent.shape} in the model and {drawn.shape} in "
             f"the guide: write .expand({list(latent.shape)}) there, or the model's plates."
         )
-    table = families.BY_DISTRIBUTION  # read here, because users may put rows into it
+    table = [  # read here, because users may put rows into it
+        (kind, make)
+        for kind, make in families.BY_DISTRIBUTION
+        if _is_discrete(kind) == latent.is_discrete
+    ]
     make = next((make for kind, make in table if issubclass(drawn.base, kind)), None)
     if make is None:
-        kinds = ", ".join(kind.__name__ for kind, _ in table)
-        why = "factors do not multiply within its densities"
-        if issubclass(drawn.base, dist.Delta):
-            why = "a point has no width that factors could add up to"
-        elif drawn.support.is_discrete:
-            why = "a discrete distribution gives a continuous latent no density"
         raise UnsupportedModelError(
-            f"the guide draws latent {latent.name!r} from {drawn.base.__name__}, and {why}: write "
-            f"{kinds}, LogNormal, InverseGamma or another TransformedDistribution of these."
+            f"the guide draws latent {latent.name!r} from {_name(drawn.base)}, and "
+            f"{_why_not(latent, drawn)}: write {_instead(latent, [kind for kind, _ in table])}."
         )
     if not _same_support(drawn.support, latent.support):
+        other = "" if latent.is_discrete else ", or from a TransformedDistribution"
         raise UnsupportedModelError(
             f"latent {latent.name!r} is on {_words(latent.support)} in the model and on "
-            f"{_words(drawn.support)} in the guide: draw it from a distribution on its support, "
-            "or from a TransformedDistribution."
+            f"{_words(drawn.support)} in the guide: draw it from a distribution on its support"
+            f"{other}."
         )
-    return make(transform.inverse_shape(latent.shape))
+    values = integers(drawn.support)
+    if values is None or isinstance(_plain(drawn.support), type(constraints.boolean)):
+        return make(transform.inverse_shape(latent.shape))
+    return make(latent.shape, len(values))
+
+
+def _why_not(latent: Latent, drawn: _Drawn) -> str:
+    """Why a latent cannot be drawn from what a guide draws it from."""
+    if issubclass(drawn.base, dist.Delta):
+        return "a point has no width that factors could add up to"
+    if latent.is_discrete and not drawn.support.is_discrete:
+        return "a density gives the values of a discrete latent no probabilities"
+    if drawn.support.is_discrete and not latent.is_discrete:
+        return "a discrete distribution gives a continuous latent no density"
+    return "factors do not multiply within its densities"
+
+
+def _instead(latent: Latent, kinds: Sequence[type[dist.Distribution]]) -> str:
+    """What a latent can be drawn from."""
+    names = list(dict.fromkeys(map(_name, kinds)))
+    if latent.is_discrete:
+        return f"{' or '.join(names)}, or sum it out in the model"
+    others = "LogNormal, InverseGamma or another TransformedDistribution of these"
+    return ", ".join([*names, others])
+
+
+def _is_discrete(kind: type[dist.Distribution]) -> bool:
+    return bool(getattr(kind.support, "is_discrete", False))
+
+
+def _name(kind: type[dist.Distribution]) -> str:
+    """A distribution's name as it is written."""
+    return kind.__name__.removesuffix("Probs").removesuffix("Logits")
 
 
 def _same_support(a: Constraint, b: Constraint) -> bool:
+    if integers(a) is not None:
+        return integers(a) == integers(b)
     a, b = _plain(a), _plain(b)
     if _has_bounds(a) and _has_bounds(b):
         ends = zip(_bounds(a), _bounds(b), strict=True)
@@ -207,6 +257,10 @@ def _bounds(constraint: Constraint) -> tuple[Any, Any]:
 
 
 def _words(constraint: Constraint) -> str:
+    values = integers(constraint)
+    if values is not None:
+        shown = [*values] if len(values) <= 3 else [*values[:2], "...", values[-1]]
+        return f"{{{', '.join(map(str, shown))}}}"
     constraint = _plain(constraint)
     if _has_bounds(constraint) and all(np.ndim(end) == 0 for end in _bounds(constraint)):
         return "({:g}, {:g})".format(*map(float, _bounds(constraint)))
@@ -223,10 +277,7 @@ def _refuse_dependence(
         trace = run(rows, {**given, **params})
         return {latent.name: jax.tree.leaves(trace[latent.name]["fn"]) for latent in latents}
 
-    values = {
-        latent.name: jax.ShapeDtypeStruct(latent.shape, jnp.result_type(float))
-        for latent in latents
-    }
+    values = {latent.name: latent.struct for latent in latents}
     found = eval_provenance(parameters, **values, **{"$data": dict(rows), "$params": dict(params)})
     for name, leaves in found.items():
         causes = frozenset().union(*leaves) - {"$params"}

@@ -18,6 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.fingerprint import constants
+from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.space import NUM_TOGETHER, Latent, LatentSpace, several
 
 # One made-up theta may hide a term that is large elsewhere.
@@ -59,7 +60,7 @@ def check_additive(space: LatentSpace, model_kwargs: Mapping[str, Any], num_reco
 
 def _refuse_closures(space: LatentSpace, model_kwargs: Mapping[str, Any], num_records: int) -> None:
     """Refuses arrays as long as the data that are no argument: they would be treated as public."""
-    theta = {lt.name: jnp.zeros(lt.shape) for lt in space.latents}
+    theta = {lt.name: lt.struct for lt in space.latents}
     program = jax.make_jaxpr(space.together)(theta, several(space.row, 1))
     public = [np.asarray(leaf) for leaf in jax.tree.leaves(model_kwargs) if np.ndim(leaf)]
     for array in constants(program):
@@ -108,7 +109,11 @@ def _mixed(space: LatentSpace) -> tuple[str | None, str]:
 
 
 def _thetas(rng: np.random.Generator, latent: Latent) -> Array:
-    """Values of a latent, by the usual bijection from numbers in (-1, 1)."""
+    """Values of a latent: any integers, or by the usual bijection from numbers in (-1, 1)."""
+    values = integers(latent.support)
+    if values is not None:
+        drawn = rng.integers(values.start, values.stop, (_NUM_THETAS, *latent.shape))
+        return jnp.asarray(drawn, latent.dtype)
     transform = biject_to(latent.support)
     shape = (_NUM_THETAS, *transform.inverse_shape(latent.shape))
     return transform(jnp.asarray(rng.uniform(-1, 1, shape), float))

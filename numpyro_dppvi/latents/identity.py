@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.space import LatentSpace
 
 _TOLERANCE = 1e-4
@@ -18,7 +19,8 @@ class Identity(NamedTuple):
         shape: Shape of a value.
         base_shape: Shape of its unconstrained counterpart.
         probe: The value of a fixed unconstrained point: bijections cannot be compared, but what
-            they do can, in another process and under another version of JAX, too.
+            they do can, in another process and under another version of JAX, too. Of a discrete
+            latent, how many values an entry has.
     """
 
     shape: tuple[int, ...]
@@ -30,6 +32,11 @@ def identities(space: LatentSpace) -> dict[str, Identity]:
     """The identities of all latents, by name."""
     found = {}
     for latent in space.latents:
+        values = integers(latent.support)
+        if values is not None:
+            probe = np.full(latent.shape, float(len(values)))
+            found[latent.name] = Identity(latent.shape, latent.base_shape, probe)
+            continue
         size = int(np.prod(latent.base_shape))
         point = jnp.linspace(-0.7, 0.9, size + 2)[1:-1].reshape(latent.base_shape)
         probe = np.asarray(latent.transform(point))

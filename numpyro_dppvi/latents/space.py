@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
-from numpyro.distributions.transforms import Transform
+from numpyro.distributions.transforms import IdentityTransform, Transform
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PyTree
@@ -19,9 +19,9 @@ from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
 from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
+from numpyro_dppvi.latents.refusals import refuse_infinite, refuse_sites
 from numpyro_dppvi.latents.trace import (
     Site,
-    Structure,
     Trace,
     log_prob,
     run_model,
@@ -44,17 +44,33 @@ class Latent:
         shape: Shape of a value, plates included.
         dims: Names of the leading dimensions that plates give; ``None`` for the others.
         support: Support of its prior.
+        dtype: Of a value: of a discrete one, the integers that the model draws.
         prior: Its prior, where that is a distribution without parents; else ``None``.
         transform: Bijection to the support from the base values that factors are over: all
-            reals, unless a guide has chosen another.
+            reals, unless a guide has chosen another. A discrete latent's values are its own.
     """
 
     name: str
     shape: tuple[int, ...]
     dims: tuple[str | None, ...]
     support: Constraint
+    dtype: Any
     prior: dist.Distribution | None
     transform: Transform
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether its values are integers."""
+        return bool(self.support.is_discrete)
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of a value."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+
+    def constrain(self, base: Array) -> Array:
+        """Base values to values; leading axes stay."""
+        return base.astype(self.dtype) if self.is_discrete else self.transform(base)
 
     @property
     def base_shape(self) -> tuple[int, ...]:
@@ -114,19 +130,26 @@ class LatentSpace:
         return hash(self.program)
 
     def constrain(self, base: Mapping[str, Array]) -> dict[str, Array]:
-        """Base values to values in the supports; leading axes pass through."""
-        return {latent.name: latent.transform(base[latent.name]) for latent in self.latents}
+        """Base values, of any of the latents, to values in the supports; leading axes stay."""
+        return {lt.name: lt.constrain(base[lt.name]) for lt in self.latents if lt.name in base}
 
     @functools.cached_property
     def predictor(self) -> Predictor | None:
-        """The one number through which a record sees the latents, where there is one."""
+        """The one number through which a record sees the latents, where there is one.
 
-        def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-            return self.log_likelihood(self.constrain(base), row)
+        It is one of the continuous latents. What its functions take for a row is a pair: values of
+        the discrete latents, and a row.
+        """
 
-        base = {latent.name: jnp.zeros(latent.base_shape) for latent in self.latents}
-        row = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.row.items()}
-        return scalar_predictor(of_base, base, row)
+        def of_base(base: Mapping[str, Array], given: Any) -> Array:
+            values, row = given
+            return self.log_likelihood({**self.constrain(base), **values}, row)
+
+        rest = [latent for latent in self.latents if not latent.is_discrete]
+        base = {latent.name: jnp.zeros(latent.base_shape) for latent in rest}
+        discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
+        given = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (discrete, dict(self.row)))
+        return scalar_predictor(of_base, base, given)
 
     def log_prior(self, base: Mapping[str, Array], names: frozenset[str]) -> Array:
         """Log density of the named latents' base values (and of observed sites without records).
@@ -139,7 +162,7 @@ class LatentSpace:
         jacobians = (
             jnp.sum(latent.transform.log_abs_det_jacobian(base[latent.name], theta[latent.name]))
             for latent in self.latents
-            if latent.name in names
+            if latent.name in names and not latent.is_discrete
         )
         return self.log_density(theta, names) + _total(jacobians)
 
@@ -179,7 +202,7 @@ def from_model(
     kwargs = dict(model_kwargs or {})
     found = structure(model, abstract, kwargs)
     sites, plates = found.sites, found.plates
-    _refuse_local_or_discrete(found, absent_arguments(model, {*abstract, *kwargs}))
+    refuse_sites(found, absent_arguments(model, {*abstract, *kwargs}))
 
     def run(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Trace:
         one_row = {name: value[None] for name, value in row.items()}
@@ -224,7 +247,7 @@ def _program(
     """A digest of everything that inference computes from the model."""
     dtype = jnp.result_type(float)
     base = {lt.name: jax.ShapeDtypeStruct(lt.base_shape, dtype) for lt in latents}
-    theta = {lt.name: jax.ShapeDtypeStruct(lt.shape, dtype) for lt in latents}
+    theta = {lt.name: lt.struct for lt in latents}
     names = frozenset(base)
     facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
     return f"{facts} " + fingerprint(
@@ -232,53 +255,6 @@ def _program(
         jax.make_jaxpr(lambda theta: log_density(theta, names))(theta),
         jax.make_jaxpr(lambda b: [latent.transform(b[latent.name]) for latent in latents])(base),
     )
-
-
-def _refuse_local_or_discrete(found: Structure, absent: tuple[str, ...]) -> None:
-    latents = [site for site in found.sites if not site.observed]
-    for site in latents:
-        inside = [plate.name for plate in site.plates if plate.name in found.plates]
-        if site.name.endswith("_unobserved"):
-            raise UnsupportedModelError(
-                f"obs_mask makes {site.name!r} a latent with one value a record, which clients "
-                "cannot share: write with numpyro.handlers.mask(mask=seen) around the statement "
-                "instead, which leaves missing outcomes out."
-            )
-        if inside or site.name in found.local:
-            where = "has one value a record"
-            if inside:
-                where = f"is inside the data plate {inside[0]!r}: each record would have its own"
-            raise UnsupportedModelError(
-                f"latent {site.name!r} {where}, which clients cannot share. "
-                f"{_if_outcome(site.name, absent)}; else sum or integrate it out."
-            )
-        part = [plate for plate in site.plates if plate.drawn != plate.size]
-        if part:
-            raise UnsupportedModelError(
-                f"the plate {part[0].name!r} draws a part of latent {site.name!r} at each step, "
-                "and a factor needs all of it: leave out subsample_size there."
-            )
-        if site.discrete:
-            raise UnsupportedModelError(
-                f"latent {site.name!r} is discrete, so that no gradient says where to move it. "
-                f"{_if_outcome(site.name, absent)}; else sum it out (dist.MixtureSameFamily)."
-            )
-    if not latents:
-        raise UnsupportedModelError(
-            "the model has no latent: draw what is to be learnt with numpyro.sample and a prior."
-        )
-    if not any(site.observed for site in found.sites):
-        raise UnsupportedModelError(
-            "the model observes nothing: pass the outcome, numpyro.sample('y', ..., obs=y), and "
-            "put it into data={'y': ...}."
-        )
-
-
-def _if_outcome(latent: str, absent: tuple[str, ...]) -> str:
-    """What to write if what looks like a latent is meant to be observed."""
-    if absent:
-        return f"If it is the outcome, add the model's argument: data={{{absent[0]!r}: ...}}"
-    return f"If it is the outcome, observe it: numpyro.sample({latent!r}, ..., obs=y)"
 
 
 def _latents(
@@ -307,10 +283,12 @@ def _latents(
                 shape=jnp.shape(value),
                 dims=_dims(site, fn),
                 support=support,
+                dtype=value.dtype if site.discrete else jnp.result_type(float),
                 prior=fn if readable else None,
-                transform=biject_to(support),
+                transform=IdentityTransform() if site.discrete else biject_to(support),
             )
         )
+        refuse_infinite(site.name, support)
     return tuple(latents), parents
 
 
@@ -367,7 +345,7 @@ def _sides(
         trace = run({latent.name: given[latent.name] for latent in latents}, given["$data"])
         return {site.name: log_prob(trace[site.name], trace, plates) for site in observed}
 
-    values = {latent.name: jnp.zeros(latent.shape) for latent in latents}
+    values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
     found = eval_provenance(log_probs, **values, **{"$data": dict(zeros)})
     client_side, server_side = [], {}
     for site in observed:

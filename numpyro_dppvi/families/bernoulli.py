@@ -1,0 +1,74 @@
+"""Independent entries of 0 or 1: natural parameter log(p / (1 - p)), statistic x."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+
+from numpyro_dppvi import factors
+from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families.reading import log_odds
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Bernoulli distributions over arrays of ``shape``; entries are independent.
+
+    Natural parameters are log odds; all finite ones are proper. Coordinates are half of them: at
+    even odds a unit moves the mean by a standard deviation, as one of a normal's location does.
+    Under noise that is much better than log odds themselves, whose gradients are half as large.
+    """
+
+    shape: tuple[int, ...]
+
+    @property
+    def num_values(self) -> int:
+        """How many values an entry has, which is 2."""
+        return 2
+
+    def standard(self) -> Array:
+        """Even odds."""
+        return jnp.zeros(self.shape)
+
+    def of_distribution(self, distribution: dist.Distribution | None) -> Array | None:
+        """Of any distribution of independent entries on {0, 1}."""
+        found = log_odds(distribution, self.num_values, self.shape)
+        return None if found is None else found[..., 0]
+
+    def natural(self, coordinates: Array) -> Array:
+        """Log odds."""
+        return 2 * coordinates
+
+    def coordinates(self, natural: Array) -> Array:
+        """Inverse of :meth:`natural`."""
+        return natural / 2
+
+    def statistics(self, coordinates: Array) -> Array:
+        """The probability of 1."""
+        return jax.nn.sigmoid(self.natural(coordinates))
+
+    def entropy(self, coordinates: Array) -> Array:
+        """The log partition less the natural parameters times the statistics."""
+        natural = self.natural(coordinates)
+        return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
+
+    def log_partition(self, natural: Array) -> Array:
+        """Sum of log(1 + exp(log odds))."""
+        return jnp.sum(jax.nn.softplus(natural))
+
+    def in_domain(self, natural: Array) -> Array:
+        """All finite."""
+        return factors.is_finite(natural)
+
+    def project(self, natural: Array) -> Array:
+        """Leaves every factor as it is."""
+        return natural
+
+    def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
+        """Independent draws, which have no derivative: expectations are summed instead."""
+        return self.distribution(coordinates).sample(rng_key, (num_draws,))
+
+    def distribution(self, coordinates: Array) -> dist.Distribution:
+        """``Bernoulli(logits).to_event()``."""
+        return dist.BernoulliLogits(self.natural(coordinates)).to_event(len(self.shape))

@@ -1,0 +1,83 @@
+"""Independent entries of 0, ..., K - 1: log odds against 0, statistics (x = 1, ..., x = K - 1)."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
+
+from numpyro_dppvi import factors
+from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families.reading import log_odds
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Categorical distributions over arrays of ``shape``; entries are independent.
+
+    Natural parameters are log odds of all values but the first against the first, arrays of
+    ``(*shape, num_values - 1)``; all finite ones are proper. Coordinates are these over a constant,
+    so that at even odds a unit moves a probability by the standard deviation of its statistic: as
+    of :class:`Bernoulli`, with two values.
+    """
+
+    shape: tuple[int, ...]
+    num_values: int
+
+    def standard(self) -> Array:
+        """Even odds."""
+        return jnp.zeros((*self.shape, self.num_values - 1))
+
+    def of_distribution(self, distribution: dist.Distribution | None) -> Array | None:
+        """Of any distribution of independent entries on {0, ..., K - 1}."""
+        return log_odds(distribution, self.num_values, self.shape)
+
+    def natural(self, coordinates: Array) -> Array:
+        """Log odds against 0."""
+        return self._unit * coordinates
+
+    def coordinates(self, natural: Array) -> Array:
+        """Inverse of :meth:`natural`."""
+        return natural / self._unit
+
+    def statistics(self, coordinates: Array) -> Array:
+        """The probabilities of 1, ..., K - 1."""
+        return jax.nn.softmax(_logits(self.natural(coordinates)), axis=-1)[..., 1:]
+
+    def entropy(self, coordinates: Array) -> Array:
+        """The log partition less the natural parameters times the statistics."""
+        natural = self.natural(coordinates)
+        return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
+
+    def log_partition(self, natural: Array) -> Array:
+        """Sum of log(1 + sum of exp(log odds))."""
+        return jnp.sum(logsumexp(_logits(natural), axis=-1))
+
+    def in_domain(self, natural: Array) -> Array:
+        """All finite."""
+        return factors.is_finite(natural)
+
+    def project(self, natural: Array) -> Array:
+        """Leaves every factor as it is."""
+        return natural
+
+    def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
+        """Independent draws, which have no derivative: expectations are summed instead."""
+        return self.distribution(coordinates).sample(rng_key, (num_draws,))
+
+    def distribution(self, coordinates: Array) -> dist.Distribution:
+        """``Categorical(logits).to_event()``."""
+        logits = _logits(self.natural(coordinates))
+        return dist.CategoricalLogits(logits).to_event(len(self.shape))
+
+    @property
+    def _unit(self) -> float:
+        """One over the standard deviation of a statistic at even odds."""
+        return self.num_values / math.sqrt(max(1, self.num_values - 1))
+
+
+def _logits(natural: Array) -> Array:
+    """Logarithms of all probabilities, up to a constant."""
+    return jnp.pad(natural, [(0, 0)] * (natural.ndim - 1) + [(1, 0)])

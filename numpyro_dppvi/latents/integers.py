@@ -1,0 +1,24 @@
+"""Finite ranges of integers: the supports of discrete latents that can be gone through."""
+
+import numpy as np
+from numpyro.distributions import constraints
+from numpyro.distributions.constraints import Constraint
+
+
+def integers(support: Constraint) -> range | None:
+    """The values of every entry; ``None`` if they are no integers, infinitely many, or differ.
+
+    Args:
+        support: A constraint whose bounds are numbers, not traced ones.
+    """
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if isinstance(support, type(constraints.boolean)):
+        return range(2)
+    if not support.is_discrete or support.event_dim:
+        return None
+    ends = [np.unique(getattr(support, f"{end}_bound", np.inf)) for end in ("lower", "upper")]
+    if any(len(end) != 1 or not np.all(np.isfinite(end)) for end in ends):
+        return None
+    lower, upper = (int(end[0]) for end in ends)
+    return range(lower, upper + 1)
