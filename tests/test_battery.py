@@ -36,6 +36,13 @@ def truncated(X, y=None):
         numpyro.sample("y", dist.TruncatedNormal(X @ w, noise, low=0.0), obs=y)
 
 
+def counted(y):
+    """F4: a plate of stated size, whose statement has a row a record from the plate alone."""
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("records", N):
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
 def exponential_noise(group, y, num_groups):
     """F5: a support that only begins above zero, and groups of a hierarchy."""
     spread = numpyro.sample("spread", dist.HalfCauchy(1))
@@ -100,6 +107,7 @@ def finite_mixture(y):
 
 MORE = {
     "truncated outcome": Example(truncated, {"X": X, "y": np.abs(z)}),
+    "counts in a plate of stated size": Example(counted, {"y": rng.poisson(2.0, N)}),
     "hierarchy with a group a public number": Example(
         exponential_noise, {"group": rng.integers(0, 3, N), "y": z}, {"num_groups": 3}
     ),

@@ -225,3 +225,20 @@ def test_noise_does_not_blow_a_hierarchy_up(method, epsilon):
         for natural in result.history.natural.values():
             assert (-0.5 / natural.quadratic).max() ** 0.5 < 8
         assert result.history.projected.sum() > 0
+
+
+def test_a_prior_outside_the_family_begins_as_its_projection():
+    """The normal that is nearest to the logarithm of a half-normal has mean -1/2, variance 1/2."""
+
+    def model(y=None):
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(0, spread), obs=y)
+
+    algorithm = dppvi.pvi(
+        model, None, {"y": np.zeros(5)}, method=dppvi.NonPrivate(), client_sizes=[5]
+    )
+    posterior = algorithm.posterior(algorithm.init(jax.random.key(0)))
+    found = posterior.family.coordinates(posterior.natural)["spread"]
+    np.testing.assert_allclose(found.loc, -0.5, atol=0.03)
+    np.testing.assert_allclose(np.exp(found.log_scale), 0.5**0.5, atol=0.03)

@@ -245,7 +245,15 @@ MORTALITY = (
 
 MANY = (
     replace(OPTIMIZATION, clip_norm=2.1, num_rounds=20, damping=0.57, tried=10),
-    replace(AVERAGING_SUMMED, clip_norm=0.17, num_rounds=8, damping=0.4, num_shards=120, tried=26),
+    replace(
+        AVERAGING_SUMMED,
+        clip_norm=0.14,
+        learning_rate=1e-4,
+        num_rounds=8,
+        damping=0.79,
+        num_shards=120,
+        tried=26,
+    ),
     replace(VIRTUAL_SUMMED, clip_norm=0.011, learning_rate=0.04, damping=0.37, tried=8),
     *(SAME, SPLIT, GLOBAL),
 )
@@ -261,13 +269,11 @@ NETWORK = (
     ),
     replace(
         AVERAGING,
-        clip_norm=1.0,
-        num_local_steps=20,
-        optimizer="adam",
-        learning_rate=0.05,
-        num_rounds=5,
-        damping=0.5,
-        synchronous=False,
+        clip_norm=0.2,
+        learning_rate=1e-4,
+        num_local_steps=5,
+        num_rounds=15,
+        damping=0.8,
         draws=1,
         tried=8,
     ),

@@ -144,6 +144,8 @@ def static_facts(
                     "public constant (model_kwargs)."
                 )
             if site["type"] == "sample":
+                if site["is_observed"]:
+                    site["fn"].log_prob(site["value"])  # a plate of another size shows here
                 found.append(_site(site, trace))
 
     try:
