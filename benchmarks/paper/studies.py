@@ -172,7 +172,7 @@ VIRTUAL_SUMMED = Settings(
     shard_size=12,
     aggregated=True,
     draws=2,
-    tried=131,
+    tried=132,
 )
 AVERAGING = Settings(
     "local avg",
@@ -205,11 +205,11 @@ MORTALITY = (
     replace(OPTIMIZATION, clip_norm=3.2, num_local_steps=1, damping=0.43, tried=35),
     replace(
         AVERAGING,
-        clip_norm=0.75,
+        clip_norm=0.73,
         learning_rate=5e-4,
-        num_rounds=5,
-        damping=0.48,
-        num_shards=150,
+        num_rounds=3,
+        damping=0.46,
+        num_shards=300,
         tried=30,
     ),
     replace(
@@ -238,7 +238,7 @@ MORTALITY = (
         shard_size=3,
         tried=30,
     ),
-    replace(SAME, clip_norm=1.8, num_local_steps=10, tried=11),
+    replace(SAME, clip_norm=4.2, num_local_steps=2, tried=11),
     replace(SPLIT, clip_norm=3.7, num_local_steps=10, tried=11),
     replace(GLOBAL, clip_norm=3.2, num_rounds=100, tried=14),
 )
@@ -265,7 +265,7 @@ NETWORK = (
         num_rounds=20,
         sampling_prob=0.05,
         draws=1,
-        tried=20,
+        tried=18,
     ),
     replace(
         AVERAGING,
@@ -280,11 +280,13 @@ NETWORK = (
     replace(
         VIRTUAL,
         clip_norm=0.02,
+        num_local_steps=10,
         learning_rate=0.05,
-        damping=0.3,
+        num_rounds=5,
+        damping=0.5,
         shard_size=3,
         draws=1,
-        tried=7,
+        tried=8,
     ),
     replace(SAME, num_local_steps=60, learning_rate=0.05, sampling_prob=0.03, draws=1),
     replace(SPLIT, num_local_steps=60, learning_rate=0.05, sampling_prob=0.03, draws=1),

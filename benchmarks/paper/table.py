@@ -63,7 +63,7 @@ def orders(figure: str, lines: Iterable[Line]) -> str:
         scores = [_scores(which) for which in (ours, theirs)]
         if not all(scores):
             continue
-        ranked = [", ".join(sorted(score, key=lambda n, s=score: -s[n][0])) for score in scores]
+        ranked = [" > ".join(sorted(score, key=lambda n, s=score: -s[n][0])) for score in scores]
         signs = [
             tuple(_sign(score[a], score[b]) for score in scores)
             for a, b in itertools.combinations(names, 2)

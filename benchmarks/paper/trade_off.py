@@ -75,6 +75,7 @@ def _by_round(axes: Axes, lines: list[Line]) -> None:
         if curve is not None:
             axes.plot(curve.rounds, curve.mean[:, 1], color=colour, label=f"{number} shards")
     axes.set_title(variant)
+    axes.set_xticks(range(1, 6))
     axes.set_xlabel("communications with every client")
     axes.set_ylabel("log-likelihood")
     axes.legend(frameon=False, fontsize=8)
@@ -89,7 +90,7 @@ def _by_shards(axes: Axes, lines: list[Line]) -> None:
         there = [(number, curve) for number, curve in found if curve is not None]
         axes.errorbar(
             [number for number, _ in there],
-            [curve.mean[-1, 1] for _, curve in there],
+            [-curve.mean[-1, 1] for _, curve in there],
             [curve.error[-1, 1] for _, curve in there],
             color=colour,
             marker="o",
@@ -98,6 +99,13 @@ def _by_shards(axes: Axes, lines: list[Line]) -> None:
             label=variant,
         )
     axes.set_xscale("log")
+    axes.set_xticks(SHARDS, [str(number) for number in SHARDS])
     axes.set_xlabel("shards a client")
+    # Few shards under noise are ten times as far off as the rest: a log scale, better is higher.
+    axes.set_yscale("log")
+    axes.invert_yaxis()
+    ticks = (0.55, 0.7, 1, 2, 4)
+    axes.set_yticks(ticks, [f"-{tick:g}" for tick in ticks])
+    axes.minorticks_off()
     axes.set_title("after 5 rounds")
     axes.legend(frameon=False, fontsize=8)

@@ -114,7 +114,7 @@ class TestTable:
             for seed, score in enumerate(scores)
         ]
         (row,) = table.orders("adult-10", lines).splitlines()[2:]
-        assert row.startswith("| balanced | virtual, BCM same, local avg | global VI")
+        assert row.startswith("| balanced | virtual > BCM same > local avg | global VI")
         assert row.endswith("| 0 | 0 |")
         lines = [
             line(method=method, seed=seed, log_likelihood=score)
