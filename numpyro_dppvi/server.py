@@ -207,7 +207,5 @@ def first_prior(
         return parts.exact
     start = factors.multiply(parts.exact, family.standard_of(parts.rest))
     # All of the start but its exact part leaves the cavity: it is only where the solve starts.
-    change = refine_prior(
-        space, family, parts, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS
-    )
+    change = refine_prior(space, family, parts, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS)
     return factors.multiply(start, change)
