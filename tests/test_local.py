@@ -37,6 +37,7 @@ def test_a_solve_that_diverges_has_failed():
     assert np.isnan(end["x"]).all()
 
 
+@pytest.mark.slow
 def test_draws_from_the_tail_of_a_prior_do_not_stop_a_fit():
     """Long lengths of this curve underflow a spectral density, whose root has then no gradient."""
     example = EXAMPLES["smooth curve"]

@@ -152,11 +152,11 @@ GLOBAL = Settings("global VI, trusted aggr.", "global", num_rounds=200, aggregat
 VIRTUAL = Settings(
     "virtual",
     "virtual",
-    clip_norm=0.017,
-    num_local_steps=5,
-    learning_rate=0.04,
+    clip_norm=0.015,
+    num_local_steps=20,
+    learning_rate=0.05,
     num_rounds=8,
-    damping=0.28,
+    damping=0.15,
     shard_size=6,
     draws=2,
     tried=117,
@@ -222,6 +222,7 @@ MORTALITY = (
     ),
     replace(
         VIRTUAL,
+        num_local_steps=5,
         clip_norm=0.016,
         learning_rate=0.05,
         num_rounds=5,
