@@ -92,7 +92,8 @@ def test_links_of_the_readme_lead_somewhere():
 
 @pytest.mark.parametrize("page", ["methods.md", "faq.md"])
 def test_numbers_that_guide_a_choice_are_measured_ones(page):
-    measured = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    pages = ("benchmarks.md", "reproduction.md")
+    measured = "".join((DOCS / name).read_text(encoding="utf-8") for name in pages)
     shown = re.findall(r"-\.\d{4}", (DOCS / page).read_text(encoding="utf-8"))
     assert [number for number in shown if number not in measured] == []
     assert page != "methods.md" or len(shown) > 20
