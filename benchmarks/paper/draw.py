@@ -100,11 +100,16 @@ def _frame(panel: Sequence[Axes], first: bool) -> None:
 
 
 def _same_range(row: Sequence[Axes]) -> None:
-    """One range for all splits of a score, which leaves out the first steps of long curves."""
+    """One range for all splits of a score, which leaves out the first steps of long curves.
+
+    It leaves out what failed, too: what ends four times as far below the median as the best is
+    above it.
+    """
     finals = [line.get_ydata()[-1] for axes in row for line in axes.lines]
     finals = [y for y in np.asarray(finals, float) if np.isfinite(y)]
     if finals:
-        low, high = min(finals), max(finals)
+        high, middle = max(finals), float(np.median(finals))
+        low = max(min(finals), middle - 4 * (high - middle))
         margin = 0.15 * (high - low) + 1e-3
         for axes in row:
             axes.set_ylim(low - 2 * margin, high + margin)
