@@ -343,6 +343,8 @@ class TestInterrupt:
         """Presses Ctrl-C while a round is computed; several times if asked to."""
         unbroken("DPOptimization")  # run before, and not into it
         original = dppvi.SecretKeys.round_key
+        # A job in the background is started with Ctrl-C ignored, as in some CI.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def press(number, times=1):
             def spy(keys, current):
@@ -355,6 +357,7 @@ class TestInterrupt:
 
         yield press
         monkeypatch.undo()
+        signal.signal(signal.SIGINT, before)
 
     def test_once_ends_the_run_after_the_round(self, interrupted_at, unbroken):
         interrupted_at(1)
