@@ -39,7 +39,7 @@ class Phase(NamedTuple):
     damping: float
 
 
-PHASES = (Phase(30, 100, 0.05, 0.5),)
+PHASES = (Phase(30, 100, 0.05, 0.5), Phase(10, 100, 0.01, 0.5))
 LONG = (Phase(600, 100, 0.02, 1.0), Phase(200, 200, 0.005, 1.0), Phase(100, 200, 0.001, 1.0))
 
 Marginals = dict[str, tuple[np.ndarray, np.ndarray]]
