@@ -26,7 +26,7 @@ class Line(NamedTuple):
         accuracy: On the held-out rows.
         log_likelihood: Mean over the held-out rows, in nats.
         epsilon: Spent up to this round, at delta 1e-5, by the valid accountant; the paper's
-            agrees for full batches and shards, which are all that is used here.
+            agrees for full batches, shards and Poisson samples, which are all that is used here.
         noise: Standard deviation of the noise over the clip.
         seconds: Since the run began, compilation included.
         settings: The numbers that it was run with.
