@@ -24,6 +24,7 @@ from numpyro_dppvi.methods import (
     ParameterPerturbation,
     VirtualClients,
 )
+from numpyro_dppvi.natural_gradient import NaturalGradient
 from numpyro_dppvi.objective import Automatic, GaussHermite, MonteCarlo, SphericalCubature
 from numpyro_dppvi.partition import Partition, Shards, partition, split_evenly, stack, stack_clients
 from numpyro_dppvi.planning import plan_privacy
@@ -71,6 +72,7 @@ __all__ = [
     "GaussHermite",
     "History",
     "MonteCarlo",
+    "NaturalGradient",
     "NonPrivate",
     "Outcome",
     "Partition",

@@ -46,6 +46,14 @@ def positive(name: str, value: float, *, infinite: bool = False) -> float:
     return float(value)
 
 
+def not_negative(name: str, value: float) -> None:
+    """Refuses a number below 0, or infinite."""
+    if not (_is_real(value) and 0 <= value < math.inf):
+        raise ValueError(
+            f"{name} must be a number not below 0, got {shown(value)}: write {name}=0.0, say."
+        )
+
+
 def open_unit(name: str, value: float, example: str) -> float:
     """Returns a number as a float; refuses one outside the open interval (0, 1)."""
     if not (_is_real(value) and 0 < value < 1):

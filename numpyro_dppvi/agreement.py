@@ -15,6 +15,7 @@ from numpyro_dppvi.privacy import (
     SecretKeys,
     discrete,
 )
+from numpyro_dppvi.privacy.plan import shard_weights
 from numpyro_dppvi.server import TrustedAggregator
 
 
@@ -108,9 +109,8 @@ def _planned(
         "noise": method.noise,
     }
     shards = methods.shards_by_client(method, sizes)
-    weights = [1 / n if isinstance(method, LocalAveraging) else 1.0 for n in shards]
-    if trusted:
-        weights = [max(weights)] * len(weights)
+    averaged = isinstance(method, LocalAveraging)
+    weights = shard_weights(clip_norms, shards, averaged, trusted is not None)
     return [
         {**mine, **of_all, "num_shards": num_shards, "weight": weight}
         for mine, num_shards, weight in zip(each, shards, weights, strict=True)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from numpyro_dppvi import factors, local, objective
+from numpyro_dppvi import factors, local, natural_gradient, objective
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents import LatentSpace
@@ -25,6 +25,7 @@ from numpyro_dppvi.methods import (
     NonPrivate,
     ShardMethod,
 )
+from numpyro_dppvi.natural_gradient import NaturalGradient
 from numpyro_dppvi.privacy import (
     add_noise,
     by_purpose,
@@ -127,6 +128,8 @@ def visit(
     optimizer = optax.adam(learning_rate) if method.optimizer is None else method.optimizer
 
     def solve(own: Natural, records_part: local.Gradient, keys: Any) -> Natural:
+        if isinstance(optimizer, NaturalGradient):
+            return natural_gradient.change(optimizer, family, q, own, keys, records_part)
         cavity = factors.divide(q, own)
 
         def gradient(keys: Any, coordinates: Coordinates) -> Coordinates:
@@ -143,7 +146,7 @@ def visit(
         change = solve(own, part, (keys, secret_keys))
         finite = factors.is_finite(change)
         return Message(factors.select(finite, change, factors.unit(change)), None)
-    return _perturbed(space, family, method, layout, own, data, solve, keys, secret_key, drawn)
+    return _perturbed(space, family, method, layout, q, own, data, solve, keys, secret_key, drawn)
 
 
 def _perturbed(
@@ -151,6 +154,7 @@ def _perturbed(
     family: MeanField,
     method: ShardMethod,
     layout: Layout,
+    q: Natural,
     own: Natural,
     data: LocalData,
     solve: Callable[[Natural, local.Gradient, Any], Natural],
@@ -163,10 +167,14 @@ def _perturbed(
     Parameter perturbation is one shard; local averaging raises the likelihood to the number of
     shards and takes the mean; virtual clients take the sum. Noise is added once, to the sum.
 
+    With natural gradients all of this happens in white coordinates of q, and what comes out is
+    turned into natural parameters afterwards: a function of released values.
+
     Without noise a factor may serve only the shard that made it: were it shared by a client's
     shards, a record would move all their changes in the next round, and the sum by more than 2 C.
     """
     exponent = data.num_shards if isinstance(method, LocalAveraging) else 1.0
+    rule = method.optimizer if isinstance(method.optimizer, NaturalGradient) else None
 
     def change_of(number: Array, own: Natural) -> Natural:
         rows, present = _shard(data, layout, number)
@@ -175,7 +183,11 @@ def _perturbed(
             gradient = _exact_sum(space, family, method, rows, present, key, coordinates)
             return factors.power(gradient, exponent)
 
-        return solve(own, records_part, keys)
+        change = solve(own, records_part, keys)
+        return natural_gradient.measured(rule, family, q, change) if rule else change
+
+    def in_natural(change: Natural) -> Natural:
+        return natural_gradient.unmeasured(rule, family, q, change) if rule else change
 
     numbers = jnp.arange(layout.num_shards)
     changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, own)
@@ -184,11 +196,11 @@ def _perturbed(
         steps = clipped_in_steps(changes, present, data.clip_norm, drawn.step)
         released = discrete.released(steps, drawn, data.weight, like=changes)
         kept = discrete.from_steps(steps, drawn.step, like=changes)
-        return Message(released, kept if layout.private else None)
+        return Message(in_natural(released), jax.vmap(in_natural)(kept) if layout.private else None)
     each = clipped(changes, present, data.clip_norm)
     mean_or_sum = exact.weighted_total(each, data.weight)
     released = add_noise(by_purpose(secret_key).noise, mean_or_sum, data.noise_std, like=each)
-    return Message(released, each if layout.private else None)
+    return Message(in_natural(released), jax.vmap(in_natural)(each) if layout.private else None)
 
 
 def _shard(data: LocalData, layout: Layout, number: Array) -> tuple[Mapping[str, Array], Array]:

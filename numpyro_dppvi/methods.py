@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, get_args
 import optax
 
 from numpyro_dppvi import _validate
+from numpyro_dppvi.natural_gradient import NaturalGradient
 from numpyro_dppvi.objective import Automatic, Expectation, GaussHermite
 from numpyro_dppvi.privacy import (
     DiscreteGaussian,
@@ -19,6 +20,8 @@ from numpyro_dppvi.privacy import (
     PoissonSampling,
     Sampler,
 )
+
+Optimizer: TypeAlias = optax.GradientTransformation | NaturalGradient
 
 # How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
 # whose priors have a width of about one: see default_learning_rate.
@@ -39,8 +42,10 @@ def _set_each(method: Any, name: str, check: Callable[[str, Any], Any]) -> None:
     object.__setattr__(method, name, each)
 
 
-def _check_pieces(optimizer: Any, expectation: Any) -> None:
-    if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
+def _check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) -> None:
+    """``natural``: whether steps may be natural gradients, which noise on each of them forbids."""
+    allowed = Optimizer if natural else optax.GradientTransformation
+    if optimizer is not None and not isinstance(optimizer, allowed):
         raise TypeError(
             f"optimizer must be an optax optimiser, got {_validate.shown(optimizer)}: write "
             "optimizer=optax.adam(0.05), say."
@@ -105,7 +110,8 @@ class NonPrivate:
 
     Args:
         num_local_steps: Optimiser steps a visit, on all of the client's records.
-        optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam.
+        optimizer: Any optax optimiser, whose state starts afresh at every visit, or
+            :class:`NaturalGradient`. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
 
@@ -115,12 +121,12 @@ class NonPrivate:
     """
 
     num_local_steps: int = 50
-    optimizer: optax.GradientTransformation | None = None
+    optimizer: Optimizer | None = None
     expectation: Expectation = Automatic()
 
     def __post_init__(self) -> None:
         _validate.positive_int("num_local_steps", self.num_local_steps)
-        _check_pieces(self.optimizer, self.expectation)
+        _check_pieces(self.optimizer, self.expectation, natural=True)
 
 
 @dataclass(frozen=True)
@@ -131,10 +137,10 @@ class ParameterPerturbation:
     limit of :class:`LocalAveraging` and :class:`VirtualClients` with one shard.
 
     Args:
-        clip_norm: Bound on the L2 norm of the change of all natural parameters; one number for all
-            clients, or one a client.
+        clip_norm: Bound on the L2 norm of the change of all natural parameters, one number or one
+            a client; with :class:`NaturalGradient` in units of q's standard deviations.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
-        optimizer: Any optax optimiser. ``None`` is Adam.
+        optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else few draws, whose noise averages out over shards, steps and rounds.
         noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
@@ -146,7 +152,7 @@ class ParameterPerturbation:
 
     clip_norm: float | tuple[float, ...] = 0.002
     num_local_steps: int = 20
-    optimizer: optax.GradientTransformation | None = None
+    optimizer: Optimizer | None = None
     expectation: Expectation = Automatic(2)
     noise: Noise = Gaussian()
 
@@ -164,11 +170,12 @@ class LocalAveraging:
 
     Args:
         num_shards: One number for all clients, or one a client; at most a client's records.
-        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters. It wants
-            choosing for a model, by simulation on public or made-up records. One number for all
-            clients, or one a client.
+        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters; with
+            :class:`NaturalGradient` in units of q's standard deviations. It wants choosing for a
+            model, by simulation on public or made-up records. One number for all clients, or one
+            a client.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
-        optimizer: Any optax optimiser. ``None`` is Adam.
+        optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else few draws, whose noise averages out over shards, steps and rounds.
         noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
@@ -181,7 +188,7 @@ class LocalAveraging:
     num_shards: int | tuple[int, ...]
     clip_norm: float | tuple[float, ...] = 0.2
     num_local_steps: int = 20
-    optimizer: optax.GradientTransformation | None = None
+    optimizer: Optimizer | None = None
     expectation: Expectation = Automatic(2)
     noise: Noise = Gaussian()
 
@@ -198,11 +205,12 @@ class VirtualClients:
 
     Args:
         num_shards: One number for all clients, or one a client; at most a client's records.
-        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters. It wants
-            choosing for a model, by simulation on public or made-up records. One number for all
-            clients, or one a client.
+        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters; with
+            :class:`NaturalGradient` in units of q's standard deviations. It wants choosing for a
+            model, by simulation on public or made-up records. One number for all clients, or one
+            a client.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
-        optimizer: Any optax optimiser. ``None`` is Adam.
+        optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else few draws, whose noise averages out over shards, steps and rounds.
         noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
@@ -215,7 +223,7 @@ class VirtualClients:
     num_shards: int | tuple[int, ...]
     clip_norm: float | tuple[float, ...] = 0.005
     num_local_steps: int = 20
-    optimizer: optax.GradientTransformation | None = None
+    optimizer: Optimizer | None = None
     expectation: Expectation = Automatic(2)
     noise: Noise = Gaussian()
 
@@ -356,7 +364,7 @@ def program_of(method: AnyOf) -> AnyOf:
 
 
 def _check_shard_method(method: ShardMethod) -> None:
-    _check_pieces(method.optimizer, method.expectation)
+    _check_pieces(method.optimizer, method.expectation, natural=True)
     if not isinstance(method.noise, Noise):
         raise TypeError(
             "noise must be Gaussian() or DiscreteGaussian(), got "

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from numpyro_dppvi import factors, local, objective, server
+from numpyro_dppvi import factors, local, natural_gradient, objective, server
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.methods import (
@@ -26,6 +26,7 @@ from numpyro_dppvi.methods import (
     VirtualClients,
     default_learning_rate,
 )
+from numpyro_dppvi.natural_gradient import NaturalGradient
 from numpyro_dppvi.privacy import GaussianSum, Mechanism, PrivacyPlan, add_noise
 
 # Replays that are run side by side hold so many numbers (64 MiB); the rest wait.
@@ -153,11 +154,17 @@ def _visit(
     if isinstance(method, VirtualClients):
         own, target = (factors.power(tree, 1 / num_shards) for tree in (own, target))
     change = _solve(setting, q, own, target, rng_key, jnp.zeros(()))
+    rule = method.optimizer if isinstance(method.optimizer, NaturalGradient) else None
+    if rule:
+        change = natural_gradient.measured(rule, setting.family, q, change)
     norm = jnp.sqrt(factors.inner(change, change))
     change = factors.power(change, jnp.minimum(1.0, setting.clip_norm[client] / norm))
     if isinstance(method, VirtualClients):
         change = factors.power(change, num_shards)
-    return add_noise(rng_key, change, noise_std), change
+    found = add_noise(rng_key, change, noise_std), change
+    if rule:
+        return tuple(natural_gradient.unmeasured(rule, setting.family, q, one) for one in found)
+    return found
 
 
 def _solve(
@@ -172,12 +179,18 @@ def _solve(
     family, method = setting.family, setting.method
     tilted = factors.multiply(factors.divide(q, own), target)
 
+    def records_gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
+        del key
+        return jax.grad(lambda at: -factors.inner(target, family.statistics(at)))(coordinates)
+
     def gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
         exact = jax.grad(objective.cavity_loss, argnums=2)(family, tilted, coordinates)
         return add_noise(key, exact, noise_std)
 
     optimizer = method.optimizer or optax.adam(setting.learning_rate)
     keys = jax.random.split(rng_key, method.num_local_steps)
+    if isinstance(optimizer, NaturalGradient):
+        return natural_gradient.change(optimizer, family, q, own, keys, records_gradient)
     end = family.natural(local.solve(keys, family.coordinates(q), gradient, optimizer))
     change = factors.divide(end, q)
     return factors.select(factors.is_finite(change), change, factors.unit(change))

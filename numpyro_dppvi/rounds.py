@@ -12,6 +12,7 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
+from numpyro_dppvi.natural_gradient import NaturalGradient
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.server import MergeInfo
 
@@ -192,7 +193,7 @@ def _merged(
         changes,
         numbers.damping,
         project,
-        problem.refined,
+        _repaired_whole(problem),
     )
     after = now._replace(clients=merged)
     if now.private is not None:
@@ -207,6 +208,17 @@ def _merged(
         pulled = jax.tree.map(lambda all_, leaf: all_.at[clients].set(leaf), now.pulled, q)
         after = after._replace(pulled=pulled)
     return after, info
+
+
+def _repaired_whole(problem: Problem) -> frozenset[str]:
+    """Members whose entries lose their location where their precision had to be repaired.
+
+    Those of hierarchies, whose prior would follow (``server.merge``). And all of them where changes
+    are centred at q: there a precision below zero takes its location, times that precision, along.
+    """
+    if isinstance(problem.method.optimizer, NaturalGradient):
+        return frozenset(name for name, _ in problem.family.members)
+    return problem.refined
 
 
 def _visit(

@@ -112,7 +112,7 @@ def merge(
     changes: Natural,
     damping: Array,
     project: bool,
-    refined: frozenset[str] = frozenset(),
+    whole: frozenset[str] = frozenset(),
 ) -> tuple[Natural, MergeInfo]:
     """Multiplies damped changes into the factors of the clients that sent them.
 
@@ -133,7 +133,7 @@ def merge(
         changes: Their changes, on a leading axis.
         damping: In (0, 1].
         project: Whether to repair factors; without noise they may rightly be improper.
-        refined: Members of the family whose prior's factor is refined.
+        whole: Members of the family whose entries lose their location where they are repaired.
 
     Returns:
         The new factors, and what happened.
@@ -143,7 +143,7 @@ def merge(
     raised = jnp.zeros((), jnp.int32)
     if project:
         likelihood = factors.total(proposal)
-        deficit = factors.divide(family.project(likelihood, refined), likelihood)
+        deficit = factors.divide(family.project(likelihood, whole), likelihood)
         raised = factors.count_nonzero(deficit)
         share = factors.power(deficit, 1 / clients.shape[0])
         proposal = _add(proposal, clients, share)

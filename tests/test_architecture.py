@@ -36,7 +36,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"exported", "saved"}),
     frozenset({"client", "server", "schedules", "prior", "predictions"}),
     frozenset({"local", "methods"}),
-    frozenset({"objective", "guides"}),
+    frozenset({"objective", "guides", "natural_gradient"}),
     frozenset({"latents", "partition"}),
     frozenset({"families"}),
     frozenset({"factors"}),

@@ -32,8 +32,8 @@ class Settings:
         kind: Which method of the library.
         clip_norm: The clip.
         num_local_steps: Optimiser steps a visit.
-        optimizer: Adam or plain gradient descent.
-        learning_rate: Its rate; ``None`` for the library's default.
+        optimizer: Adam, plain gradient descent, or the library's natural gradient.
+        learning_rate: Its rate (of locations); ``None`` for the library's default.
         num_rounds: Rounds, at most as many as the paper took.
         damping: The share of a change that is merged.
         num_shards: Shards a client, at most one a record.
@@ -49,7 +49,7 @@ class Settings:
     kind: Literal["optimization", "averaging", "virtual", "same", "split", "global"]
     clip_norm: float = 2.5
     num_local_steps: int = 3
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd", "natural"] = "adam"
     learning_rate: float | None = None
     num_rounds: int = 10
     damping: float = 0.4
@@ -65,15 +65,17 @@ class Settings:
         """The method as a value of the library."""
         rule, optimizer = dppvi.Automatic(self.draws), self._optimizer()
         steps = (self.clip_norm, self.num_local_steps, optimizer)
+        if self.kind == "virtual":
+            return dppvi.VirtualClients(self._shards(sizes), *steps, expectation=rule)
+        if self.kind == "averaging":
+            shards = self._shards(sizes)
+            return dppvi.LocalAveraging(shards, self._clips(shards), *steps[1:], expectation=rule)
         if self.kind == "global":
             return dppvi.GlobalVI(self.clip_norm, optimizer, self._sampler(), rule)
         local = dppvi.DPOptimization(*steps, self._sampler(), rule)
-        if self.kind in ("same", "split"):
-            return dppvi.BayesianCommitteeMachine(self.kind, local)
         if self.kind == "optimization":
             return local
-        make = dppvi.LocalAveraging if self.kind == "averaging" else dppvi.VirtualClients
-        return make(self._shards(sizes), *steps, expectation=rule)
+        return dppvi.BayesianCommitteeMachine(self.kind, local)
 
     def arguments(self) -> dict[str, Any]:
         """The other arguments of ``fit``."""
@@ -85,7 +87,9 @@ class Settings:
             "schedule": dppvi.synchronous if together else dppvi.sequential,
         }
 
-    def _optimizer(self) -> optax.GradientTransformation | None:
+    def _optimizer(self) -> optax.GradientTransformation | dppvi.NaturalGradient | None:
+        if self.optimizer == "natural":
+            return dppvi.NaturalGradient(self.learning_rate or 0.2)
         if self.learning_rate is None:
             return None
         return _optimizer(self.optimizer, self.learning_rate)
@@ -99,6 +103,12 @@ class Settings:
         if self.shard_size is not None:
             return tuple(max(1, size // self.shard_size) for size in sizes)
         return tuple(min(self.num_shards or 1, size) for size in sizes)
+
+    def _clips(self, shards: Sequence[int]) -> float | tuple[float, ...]:
+        """For the mean over shards of equal size: a larger client's changes are longer."""
+        if self.shard_size is None:
+            return self.clip_norm
+        return tuple(self.clip_norm * number for number in shards)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpyro.distributions as dist
 
-from numpyro_dppvi.families.base import DiscreteFamily, ExponentialFamily
+from numpyro_dppvi.families.base import DiscreteFamily, ExponentialFamily, WhiteFamily
 from numpyro_dppvi.families.bernoulli import Bernoulli
 from numpyro_dppvi.families.beta import Beta, BetaCoordinates, BetaNatural
 from numpyro_dppvi.families.categorical import Categorical
@@ -63,4 +63,5 @@ __all__ = [
     "NormalCoordinates",
     "NormalNatural",
     "Part",
+    "WhiteFamily",
 ]

@@ -117,3 +117,23 @@ class DiscreteFamily(ExponentialFamily, Protocol):
     def num_values(self) -> int:
         """Number of values of one entry, which are 0, ..., ``num_values - 1``."""
         ...
+
+
+@runtime_checkable
+class WhiteFamily(Protocol):
+    """What families have whose information has a root in closed form (``families.whitening``).
+
+    Natural parameters of theirs are a pair: a linear part and a quadratic one.
+    """
+
+    def whitened(self, coordinates: Coordinates, change: Natural) -> Natural:
+        """The white coordinates of a change; the first part moves the location alone."""
+        ...
+
+    def unwhitened(self, coordinates: Coordinates, white: Natural) -> Natural:
+        """Inverse of :meth:`whitened`."""
+        ...
+
+    def axis_variances(self, coordinates: Coordinates) -> Array:
+        """The distribution's variance along the axis of each entry of the first part."""
+        ...

@@ -119,6 +119,22 @@ class DiagonalNormal:
         """Variance of <slope, x>, a scalar."""
         return jnp.sum(slope**2 * jnp.exp(2 * coordinates.log_scale))
 
+    def whitened(self, coordinates: NormalCoordinates, change: NormalNatural) -> NormalNatural:
+        """(s (d_1 + 2 m d_2), sqrt(2) s^2 d_2): what is centred at the mean is uncorrelated."""
+        scale = jnp.exp(coordinates.log_scale)
+        linear = scale * (change.linear + 2 * coordinates.loc * change.quadratic)
+        return NormalNatural(linear, math.sqrt(2) * scale**2 * change.quadratic)
+
+    def unwhitened(self, coordinates: NormalCoordinates, white: NormalNatural) -> NormalNatural:
+        """Inverse of :meth:`whitened`."""
+        scale = jnp.exp(coordinates.log_scale)
+        quadratic = white.quadratic / (math.sqrt(2) * scale**2)
+        return NormalNatural(white.linear / scale - 2 * coordinates.loc * quadratic, quadratic)
+
+    def axis_variances(self, coordinates: NormalCoordinates) -> Array:
+        """s^2."""
+        return jnp.exp(2 * coordinates.log_scale)
+
     def distribution(self, coordinates: NormalCoordinates) -> dist.Distribution:
         """``Normal(loc, scale).to_event()``."""
         normal = dist.Normal(coordinates.loc, jnp.exp(coordinates.log_scale))

@@ -144,6 +144,28 @@ class FullNormal:
         """Variance of <slope, x>, a scalar."""
         return jnp.sum(_einsum("...ij,...i", scale_tril(coordinates), slope) ** 2)
 
+    def whitened(self, coordinates: FullNormalCoordinates, change: NormalNatural) -> NormalNatural:
+        """(L' (d_1 + 2 D_2 m), sqrt(2) L' D_2 L), with L the covariance's Cholesky factor."""
+        tril, matrix = scale_tril(coordinates), unpack(change.quadratic)
+        centred = change.linear + 2 * _einsum("...ij,...j", matrix, coordinates.loc)
+        linear = _einsum("...ij,...i->...j", tril, centred)
+        quadratic = _einsum("...ki,...kl,...lj->...ij", tril, matrix, tril)
+        return NormalNatural(linear, pack(math.sqrt(2) * quadratic))
+
+    def unwhitened(self, coordinates: FullNormalCoordinates, white: NormalNatural) -> NormalNatural:
+        """Inverse of :meth:`whitened`."""
+        tril = scale_tril(coordinates)
+        inverse = solve_triangular(tril, full(jnp.eye(self.shape[-1]), tril.shape), lower=True)
+        half = unpack(white.quadratic) / math.sqrt(2)
+        matrix = _einsum("...ki,...kl,...lj->...ij", inverse, half, inverse)
+        centred = _einsum("...ij,...i->...j", inverse, white.linear)
+        linear = centred - 2 * _einsum("...ij,...j", matrix, coordinates.loc)
+        return NormalNatural(linear, pack(matrix))
+
+    def axis_variances(self, coordinates: FullNormalCoordinates) -> Array:
+        """Squared lengths of the columns of the covariance's Cholesky factor."""
+        return jnp.sum(scale_tril(coordinates) ** 2, axis=-2)
+
     def distribution(self, coordinates: FullNormalCoordinates) -> dist.Distribution:
         """``MultivariateNormal(loc, scale_tril=...).to_event()``."""
         normal = dist.MultivariateNormal(coordinates.loc, scale_tril=scale_tril(coordinates))

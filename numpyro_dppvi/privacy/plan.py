@@ -199,18 +199,18 @@ def of_changes(
     """Plans noisy sums (or means) of changes, one a shard; one release a visit.
 
     With a trusted aggregator the sum over clients is released: its noise covers the client whose
-    weight is the largest (paper, Theorems 6 and 8), and the most shards that a unit may change.
+    clip times weight is the largest (paper, Theorems 6 and 8), and the most shards that a unit may
+    change.
     """
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     noise = [
         _noise_of_changes(noise_law, budget, max(1, visits), size)
         for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
     ]
-    weights = [1 / shards if averaged else 1.0 for shards in num_shards]
+    weights = shard_weights(clip_norms, num_shards, averaged, num_shares is not None)
     contributions = [units.shards_changed(b, n) for b, n in zip(budgets, num_shards, strict=True)]
     if num_shares is not None:
-        _check_equal_clips(clip_norms)
-        noise, weights = [max(noise)] * len(noise), [max(weights)] * len(noise)
+        noise = [max(noise)] * len(noise)
         contributions = [max(contributions)] * len(noise)
     clients = []
     for m, budget in enumerate(budgets):
@@ -227,6 +227,21 @@ def of_changes(
         mechanism.sensitivity(budget.relation)  # refuses a relation that has none
         clients.append(ClientPlan(budget, mechanism, num_visits[m], 1))
     return PrivacyPlan(tuple(clients))
+
+
+def shard_weights(
+    clip_norms: Sequence[float], num_shards: Sequence[int], averaged: bool, aggregated: bool
+) -> list[float]:
+    """What each client's noise on a sum of clipped changes is multiplied by.
+
+    Under a trusted aggregator whoever's shards may move the sum furthest sets the noise of all, so
+    that any share of it is like any other.
+    """
+    weights = [1 / shards if averaged else 1.0 for shards in num_shards]
+    if not aggregated:
+        return weights
+    furthest = max(clip * weight for clip, weight in zip(clip_norms, weights, strict=True))
+    return [furthest / clip_norm for clip_norm in clip_norms]
 
 
 def _noise_of_changes(

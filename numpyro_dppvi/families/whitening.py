@@ -1,0 +1,112 @@
+"""White coordinates: natural parameters in units in which Fisher's information is the identity.
+
+The information of a family in its natural parameters is the covariance of its statistics. With F
+for it, at a distribution q, and F = L L', the white coordinates of a change d are L' d: their
+squared length is d' F d, twice the Kullback-Leibler divergence between q and q times the change,
+to second order. They are of no units: a change of length 0.1 moves q by a tenth of a standard
+deviation, whatever the scale of a latent and however sharp q is already.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.scipy.linalg import solve_triangular
+
+from numpyro_dppvi._typing import Array, Coordinates, Natural
+from numpyro_dppvi.families.base import WhiteFamily
+from numpyro_dppvi.families.diagonal_normal import NormalNatural
+from numpyro_dppvi.families.dirichlet import Dirichlet
+from numpyro_dppvi.families.mean_field import MeanField
+
+Weights: TypeAlias = Mapping[str, Array]
+
+
+def whiten(family: MeanField, coordinates: Coordinates, change: Natural) -> Natural:
+    """The white coordinates of a change.
+
+    Args:
+        family: The family of q.
+        coordinates: Where q is.
+        change: Natural parameters of any factor; it need not be proper.
+
+    Returns:
+        A tree shaped as the change. Its squared norm is the variance of the logarithm of the
+        factor under q.
+    """
+    return {
+        name: member.whitened(coordinates[name], change[name])
+        if isinstance(member, WhiteFamily)
+        else _by_entry(member, coordinates[name], change[name], lambda root, d: root.T @ d)
+        for name, member in family.members
+    }
+
+
+def unwhiten(family: MeanField, coordinates: Coordinates, white: Natural) -> Natural:
+    """Inverse of :func:`whiten`; linear in ``white``."""
+    return {
+        name: member.unwhitened(coordinates[name], white[name])
+        if isinstance(member, WhiteFamily)
+        else _by_entry(member, coordinates[name], white[name], _solve_transposed)
+        for name, member in family.members
+    }
+
+
+def weighted(family: MeanField, white: Natural, location: Weights, spread: float) -> Natural:
+    """Multiplies the parts of white coordinates that move a normal's location, or its spread.
+
+    Other families' coordinates do not come apart like that, and stay as they are.
+
+    Args:
+        family: The family of q.
+        white: White coordinates.
+        location: Factors by normal member, one a location.
+        spread: One factor for all spreads.
+    """
+    return {
+        name: NormalNatural(location[name] * part.linear, spread * part.quadratic)
+        if name in location
+        else part
+        for name, part in white.items()
+    }
+
+
+def axis_variances(family: MeanField, coordinates: Coordinates) -> Weights:
+    """The variance of q along the axis of each location's white coordinate, by normal member."""
+    return {
+        name: member.axis_variances(coordinates[name])
+        for name, member in family.members
+        if isinstance(member, WhiteFamily)
+    }
+
+
+def _solve_transposed(root: Array, white: Array) -> Array:
+    return solve_triangular(root, white, trans=1, lower=True)
+
+
+def _by_entry(
+    member: Any,
+    coordinates: Coordinates,
+    change: Natural,
+    apply: Callable[[Array, Array], Array],
+) -> Natural:
+    """Applies a function of the information's root and a change to every independent entry."""
+    event = 1 if isinstance(member, Dirichlet) else 0
+    batch = member.shape[: len(member.shape) - event]
+    one = dataclasses.replace(member, shape=member.shape[len(batch) :])
+
+    def of_entry(natural: Natural, change: Natural) -> Natural:
+        flat, unravel = ravel_pytree(natural)
+        information = jax.hessian(lambda x: one.log_partition(unravel(x)))(flat)
+        return unravel(apply(jnp.linalg.cholesky(information), ravel_pytree(change)[0]))
+
+    def entries(tree: Natural) -> Natural:
+        number = math.prod(batch)
+        return jax.tree.map(lambda leaf: leaf.reshape(number, *leaf.shape[len(batch) :]), tree)
+
+    found = jax.vmap(of_entry)(entries(member.natural(coordinates)), entries(change))
+    return jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), found, change)
