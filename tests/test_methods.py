@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import client, factors, guides, latents
+from numpyro_dppvi import client, factors, guides, latents, natural_gradient
 
 PRIOR_LOC, PRIOR_SCALE, NOISE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7]), 1.7
 NO_NOISE = dppvi.PrivacyBudget(math.inf)
@@ -22,6 +22,7 @@ SHARDED = [
     dppvi.LocalAveraging(4),
     dppvi.VirtualClients(4),
 ]
+NATURAL = dppvi.VirtualClients(4, num_local_steps=1, optimizer=dppvi.NaturalGradient())
 # Converges to rounding error on a smooth, noise-free objective.
 PRECISE = {
     "num_local_steps": 3000,
@@ -94,19 +95,26 @@ def compiled_visit(method, num_rows, num_columns, num_shards):
         rate, key = jnp.asarray(0.05), jax.random.key(0)
         return client.visit(space, family, method, layout, prior, own, data, rate, key, secret_key)
 
-    return run
+    return run, family, prior
 
 
 def message(method, X, y, num_shards, noise_std=0.0, seed=0):
-    run = compiled_visit(method, *X.shape, num_shards)
+    run, *_ = compiled_visit(method, *X.shape, num_shards)
     return run(jnp.asarray(X, jnp.float32), jnp.asarray(y), noise_std, jax.random.key(seed))
+
+
+def length(method, family, q, moved):
+    """The norm in the units in which the method clips."""
+    if isinstance(method.optimizer, dppvi.NaturalGradient):
+        moved = natural_gradient.measured(method.optimizer, family, q, moved)
+    return np.linalg.norm(flat(moved))
 
 
 def flat(natural):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(natural)]).astype(float)
 
 
-@pytest.mark.parametrize("method", SHARDED)
+@pytest.mark.parametrize("method", [*SHARDED, NATURAL])
 def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method):
     """Theorems 2 and 3: 2 C for the sum, over the number of shards for the mean."""
     clip = 0.3
@@ -114,6 +122,7 @@ def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method
     method = type(method)(**{**vars(method), "clip_norm": clip})
     X, y = logistic_data(24)
     base = message(method, X, y, num_shards)
+    _, family, prior = compiled_visit(method, *X.shape, num_shards)
     weight = 1 / num_shards if isinstance(method, dppvi.LocalAveraging) else 1.0
     worst = 0.0
     rng = np.random.default_rng(2)
@@ -125,7 +134,8 @@ def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method
         if trial == 0:
             X_other[row] = np.inf  # a solve that fails is a zero change
         other = message(method, X_other, y_other, num_shards)
-        worst = max(worst, np.linalg.norm(flat(other.change) - flat(base.change)))
+        moved = factors.divide(other.change, base.change)
+        worst = max(worst, length(method, family, prior, moved))
         if isinstance(method, dppvi.VirtualClients):  # the other shards saw nothing
             untouched = np.arange(num_shards) != row % num_shards
             for a, b in zip(jax.tree.leaves(other.kept), jax.tree.leaves(base.kept), strict=True):
@@ -135,7 +145,7 @@ def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method
 
 
 @pytest.mark.parametrize("trusted", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("method", SHARDED)
+@pytest.mark.parametrize("method", [*SHARDED, NATURAL])
 def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
     """Given what was released before, round two moves by no more than the sensitivity, either.
 
@@ -176,8 +186,9 @@ def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
         y_other[row] = rng.integers(2)
         data = clients(X_other, y_other)
         kept, other = rounds(first.factors)
-        moved = flat(factors.total(other.factors)) - flat(factors.total(second.factors))
-        worst = max(worst, np.linalg.norm(moved) / damping)
+        moved = factors.divide(factors.total(other.factors), factors.total(second.factors))
+        family = algorithm.posterior(first).family
+        worst = max(worst, length(method, family, first.natural, moved) / damping)
         if first.private is not None:
             untouched = np.ones((2, num_shards), bool)
             untouched[0, row % num_shards] = False

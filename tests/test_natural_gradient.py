@@ -1,5 +1,7 @@
 """Natural-gradient steps: closed forms in one step, lengths, and what reaches a release."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,7 +95,7 @@ def test_a_gamma_that_is_conjugate_comes_out_whole_too(x64):
 )
 @pytest.mark.parametrize("trusted_aggregator", [False, True])
 def test_without_clip_shards_of_one_record_are_exact(x64, method, clip_norm, trusted_aggregator):
-    """A budget so large that noise hardly matters: the sum, or mean, of shards is the posterior."""
+    """Without noise, too: the sum, or the mean, of what the shards say is the posterior."""
     data = clients(lambda rng, size: rng.normal(2.0, 1.5, size))
     sizes = tuple(len(client["y"]) for client in data)
     fitted = dppvi.fit(
@@ -102,15 +104,15 @@ def test_without_clip_shards_of_one_record_are_exact(x64, method, clip_norm, tru
         data,
         rng_key=jax.random.key(0),
         method=method(sizes, clip_norm, 1, EXACT, dppvi.SphericalCubature()),
-        budget=dppvi.PrivacyBudget(1e6, 1e-5),
+        budget=dppvi.PrivacyBudget(math.inf),
         num_rounds=1,
         damping=1.0,
         schedule=dppvi.synchronous,
         trusted_aggregator=trusted_aggregator,
     ).posterior
     mean, stddev = posterior_of_mean(data)
-    np.testing.assert_allclose(fitted.mean["mean"], mean, atol=2e-3)
-    np.testing.assert_allclose(fitted.stddev["mean"], stddev, atol=2e-3)
+    np.testing.assert_allclose(fitted.mean["mean"], mean, rtol=1e-4)
+    np.testing.assert_allclose(fitted.stddev["mean"], stddev, rtol=1e-4)
 
 
 def test_lengths_are_those_of_moved_means(x64):
@@ -129,7 +131,7 @@ def test_lengths_are_those_of_moved_means(x64):
 
 
 def test_what_is_released_moves_by_the_clip_at_most_in_those_units(x64):
-    """Two data sets that differ in one record, no noise to speak of, one visit each."""
+    """Two data sets that differ in one record, no noise, one visit each."""
     common = np.random.default_rng(3).normal(2.0, 1.5, 29)
     rule = dppvi.NaturalGradient(location_rate=1.0, ridge=5.0, spread_weight=3.0)
     ends = []
@@ -141,7 +143,7 @@ def test_what_is_released_moves_by_the_clip_at_most_in_those_units(x64):
             records,
             rng_key=jax.random.key(0),
             method=dppvi.VirtualClients(30, 0.01, 1, rule, dppvi.SphericalCubature()),
-            budget=dppvi.PrivacyBudget(1e6, 1e-5),
+            budget=dppvi.PrivacyBudget(math.inf),
             num_rounds=1,
             damping=1.0,
         )
@@ -150,7 +152,7 @@ def test_what_is_released_moves_by_the_clip_at_most_in_those_units(x64):
     prior = family.natural({"mean": families.NormalCoordinates(jnp.array(0.5), jnp.log(2.0))})
     moved = natural_gradient.measured(rule, family, prior, factors.divide(*ends))
     length = float(jnp.sqrt(factors.inner(moved, moved)))
-    assert 0.015 < length <= 0.02 * (1 + 1e-4)  # from one side of the ball nearly to the other
+    assert 0.015 < length <= 0.02  # from one side of the ball nearly to the other
 
 
 def test_noise_under_an_aggregator_covers_whoever_moves_the_mean_furthest():
