@@ -156,9 +156,37 @@ def _network(draws: Mapping[str, jax.Array], X: jax.Array) -> jax.Array:
 
 
 OPTIMIZATION = Settings("DP optimisation", "optimization")
+DESCENT = replace(
+    OPTIMIZATION,
+    clip_norm=2.0,
+    optimizer="sgd",
+    learning_rate=3e-4,
+    num_rounds=20,
+    damping=0.25,
+    synchronous=True,
+    tried=35,
+)
 SAME = Settings("BCM same", "same", num_local_steps=30)
 SPLIT = Settings("BCM split", "split", num_local_steps=30)
 GLOBAL = Settings("global VI, trusted aggr.", "global", num_rounds=200, aggregated=True)
+NATURAL = Settings(
+    "virtual",
+    "virtual",
+    clip_norm=0.013,
+    num_local_steps=1,
+    optimizer="natural",
+    learning_rate=0.2,
+    num_rounds=15,
+    damping=0.75,
+    shard_size=1,
+    synchronous=True,
+    tried=1400,
+)
+NATURAL_SUMMED = replace(
+    NATURAL, name="virtual, trusted aggr.", clip_norm=0.015, aggregated=True, tried=370
+)
+MEAN = replace(NATURAL, name="local avg", kind="averaging", clip_norm=0.012, tried=1100)
+MEAN_SUMMED = replace(NATURAL_SUMMED, name="local avg, trusted aggr.", kind="averaging")
 VIRTUAL = Settings(
     "virtual",
     "virtual",
@@ -169,7 +197,6 @@ VIRTUAL = Settings(
     damping=0.15,
     shard_size=6,
     draws=2,
-    tried=117,
 )
 VIRTUAL_SUMMED = Settings(
     "virtual, trusted aggr.",
@@ -182,7 +209,6 @@ VIRTUAL_SUMMED = Settings(
     shard_size=12,
     aggregated=True,
     draws=2,
-    tried=132,
 )
 AVERAGING = Settings(
     "local avg",
@@ -195,7 +221,6 @@ AVERAGING = Settings(
     num_shards=400,
     synchronous=True,
     draws=2,
-    tried=215,
 )
 AVERAGING_SUMMED = Settings(
     "local avg, trusted aggr.",
@@ -208,7 +233,6 @@ AVERAGING_SUMMED = Settings(
     num_shards=400,
     aggregated=True,
     draws=2,
-    tried=215,
 )
 
 MORTALITY = (
@@ -254,18 +278,11 @@ MORTALITY = (
     replace(GLOBAL, clip_norm=3.2, num_rounds=100, tried=14),
 )
 
+MANY_SUMMED = replace(NATURAL_SUMMED, clip_norm=0.018, learning_rate=0.25, damping=0.61, tried=24)
 MANY = (
     replace(OPTIMIZATION, clip_norm=2.1, num_rounds=20, damping=0.57, tried=10),
-    replace(
-        AVERAGING_SUMMED,
-        clip_norm=0.14,
-        learning_rate=1e-4,
-        num_rounds=8,
-        damping=0.79,
-        num_shards=120,
-        tried=26,
-    ),
-    replace(VIRTUAL_SUMMED, clip_norm=0.011, learning_rate=0.04, damping=0.37, tried=8),
+    replace(MANY_SUMMED, name="local avg, trusted aggr.", kind="averaging"),
+    MANY_SUMMED,
     *(SAME, SPLIT, GLOBAL),
 )
 NETWORK = (
@@ -314,7 +331,7 @@ STUDIES: Mapping[str, Study] = {
         1.0,
         SPLITS,
         (
-            *(OPTIMIZATION, AVERAGING, AVERAGING_SUMMED, VIRTUAL, VIRTUAL_SUMMED),
+            *(DESCENT, MEAN, MEAN_SUMMED, NATURAL, NATURAL_SUMMED),
             *(SAME, SPLIT, GLOBAL),
         ),
     ),
