@@ -186,6 +186,12 @@ LOCAL = {
     "optimizer": optax.sgd(1 / 150),
     "expectation": dppvi.MonteCarlo(2),
 }
+# In white coordinates, where the prior's standard deviation of a tenth makes PUSH a half.
+NATURAL = {
+    "num_local_steps": 1,
+    "optimizer": dppvi.NaturalGradient(location_rate=1.0, ridge=0.0),
+    "expectation": dppvi.SphericalCubature(),
+}
 
 
 def changes(method: Any, trusted: bool = False, push: float = PUSH) -> Case:
@@ -286,6 +292,10 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
         yield (
             f"virtual clients, 2 rounds{words}",
             lambda trusted=trusted: changes(dppvi.VirtualClients(20, 5.0, **LOCAL), trusted),
+        )
+        yield (
+            f"natural gradients, 2 rounds{words}",
+            lambda trusted=trusted: changes(dppvi.VirtualClients(20, 0.5, **NATURAL), trusted),
         )
 
 
