@@ -4,7 +4,7 @@ from typing import Any
 
 import numpyro.distributions as dist
 
-from numpyro_dppvi.families.base import DiscreteFamily, ExponentialFamily
+from numpyro_dppvi.families.base import DiscreteFamily, ExponentialFamily, NormalFamily
 from numpyro_dppvi.families.bernoulli import Bernoulli
 from numpyro_dppvi.families.beta import Beta, BetaCoordinates, BetaNatural
 from numpyro_dppvi.families.categorical import Categorical
@@ -61,6 +61,7 @@ __all__ = [
     "HalfNormal",
     "MeanField",
     "NormalCoordinates",
+    "NormalFamily",
     "NormalNatural",
     "Part",
 ]
