@@ -19,7 +19,6 @@ import numpy as np
 from numpyro_dppvi import (
     _validate,
     agreement,
-    factors,
     guides,
     latents,
     methods,
@@ -27,6 +26,7 @@ from numpyro_dppvi import (
     rounds,
     schedules,
     server,
+    start,
 )
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
 from numpyro_dppvi.client import Layout
@@ -64,6 +64,7 @@ class PVIState(NamedTuple):
             method under a trusted aggregator), clients and shards on the leading axes; ``None``
             where there are none.
         pulled: With asynchronous clients, the q that each started from; else ``None``.
+        begin: The public start, or ``None`` for a run that begins at the prior.
     """
 
     round: int
@@ -72,6 +73,7 @@ class PVIState(NamedTuple):
     ledger: Ledger
     private: Natural | None = None
     pulled: Natural | None = None
+    begin: Natural | None = None
 
     @property
     def natural(self) -> Natural:
@@ -110,6 +112,7 @@ def pvi(
     trusted_aggregator: bool | TrustedAggregator = False,
     prior: Prior | None = None,
     ledger_file: LedgerFile | None = None,
+    init_scale: float | None = None,
 ) -> Algorithm:
     """Builds the algorithm. Nothing is computed from records until ``step`` gets shards.
 
@@ -130,13 +133,14 @@ def pvi(
         prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
         ledger_file: Where every round is charged, on disk, before it releases anything. What the
             file has spent already counts.
+        init_scale: A public start for neural networks, as of ``fit``; ``None`` for the prior.
 
     Returns:
         The algorithm. Its ``step`` compiles once, whatever the number of rounds.
 
     Raises:
         UnsupportedModelError: If the model or guide cannot be fitted.
-        ValueError: If the damping is outside (0, 1], or the plan is not the plan of this method,
+        ValueError: If a number is outside (0, 1], or the plan is not the plan of this method,
             these clients and this aggregator.
 
     Example:
@@ -171,6 +175,7 @@ def pvi(
         prior_left_out=0.0,
         earlier=prior,
         ledger_file=ledger_file,
+        init_scale=init_scale,
     )
 
 
@@ -189,9 +194,16 @@ def assemble(
     prior_left_out: float,
     earlier: Prior | None = None,
     ledger_file: LedgerFile | None = None,
+    init_scale: float | None = None,
+    alone: bool = False,
 ) -> Algorithm:
-    """What :func:`pvi` does; ``prior_left_out`` is the power of the prior that cavities lack."""
+    """What :func:`pvi` does.
+
+    ``prior_left_out`` is the power of the prior that cavities lack. Clients who fit alone begin
+    their solves at the start, which their factors do not hold.
+    """
     _validate.half_open_unit("damping", damping)
+    start.check(init_scale)
     num_clients = len(client_sizes)
     agreement.check_noise(method, trusted)
     agreement.check_plan(method, plan, client_sizes, trusted)
@@ -210,14 +222,18 @@ def assemble(
     numbers = _numbers(method, plan, client_sizes, prior.exact, damping, prior_left_out)
 
     def init(rng_key: PRNGKey) -> PVIState:
-        first = rounds.first_prior(problem, numbers, _validate.rng_key(rng_key))
+        prior_key, start_key = start.keys(_validate.rng_key(rng_key), init_scale)
+        first = rounds.first_prior(problem, numbers, prior_key)
+        begin = start.narrow(family, first, start_key, init_scale)
+        held = None if alone else begin
         return PVIState(
             round=0,
             prior=first,
-            factors=factors.unit(first, 1 if trusted else num_clients),
+            factors=start.of_clients(first, held, num_clients, aggregated),
             ledger=first_ledger(plan, ledger_file),
-            private=_private_factors(first, num_clients, layout),
-            pulled=_pulled(schedule, first, num_clients),
+            private=_private_factors(first, held, numbers, layout),
+            pulled=_pulled(schedule, first if held is None else held, num_clients),
+            begin=begin,
         )
 
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
@@ -228,11 +244,12 @@ def assemble(
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, secret_keys.round_key(state.round))
-        start = Factors(state.prior, state.factors, state.private, state.pulled)
-        handed = numbers._replace(drawn=_drawn(method, plan, groups, state.prior))
-        end, info = rounds.run(problem, handed, start, shards, jnp.asarray(groups), keys)
-        after = PVIState(state.round + 1, end.prior, end.clients, ledger, end.private, end.pulled)
-        return after, info
+        before = Factors(state.prior, state.factors, state.private, state.pulled)
+        drawn = _drawn(method, plan, groups, state.prior)
+        handed = numbers._replace(drawn=drawn, begin=state.begin if alone else None)
+        end, info = rounds.run(problem, handed, before, shards, jnp.asarray(groups), keys)
+        after = (end.prior, end.clients, ledger, end.private, end.pulled, state.begin)
+        return PVIState(state.round + 1, *after), info
 
     def posterior(state: PVIState) -> Posterior:
         facts = shapes(records)
@@ -287,11 +304,16 @@ def _drawn(method: Method, plan: PrivacyPlan | None, groups: np.ndarray, like: N
     return draw_noise([client.mechanism for client in plan.clients], groups, size)
 
 
-def _private_factors(like: Natural, num_clients: int, layout: Layout) -> Natural | None:
-    """The factors that clients keep to themselves, one a shard: 1 to begin with."""
+def _private_factors(
+    prior: Natural, begin: Natural | None, numbers: Numbers, layout: Layout
+) -> Natural | None:
+    """The factors that clients keep to themselves, one a shard."""
     if not layout.private:
         return None
-    return factors.unit(factors.unit(like, layout.num_shards), num_clients)
+    # A client's factor is the product of its shards' to the power of its weight.
+    num_clients = numbers.num_shards.shape[0]
+    shares = 1 / (num_clients * numbers.num_shards * numbers.weight)
+    return start.of_shards(prior, begin, shares, layout.num_shards)
 
 
 def _pulled(schedule: schedules.Schedule, q: Natural, num_clients: int) -> Natural | None:

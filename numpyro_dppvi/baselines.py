@@ -22,6 +22,7 @@ from numpyro_dppvi import (
     objective,
     schedules,
     server,
+    start,
 )
 from numpyro_dppvi._typing import Array, Coordinates, Model, Natural, PRNGKey
 from numpyro_dppvi.algorithm import Algorithm, charged, first_ledger
@@ -84,9 +85,11 @@ def global_vi(
     secret_keys: SecretKeys = SecretKeys(),
     earlier: Prior | None = None,
     ledger_file: LedgerFile | None = None,
+    init_scale: float | None = None,
 ) -> Algorithm:
     """Central DP-VI (Jälkö et al. 2017) as ``init / step / posterior``; arguments as of ``pvi``."""
     num_clients = len(client_sizes)
+    start.check(init_scale)
     agreement.check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_additive(space, model_kwargs or {}, sum(client_sizes))
@@ -101,9 +104,10 @@ def global_vi(
     optimizer = _optimizer(method)
 
     def init(rng_key: PRNGKey) -> GlobalState:
-        first = jax.jit(lambda key: server.first_prior(space, family, prior, key))(
-            _validate.rng_key(rng_key)
-        )
+        prior_key, start_key = start.keys(_validate.rng_key(rng_key), init_scale)
+        first = jax.jit(lambda key: server.first_prior(space, family, prior, key))(prior_key)
+        begin = start.narrow(family, first, start_key, init_scale)
+        first = first if begin is None else begin
         coordinates = family.coordinates(first)
         ledger = first_ledger(plan, ledger_file)
         return GlobalState(0, first, coordinates, optimizer.init(coordinates), ledger)

@@ -59,6 +59,7 @@ def description(
         "trusted aggregator": _in_words(run.trusted, start),
         "budget": "none" if plan is None else _budgets(plan),
         "damping": repr(run.damping),
+        "init_scale": repr(run.init_scale),
         "rng_key": str(np.asarray(jax.random.key_data(rng_key)).tolist()),
         "insecure_noise_seed": seed,
         "precision": str(jax.dtypes.canonicalize_dtype(float)),

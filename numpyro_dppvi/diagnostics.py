@@ -162,6 +162,8 @@ def diagnose(
             schedules.all_groups(result.run.schedule, result.state.round, len(result.client_sizes)),
             damping,
             result.run.trusted is not None,
+            result.state.begin,
+            result.run.alone,
         )
         found, sharpness = _replayed(setting, natural, key, num_replays)
         noise = _spread(result.posterior, jax.tree.map(lambda leaf: leaf[-1], found))

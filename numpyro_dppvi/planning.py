@@ -31,6 +31,8 @@ class Wiring(NamedTuple):
         damping: The share of a change that is merged; ``None`` leaves it to the caller.
         trusted: The trusted aggregator, or ``None``.
         splits_prior: Whether each client gets the prior's M-th root for its own.
+        alone: Whether every client fits a posterior of its own, in one visit.
+        init_scale: How narrow the start is, or ``None`` to begin at the prior.
     """
 
     method: Any
@@ -39,6 +41,8 @@ class Wiring(NamedTuple):
     damping: float | None
     trusted: TrustedAggregator | None
     splits_prior: bool
+    alone: bool = False
+    init_scale: float | None = None
 
 
 def plan_privacy(
@@ -138,7 +142,7 @@ def wiring(
         )
     if isinstance(method, BayesianCommitteeMachine):
         split = method.prior == "split"
-        return Wiring(_alone(method.local), schedules.synchronous, 1, 1.0, None, split)
+        return Wiring(_alone(method.local), schedules.synchronous, 1, 1.0, None, split, True)
     return Wiring(method, schedule, num_rounds, None, trusted, False)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from numpyro_dppvi import factors, local, natural_gradient, objective, server
+from numpyro_dppvi import factors, local, natural_gradient, objective, server, start
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.methods import (
@@ -49,6 +49,8 @@ class Setting(NamedTuple):
         damping: The share of a change that is merged.
         learning_rate: For Adam, where the method names no optimiser.
         aggregated: Whether only the sum of the changes is known.
+        begin: The public start; ``None`` for the prior.
+        alone: Whether clients' factors leave it out, and only their solves begin there.
     """
 
     family: MeanField
@@ -62,6 +64,8 @@ class Setting(NamedTuple):
     damping: float
     learning_rate: float
     aggregated: bool
+    begin: Natural | None
+    alone: bool
 
 
 class _State(NamedTuple):
@@ -82,9 +86,10 @@ def replays(setting: Setting) -> Callable[[PRNGKey, Array | float, int], Natural
     """
     num_clients = setting.noise_std.shape[0]
     has_private = setting.aggregated or isinstance(setting.method, VirtualClients)
-    start = _State(
-        factors.unit(setting.prior, 1 if setting.aggregated else num_clients),
-        factors.unit(setting.prior, num_clients) if has_private else None,
+    held = None if setting.alone else setting.begin
+    first = _State(
+        start.of_clients(setting.prior, held, num_clients, setting.aggregated),
+        start.of_clients(setting.prior, held, num_clients, False) if has_private else None,
     )
 
     floats = num_clients * sum(leaf.size for leaf in jax.tree.leaves(setting.prior))
@@ -99,7 +104,7 @@ def replays(setting: Setting) -> Callable[[PRNGKey, Array | float, int], Natural
         return jax.lax.map(lambda at: each(at[0], groups, at[1]), (keys, state), batch_size=at_once)
 
     def of(rng_key: PRNGKey, power: Array | float, num_replays: int) -> Natural:
-        state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_replays, *leaf.shape)), start)
+        state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_replays, *leaf.shape)), first)
         after = []
         for number, groups in enumerate(setting.groups):
             keys = jax.random.split(jax.random.fold_in(rng_key, number), num_replays)
@@ -189,9 +194,10 @@ def _solve(
 
     optimizer = method.optimizer or optax.adam(setting.learning_rate)
     keys = jax.random.split(rng_key, method.num_local_steps)
+    first = setting.begin if setting.alone and setting.begin is not None else q
     if isinstance(optimizer, NaturalGradient):
         return natural_gradient.change(optimizer, family, q, own, keys, records_gradient)
-    end = family.natural(local.solve(keys, family.coordinates(q), gradient, optimizer))
+    end = family.natural(local.solve(keys, family.coordinates(first), gradient, optimizer))
     change = factors.divide(end, q)
     return factors.select(factors.is_finite(change), change, factors.unit(change))
 
@@ -205,6 +211,8 @@ def setting_of(
     groups: Sequence[np.ndarray],
     damping: float,
     aggregated: bool,
+    begin: Natural | None = None,
+    alone: bool = False,
 ) -> Setting:
     """The replay of a run, from what it released.
 
@@ -233,6 +241,8 @@ def setting_of(
         damping,
         default_learning_rate(method, releases, damping),
         aggregated,
+        begin,
+        alone,
     )
 
 

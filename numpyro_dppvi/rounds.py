@@ -59,6 +59,7 @@ class Numbers(NamedTuple):
             committee machine with a split prior.
         drawn: The noise of a round's visits where it is drawn on the host, leading axes as of its
             groups; ``None`` where it comes from the secret key.
+        begin: Where local solves begin that do not begin at q; ``None`` for at q.
     """
 
     exact_prior: Natural
@@ -71,6 +72,7 @@ class Numbers(NamedTuple):
     learning_rate: Array
     prior_left_out: Array
     drawn: Any = None
+    begin: Natural | None = None
 
 
 class Factors(NamedTuple):
@@ -249,13 +251,17 @@ def _visit(
     own = of_client(now.clients if now.private is None else now.private)
     # Broadcasts over the shards of a virtual client.
     own = factors.multiply(own, left_out)
+    q = q if now.pulled is None else of_client(now.pulled)
+    ahead = None if numbers.begin is None else factors.divide(numbers.begin, q)
+    if ahead is not None:  # a solve begins at its q: both move, and the cavity q / own does not
+        q, own = factors.multiply(q, ahead), factors.multiply(own, ahead)
     rng_key, secret_key = jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
     message = client.visit(
         problem.space,
         problem.family,
         problem.method,
         problem.layout,
-        q if now.pulled is None else of_client(now.pulled),
+        q,
         own,
         data,
         numbers.learning_rate,
@@ -263,7 +269,11 @@ def _visit(
         secret_key,
         noise,
     )
-    return message._replace(change=factors.multiply(message.change, left_out))
+    change = message.change
+    if ahead is not None:
+        solved = factors.count_nonzero(change) > 0
+        change = factors.select(solved, factors.multiply(change, ahead), change)
+    return message._replace(change=factors.multiply(change, left_out))
 
 
 def _refined_prior(problem: Problem, numbers: Numbers, start: Factors, rng_key: PRNGKey) -> Natural:

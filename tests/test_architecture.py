@@ -34,7 +34,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"rounds", "agreement"}),
     frozenset({"posterior"}),
     frozenset({"exported", "saved"}),
-    frozenset({"client", "server", "schedules", "prior", "predictions"}),
+    frozenset({"client", "server", "schedules", "prior", "predictions", "start"}),
     frozenset({"local", "methods"}),
     frozenset({"objective", "guides", "natural_gradient"}),
     frozenset({"latents", "partition"}),

@@ -42,6 +42,7 @@ class Settings:
         aggregated: Whether a trusted aggregator sums the changes.
         synchronous: Whether all clients work at once.
         draws: Draws for an expected log likelihood where there is no quadrature for it.
+        init_scale: How narrow a random start the run begins at; ``None`` for the prior.
         tried: Settings that were compared to find these.
     """
 
@@ -59,7 +60,13 @@ class Settings:
     aggregated: bool = False
     synchronous: bool = False
     draws: int = 10
+    init_scale: float | None = field(default=None, repr=False)  # shown by __str__ if it is set
     tried: int = field(default=1, repr=False, compare=False)  # no part of what is run
+
+    def __str__(self) -> str:
+        """What is run. Results are known by it: a later field shows only where it is set."""
+        start = "" if self.init_scale is None else f", init_scale={self.init_scale}"
+        return f"{repr(self)[:-1]}{start})"
 
     def method(self, sizes: Sequence[int]) -> Any:
         """The method as a value of the library."""
@@ -83,6 +90,7 @@ class Settings:
         return {
             "num_rounds": self.num_rounds,
             "damping": self.damping,
+            "init_scale": self.init_scale,
             "trusted_aggregator": self.aggregated,
             "schedule": dppvi.synchronous if together else dppvi.sequential,
         }

@@ -4,7 +4,12 @@ from typing import Any
 
 import numpyro.distributions as dist
 
-from numpyro_dppvi.families.base import DiscreteFamily, ExponentialFamily, WhiteFamily
+from numpyro_dppvi.families.base import (
+    DiscreteFamily,
+    ExponentialFamily,
+    NormalFamily,
+    WhiteFamily,
+)
 from numpyro_dppvi.families.bernoulli import Bernoulli
 from numpyro_dppvi.families.beta import Beta, BetaCoordinates, BetaNatural
 from numpyro_dppvi.families.categorical import Categorical
@@ -61,6 +66,7 @@ __all__ = [
     "HalfNormal",
     "MeanField",
     "NormalCoordinates",
+    "NormalFamily",
     "NormalNatural",
     "Part",
     "WhiteFamily",
