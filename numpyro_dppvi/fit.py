@@ -184,9 +184,8 @@ def fit(
         ledger_file: Where every round is charged, on disk, before it releases anything. What the
             file has spent already counts, so that runs on the same records share one budget.
         insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
-        init_scale: For neural networks, which are symmetric under their prior: begins normal latents
-            at locations drawn from ``rng_key``, so many prior standard deviations from the prior's
-            and as narrow (.1, say). No record enters, which costs no privacy. ``None``: the prior.
+        init_scale: For neural networks, symmetric under their prior: begins at a random point so
+            many prior standard deviations away, and as narrow (.1, say). Costs no privacy.
 
     Returns:
         A :class:`FitResult`. Ctrl-C ends the run after the round under way, and returns what there
