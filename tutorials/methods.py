@@ -41,31 +41,27 @@ print(
 # ## Inference
 #
 # Every method is one value. The numbers of the shard methods (number of shards, clip, steps) were
-# chosen on other rows ([measurements](../benchmarks.md)); `DPOptimization()` and the baselines run
-# with their defaults.
+# chosen on other rows ([reproduction](../reproduction.md)); `DPOptimization()` and the baselines
+# run with their defaults. Virtual clients come twice: with shards of six records and Adam, and with
+# a shard a record and [natural gradients](../methods.md).
 
 # %%
-size, scale = min(clients.sizes), pick(1, 10)
-shards = size // 6
-summed = {"schedule": dppvi.synchronous, "trusted_aggregator": True}
+sizes, scale = clients.sizes, pick(1, 10)
+natural = dppvi.NaturalGradient()  # one step a shard, clipped in units of q's standard deviations
+together = {"schedule": dppvi.synchronous, "num_rounds": 15, "damping": 0.75}
+summed = {**together, "trusted_aggregator": True}
 methods = {
     "DP optimisation": (dppvi.DPOptimization(), {"num_rounds": 10}),
-    "virtual clients": (
-        dppvi.VirtualClients(shards, 0.015, 20, optax.adam(0.05)),
+    "virtual clients, Adam": (
+        dppvi.VirtualClients(min(sizes) // 6, 0.015, 20, optax.adam(0.05)),
         {"num_rounds": 8, "damping": 0.15},
     ),
-    "virtual clients, aggregator": (
-        dppvi.VirtualClients(shards // 2, 0.0075, 20, optax.adam(0.02)),
-        {"num_rounds": 15, "damping": 0.3, **summed},
-    ),
+    "virtual clients": (dppvi.VirtualClients(sizes, 0.013, 1, natural), together),
     "local averaging": (
-        dppvi.LocalAveraging(shards, 1.4, 3, optax.sgd(2e-4)),
-        {"num_rounds": 8, "damping": 0.7, "schedule": dppvi.synchronous},
+        dppvi.LocalAveraging(sizes, tuple(0.012 * size for size in sizes), 1, natural),
+        together,
     ),
-    "local averaging, aggregator": (
-        dppvi.LocalAveraging(shards, 3.0, 3, optax.sgd(2e-4)),
-        {"num_rounds": 15, "damping": 0.5, **summed},
-    ),
+    "virtual clients, aggregator": (dppvi.VirtualClients(sizes, 0.015, 1, natural), summed),
     "committee, split prior": (dppvi.BayesianCommitteeMachine("split"), {}),
     "global VI, aggregator": (
         dppvi.GlobalVI(),
