@@ -176,6 +176,10 @@ DESCENT = replace(
 )
 SAME = Settings("BCM same", "same", num_local_steps=30)
 SPLIT = Settings("BCM split", "split", num_local_steps=30)
+COMMITTEES = tuple(
+    replace(one, clip_norm=2.7, num_local_steps=60, optimizer="sgd", learning_rate=3e-4, tried=25)
+    for one in (SAME, SPLIT)
+)
 GLOBAL = Settings("global VI, trusted aggr.", "global", num_rounds=200, aggregated=True)
 NATURAL = Settings(
     "virtual",
@@ -340,7 +344,7 @@ STUDIES: Mapping[str, Study] = {
         SPLITS,
         (
             *(DESCENT, MEAN, MEAN_SUMMED, NATURAL, NATURAL_SUMMED),
-            *(SAME, SPLIT, GLOBAL),
+            *(*COMMITTEES, GLOBAL),
         ),
     ),
     "mortality": Study(
