@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from numpyro_dppvi import _validate, agreement, methods, schedules, server
+from numpyro_dppvi import _validate, agreement, methods, schedules, server, start
 from numpyro_dppvi.methods import (
     AnyMethod,
     BayesianCommitteeMachine,
@@ -144,6 +144,18 @@ def wiring(
         split = method.prior == "split"
         return Wiring(_alone(method.local), schedules.synchronous, 1, 1.0, None, split, True)
     return Wiring(method, schedule, num_rounds, None, trusted, False)
+
+
+def settled(run: Wiring, damping: float, init_scale: float | None) -> Wiring:
+    """The same with what was left to the caller.
+
+    Raises:
+        ValueError: If ``init_scale`` is outside (0, 1].
+    """
+    start.check(init_scale)
+    return run._replace(
+        damping=damping if run.damping is None else run.damping, init_scale=init_scale
+    )
 
 
 def _alone(method: DPOptimization) -> DPOptimization:
