@@ -155,6 +155,27 @@ def test_what_is_released_moves_by_the_clip_at_most_in_those_units(x64):
     assert 0.015 < length <= 0.02  # from one side of the ball nearly to the other
 
 
+def test_diagnostics_replay_the_noise_in_the_same_units():
+    """One latent far narrower than its prior: the replayed noise is of the size that was added."""
+    data = clients(lambda rng, size: rng.normal(2.0, 1.5, size), sizes=(400, 400))
+    rule = dppvi.NaturalGradient(location_rate=1.0, ridge=0.0)
+    result = dppvi.fit(
+        normal_mean,
+        None,
+        data,
+        rng_key=jax.random.key(0),
+        method=dppvi.VirtualClients((400, 400), 0.05, 1, rule, dppvi.SphericalCubature()),
+        budget=dppvi.PrivacyBudget(8.0),
+        num_rounds=8,
+        damping=0.5,
+        schedule=dppvi.synchronous,
+    )
+    noise = float(dppvi.diagnose(result).noise["mean"])
+    # Eight rounds of two clients' noise, in posterior standard deviations of the last round.
+    added = result.plan.noise_std[0] * 0.5 * np.sqrt(2 * 8)
+    assert 0.3 * added < noise < 3 * added
+
+
 def test_noise_under_an_aggregator_covers_whoever_moves_the_mean_furthest():
     """Theorem 6 with a clip a client: 2 max(C_m / N_m), in equal shares."""
     plan = dppvi.plan_privacy(
