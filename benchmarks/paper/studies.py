@@ -287,10 +287,9 @@ NETWORK = (
         num_rounds=20,
         damping=0.15,
         sampling_prob=0.1,
-        synchronous=True,
         draws=4,
         init_scale=0.1,
-        tried=60,
+        tried=61,
     ),
     replace(
         AVERAGING,
