@@ -301,11 +301,11 @@ COMMITTEE: dict[str, Any] = {
     "clip_norm": 5.0,
     "num_local_steps": 60,
     "optimizer": "sgd",
-    "learning_rate": 3e-4,
+    "learning_rate": 1e-4,
     "sampling_prob": 0.1,
     "draws": 1,
     "init_scale": 0.1,
-    "tried": 4,
+    "tried": 5,
 }
 """Both committees of the network."""
 
@@ -318,10 +318,9 @@ NETWORK = (
         num_rounds=20,
         damping=0.15,
         sampling_prob=0.1,
-        synchronous=True,
         draws=4,
         init_scale=0.1,
-        tried=60,
+        tried=61,
     ),
     replace(
         AVERAGING,
