@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from numpyro_dppvi import _validate, describe, loop, methods, planning, schedules, start
+from numpyro_dppvi import _validate, describe, loop, methods, planning, schedules
 from numpyro_dppvi._result import History, Status, status_of
 from numpyro_dppvi._typing import Array, Model, PRNGKey, Records
 from numpyro_dppvi.algorithm import Algorithm, PVIState, assemble
@@ -184,8 +184,9 @@ def fit(
         ledger_file: Where every round is charged, on disk, before it releases anything. What the
             file has spent already counts, so that runs on the same records share one budget.
         insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
-        init_scale: For neural networks, symmetric under their prior: begins at a random point so
-            many prior standard deviations away, and as narrow (.1, say). Costs no privacy.
+        init_scale: For neural networks, which are symmetric under their prior: normal latents begin
+            at public random locations, so many prior standard deviations from the prior's, and as
+            narrow (.1, say). Costs no privacy, because no record enters. ``None`` is the prior.
 
     Returns:
         A :class:`FitResult`. Ctrl-C ends the run after the round under way, and returns what there
@@ -200,11 +201,9 @@ def fit(
     split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
     methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)
-    start.check(init_scale)
     shards, sizes = lay_out(data, clients, split_key)
     run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
-    damping = damping if run.damping is None else run.damping
-    run = run._replace(damping=damping, init_scale=init_scale)
+    run = planning.settled(run, damping, init_scale)
     shapes = pooled_shapes(shards, sum(sizes))
     file = None if ledger_file is None else LedgerFile(ledger_file)
     task = _Task(model, guide, shapes, sizes, model_kwargs or {}, prior, insecure_noise_seed, file)
