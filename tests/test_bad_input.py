@@ -343,7 +343,6 @@ class TestPieces:
     @pytest.mark.parametrize(
         "method",
         [
-            dppvi.LocalAveraging(3, clip_norm=(1.0, 2.0)),
             dppvi.GlobalVI(clip_norm=(1.0, 2.0)),
             dppvi.GlobalVI(sampler=dppvi.PoissonSampling((0.1, 0.2))),
         ],
