@@ -52,6 +52,12 @@ RANGES: dict[str, dict[str, Draw]] = {
         "damping": _between(0.05, 0.7),
         "shard_size": _one_of(1, 4, 12),
     },
+    "natural": {
+        "clip_norm": _between(0.006, 0.06),
+        "learning_rate": _one_of(0.15, 0.2, 0.25),
+        "num_rounds": _one_of(8, 12, 15),
+        "damping": _between(0.25, 1.0),
+    },
     "same": {"clip_norm": _between(1.0, 4.0), "num_local_steps": _one_of(5, 10, 30, 60)},
     "split": {"clip_norm": _between(1.0, 4.0), "num_local_steps": _one_of(5, 10, 30, 60)},
     "global": {
@@ -60,13 +66,13 @@ RANGES: dict[str, dict[str, Draw]] = {
         "learning_rate": _one_of(0.005, 0.01, 0.02, 0.05),
     },
 }
-"""What is drawn, by kind of method; few values of what every program is compiled for."""
+"""What is drawn, by kind of method, or for natural gradients; few values of what is compiled for."""
 
 
 def candidates(settings: Settings, number: int) -> list[Settings]:
     """The settings that stand in the table, and others drawn around them, always the same ones."""
     rng = np.random.default_rng(0)
-    draws = RANGES[settings.kind]
+    draws = RANGES["natural" if settings.optimizer == "natural" else settings.kind]
     others = [
         dataclasses.replace(settings, **{name: draw(rng) for name, draw in draws.items()})
         for _ in range(number)
