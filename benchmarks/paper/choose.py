@@ -66,7 +66,7 @@ RANGES: dict[str, dict[str, Draw]] = {
         "learning_rate": _one_of(0.005, 0.01, 0.02, 0.05),
     },
 }
-"""What is drawn, by kind of method, or for natural gradients; few values of what is compiled for."""
+"""What is drawn, by kind of method or for natural gradients; few values of what is compiled."""
 
 
 def candidates(settings: Settings, number: int) -> list[Settings]:
