@@ -196,9 +196,10 @@ def _solve(
     keys = jax.random.split(rng_key, method.num_local_steps)
     first = setting.begin if setting.alone and setting.begin is not None else q
     if isinstance(optimizer, NaturalGradient):
-        return natural_gradient.change(optimizer, family, q, own, keys, records_gradient)
-    end = family.natural(local.solve(keys, family.coordinates(first), gradient, optimizer))
-    change = factors.divide(end, q)
+        change = natural_gradient.change(optimizer, family, q, own, keys, records_gradient)
+    else:
+        end = local.solve(keys, family.coordinates(first), gradient, optimizer)
+        change = factors.divide(family.natural(end), q)
     return factors.select(factors.is_finite(change), change, factors.unit(change))
 
 

@@ -173,7 +173,7 @@ class GaussianShardSum:
     @property
     def name(self) -> str:
         """The mechanism in words."""
-        return f"{self.noise.name} on a sum of clipped changes of natural parameters, one a shard"
+        return f"{self.noise.name} on a sum of clipped changes of factors, one a shard"
 
     @property
     def batch(self) -> str:

@@ -240,8 +240,9 @@ def shard_weights(
     weights = [1 / shards if averaged else 1.0 for shards in num_shards]
     if not aggregated:
         return weights
-    furthest = max(clip * weight for clip, weight in zip(clip_norms, weights, strict=True))
-    return [furthest / clip_norm for clip_norm in clip_norms]
+    # A client's own ratio is exactly 1: no weight is rounded below what its sum is multiplied by.
+    each = list(zip(clip_norms, weights, strict=True))
+    return [max(weight * (clip / mine) for clip, weight in each) for mine in clip_norms]
 
 
 def _noise_of_changes(
