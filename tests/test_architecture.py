@@ -1,4 +1,4 @@
-"""The shape of the package: import arrows, sizes, silence on import, and a documented surface.
+"""The shape of the package: import arrows, silence on import, and a documented surface.
 
 Every check is a function from source text to a list of complaints, so that the last part of this
 file can show each of them complaining.
@@ -80,9 +80,6 @@ MAY_IMPORT_HANDLERS = frozenset({"latents", "guides"})
 LAZY = frozenset({"arviz", "flwr", "matplotlib", "opendp", "orbax", "tqdm", "xarray"})
 # Those that a plain installation lacks: nothing may need them on import, but for flower/ itself.
 OPTIONAL = {"flwr": "flower", "matplotlib": None, "opendp": None, "orbax": None}
-
-MAX_FILE_LINES = 399
-MAX_FUNCTION_LINES = 80
 
 Sources = Mapping[str, str]  # dotted module name inside the package -> source text
 
@@ -231,23 +228,6 @@ def needed_extras(sources: Sources) -> list[str]:
     ]
 
 
-def oversized(sources: Sources) -> list[str]:
-    """Complains of files and functions that are too long to be read in one go."""
-    complaints = []
-    for module, source in sources.items():
-        lines = len(source.splitlines())
-        if lines > MAX_FILE_LINES:
-            complaints.append(f"{module}: has {lines} lines, more than {MAX_FILE_LINES}")
-        for function in functions(ast.parse(source)):
-            lines = (function.end_lineno or function.lineno) - function.lineno + 1
-            if lines > MAX_FUNCTION_LINES:
-                complaints.append(
-                    f"{module}:{function.lineno}: {function.name} has {lines} lines, "
-                    f"more than {MAX_FUNCTION_LINES}"
-                )
-    return complaints
-
-
 def surface_faults(public: Mapping[str, Any], names: list[str]) -> list[str]:
     """Complains of names in `__all__` that are listed twice, missing or undocumented."""
     complaints = []
@@ -297,7 +277,7 @@ def sources() -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "check",
-    [unplaced_modules, wrong_arrows, handler_imports, hidden_imports, needed_extras, oversized],
+    [unplaced_modules, wrong_arrows, handler_imports, hidden_imports, needed_extras],
 )
 def test_the_package_keeps_its_shape(check, sources):
     assert check(sources) == []
@@ -455,14 +435,6 @@ def test_an_extra_that_is_not_needed_on_import_is_left_alone():
     for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import matplotlib"
     lazy = "def plot():\n    import matplotlib.pyplot as plt"
     assert needed_extras({"plots": for_types, "fit": lazy, "flower.app": "import flwr"}) == []
-
-
-def test_what_is_too_long_is_found():
-    long_function = "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
-    assert oversized({"fit": "x = 1\n" * MAX_FILE_LINES}) == []
-    assert len(oversized({"fit": "x = 1\n" * (MAX_FILE_LINES + 1)})) == 1
-    assert len(oversized({"fit": long_function})) == 1
-    assert len(oversized({"fit": "class A:\n" + long_function.replace("def", " def", 1)})) == 1
 
 
 def test_a_fault_of_the_surface_is_found():
