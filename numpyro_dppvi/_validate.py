@@ -143,5 +143,21 @@ def _as_key(value: Any) -> jax.Array | None:
         return None
 
 
+def outside_transformations(caller: str, *arguments: Any) -> None:
+    """Refuses to be traced by JAX: a traced release would have one noise for all its runs.
+
+    What is mapped, scanned or compiled runs many times, but it is called once: it would draw one
+    secret key and be charged once. Arguments that are traced give it away, and so does an
+    operation that is recorded and not run.
+    """
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
+    if traced or isinstance(jnp.zeros(()), jax.core.Tracer):
+        raise TypeError(
+            f"{caller} must not be called inside a JAX transformation (jit, vmap, scan, grad), "
+            "where every run of it would add the same noise and all of them be charged as one: "
+            "call it in a plain Python loop; each round is compiled as it is."
+        )
+
+
 class UnsupportedModelError(ValueError):
     """The model, guide or data cannot be fitted; the message says why and what to write."""

@@ -88,7 +88,8 @@ class Algorithm(NamedTuple):
         init: ``rng_key -> state``.
         step: ``(rng_key, state, shards) -> (state, info)``: one round, charged to the state's
             ledger before anything is computed. Step from a state once: a second step from the
-            same one releases a second time, and its ledger knows of one release only.
+            same one releases a second time, and its ledger knows of one release only. It is
+            compiled as it is, and refuses to be called inside a JAX transformation.
         posterior: ``state -> Posterior``.
     """
 
@@ -237,6 +238,7 @@ def assemble(
         )
 
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
+        _validate.outside_transformations("step", rng_key, state, shards)
         agreement.check_shards(shards, client_sizes)
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         if trusted:

@@ -113,6 +113,7 @@ def global_vi(
         return GlobalState(0, first, coordinates, optimizer.init(coordinates), ledger)
 
     def step(rng_key: PRNGKey, state: GlobalState, shards: Shards) -> tuple[GlobalState, RoundInfo]:
+        _validate.outside_transformations("step", rng_key, state, shards)
         agreement.check_shards(shards, client_sizes)
         groups = schedules.synchronous(state.round, num_clients)
         trusted.check(groups, num_clients)

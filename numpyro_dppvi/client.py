@@ -86,10 +86,13 @@ class Message(NamedTuple):
         change: What leaves the client: eta* - eta_q after the privacy mechanism.
         kept: The clipped changes without noise, one a shard, that the shards' private factors
             follow. They never leave. ``None`` if the client's factor is public.
+        failed: Whether the solve did not end in finite numbers; a function of the released
+            gradients. Always false for methods that add noise after the solve, which hides it.
     """
 
     change: Natural
     kept: Natural | None
+    failed: Array
 
 
 def visit(
@@ -145,7 +148,7 @@ def visit(
         part = _records_part(space, family, method, layout, data)
         change = solve(own, part, (keys, secret_keys))
         finite = factors.is_finite(change)
-        return Message(factors.select(finite, change, factors.unit(change)), None)
+        return Message(factors.select(finite, change, factors.unit(change)), None, ~finite)
     return _perturbed(space, family, method, layout, q, own, data, solve, keys, secret_key, drawn)
 
 
@@ -189,27 +192,35 @@ def _perturbed(
     def in_natural(change: Natural) -> Natural:
         return natural_gradient.unmeasured(rule, family, q, change) if rule else change
 
+    hidden = jnp.zeros((), bool)
     numbers = jnp.arange(layout.num_shards)
     changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, own)
     present = numbers < data.num_shards
     if drawn is not None:
         steps = clipped_in_steps(changes, present, data.clip_norm, drawn.step)
         released = discrete.released(steps, drawn, data.weight, like=changes)
-        kept = discrete.from_steps(steps, drawn.step, like=changes)
-        return Message(in_natural(released), jax.vmap(in_natural)(kept) if layout.private else None)
-    each = clipped(changes, present, data.clip_norm)
-    mean_or_sum = exact.weighted_total(each, data.weight)
-    released = add_noise(by_purpose(secret_key).noise, mean_or_sum, data.noise_std, like=each)
-    return Message(in_natural(released), jax.vmap(in_natural)(each) if layout.private else None)
+        each = discrete.from_steps(steps, drawn.step, like=changes)
+    else:
+        each = clipped(changes, present, data.clip_norm)
+        mean_or_sum = exact.weighted_total(each, data.weight)
+        noise_key = by_purpose(secret_key).noise
+        released = add_noise(noise_key, mean_or_sum, data.noise_std, like=each)
+    kept = jax.vmap(in_natural)(each) if layout.private else None
+    return Message(in_natural(released), kept, hidden)
 
 
 def _shard(data: LocalData, layout: Layout, number: Array) -> tuple[Mapping[str, Array], Array]:
     """Rows ``number``, ``number + num_shards``, ... of the records, and which of them count.
 
-    A record's shard is a function of its place alone: replacing a record changes one shard.
+    A record's shard is a function of its place alone: replacing a record changes one shard. So
+    rows that do not count repeat the shard's own first record. Were they taken from elsewhere (a
+    gather past the end gives the client's last record), 0 * inf would carry that record into a
+    gradient that it is not in; and zeros are impossible outcomes under some models.
     """
     places = number + data.num_shards * jnp.arange(layout.shard_capacity)
     present = (places < data.num_records) & (number < data.num_shards)
+    first = jnp.where(number < data.num_shards, number, 0)
+    places = jnp.where(present, places, first)
     return jax.tree.map(lambda leaf: leaf[places], dict(data.records)), present
 
 
@@ -224,10 +235,10 @@ def _records_part(
     if isinstance(method, DPOptimization):
         return functools.partial(noisy_gradient, space, family, method, layout, data)
 
+    rows, present = _shard(data, layout, jnp.zeros((), data.num_shards.dtype))  # the only one
+
     def exact(keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates) -> Coordinates:
-        capacity = jax.tree.leaves(data.records)[0].shape[0]
-        present = jnp.arange(capacity) < data.num_records
-        return _exact_sum(space, family, method, data.records, present, keys[0], coordinates)
+        return _exact_sum(space, family, method, rows, present, keys[0], coordinates)
 
     return exact
 
@@ -241,7 +252,10 @@ def _exact_sum(
     rng_key: PRNGKey,
     coordinates: Coordinates,
 ) -> Coordinates:
-    """Gradient of the sum of the record losses of the rows that are present."""
+    """Gradient of the sum of the record losses of the rows that are present.
+
+    Rows that are not must be possible records all the same: their gradients are zero times theirs.
+    """
 
     def loss(coordinates: Coordinates) -> Array:
         def of_row(row: Mapping[str, Array]) -> Array:

@@ -197,6 +197,7 @@ def fit(
         ValueError: If an argument is out of its range, or the checkpoint is of another run.
         TypeError: If an argument is of another kind, a missing ``rng_key`` among them.
     """
+    _validate.outside_transformations("fit", rng_key, data)
     method = DPOptimization() if method is None else method
     split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
     methods.check(method)

@@ -11,7 +11,7 @@ from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import DPOptimization, Method, NonPrivate
+from numpyro_dppvi.methods import Method, NonPrivate
 from numpyro_dppvi.natural_gradient import NaturalGradient
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.server import MergeInfo
@@ -156,19 +156,12 @@ def run(
             batch_size=_batch_size(problem, clients.size),
         )
         after, info = _merged(problem, numbers, now, clients, messages)
-        return after, (info, _num_failed(problem, messages.change))
+        return after, (info, jnp.sum(messages.failed, dtype=jnp.int32))
 
     visits = (groups, jnp.arange(groups.shape[0]), numbers.drawn)
     end, (merges, failed) = jax.lax.scan(group_step, start, visits)
     movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients))
     return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
-
-
-def _num_failed(problem: Problem, changes: Natural) -> Array:
-    """Clients that sent no change at all, which is what a failed solve sends."""
-    if not isinstance(problem.method, DPOptimization | NonPrivate):
-        return jnp.zeros((), jnp.int32)
-    return jnp.sum(jax.vmap(factors.count_nonzero)(changes) == 0, dtype=jnp.int32)
 
 
 def _batch_size(problem: Problem, group_size: int) -> int | None:
@@ -271,8 +264,7 @@ def _visit(
     )
     change = message.change
     if ahead is not None:
-        solved = factors.count_nonzero(change) > 0
-        change = factors.select(solved, factors.multiply(change, ahead), change)
+        change = factors.select(message.failed, change, factors.multiply(change, ahead))
     return message._replace(change=factors.multiply(change, left_out))
 
 
