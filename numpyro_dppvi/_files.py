@@ -1,28 +1,86 @@
-"""A file of facts and arrays that any tool can read: a zip of ``header.json`` and ``.npy`` files.
+"""A file of facts and arrays that any tool can read: a zip of ``.npy`` files and ``header.json``.
 
 ``numpy.load`` opens the arrays and ``unzip -p`` shows the header. Nothing is pickled, so that a
 file from elsewhere can do no harm. A file is replaced whole or not at all: it is written beside
 its place, flushed to the disk, and moved.
+
+Nothing that a file says about itself is believed before it has been held against the file's size
+and against what is needed. Members are stored as they are, never compressed, so that a file takes
+no more memory than it takes on the disk; and the header has a check over all of it, so that parts
+of several files are not taken for one.
 """
 
 import contextlib
+import hashlib
+import io
 import json
+import math
 import os
+import re
+import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dppvi import _disk
 from numpyro_dppvi._typing import PyTree
+from numpyro_dppvi._validate import shown
 
 # Raised where an older library would misread a newer file.
 _VERSION = 1
 _HEADER = "header.json"
 _LIBRARY = "numpyro_dppvi"
+
+# What zipfile, json and numpy raise over a damaged file. RecursionError and NotImplementedError
+# are RuntimeErrors.
+_DAMAGES = (
+    zipfile.BadZipFile,
+    EOFError,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    RuntimeError,
+    struct.error,
+)
+# Read at once at most, and so the size of a zip's directory: some 50 000 arrays.
+_PIECE = 2**22
+# Of a member's flags the one that is set where a name is not ASCII.
+_UTF8 = 0x800
+# What numpy writes before an array of numbers, in at most so many bytes, and nothing else: its own
+# reader would evaluate whatever stands there.
+_ARRAY_HEADER = re.compile(
+    rb"\x93NUMPY\x01\x00.."
+    rb"{'descr': '([<>|][biufc]\d{1,2})', 'fortran_order': (?:True|False), "
+    rb"'shape': \(((?:\d{1,18},? ?)*)\), } *\n",
+    re.DOTALL,
+)
+_ARRAY_HEADER_SIZE = 2**11
+
+
+class Most(NamedTuple):
+    """How much a file may hold.
+
+    Attributes:
+        facts: Bytes of the header.
+        arrays: Bytes of all arrays.
+    """
+
+    facts: int
+    arrays: int
+
+
+# As much as a saved posterior may hold. A full covariance of 20 000 numbers takes 1.6 GB.
+MOST = Most(facts=2**24, arrays=2**32)
+
+Kinds = Mapping[str, tuple[type, ...]]
+"""What JSON types a fact may be of, by its name."""
 
 
 def write(
@@ -46,28 +104,31 @@ def write(
     Raises:
         FileNotFoundError: If the folder is missing.
         IsADirectoryError: If the path is a folder.
+        RuntimeError: If another process writes the same file.
     """
-    target = check_place(path)
+    target = _disk.check_place(path)
     beside = _beside(target)
     header = {"library": _LIBRARY, "version": _VERSION, "kind": kind, **facts}
-    with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with _disk.create(beside) as file:
         _write_zip(file, header, arrays)
         file.flush()
         os.fsync(file.fileno())
-    if not owner_only:
-        beside.chmod(0o666 & ~_umask())
+        if not owner_only and os.chmod in os.supports_fd:
+            os.chmod(file.fileno(), 0o666 & ~_umask())
+        if not _is_at(beside, file):
+            raise RuntimeError(
+                f"another process writes {target} at the same time: give this one another path."
+            )
     beside.replace(target)
     _flush_folder(target.parent)
 
 
-def check_place(path: str | os.PathLike[str]) -> Path:
-    """Returns a path that a file can be written to, or refuses it."""
-    target = Path(path)
-    if target.is_dir():
-        raise IsADirectoryError(f"{target} is a folder: write a file's path, {target}/run.npz say.")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {target.parent}: create it first.")
-    return target
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file is still the one that its path leads to."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _beside(target: Path) -> Path:
@@ -81,10 +142,18 @@ def discard_partial(path: str | os.PathLike[str]) -> None:
 
 def _write_zip(file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     with zipfile.ZipFile(file, "w") as archive:
-        archive.writestr(zipfile.ZipInfo(_HEADER), json.dumps(header, indent=1))
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+        check = _check(header, archive.infolist())
+        archive.writestr(zipfile.ZipInfo(_HEADER), json.dumps({**header, "check": check}, indent=1))
+
+
+def _check(header: Mapping[str, Any], members: Iterable[zipfile.ZipInfo]) -> str:
+    """Ties the facts to the arrays, of which the zip has check sums of its own."""
+    facts = {name: value for name, value in header.items() if name != "check"}
+    sums = sorted([i.filename, i.file_size, i.CRC] for i in members if i.filename != _HEADER)
+    return hashlib.sha256(json.dumps([facts, sums], sort_keys=True).encode()).hexdigest()
 
 
 def _umask() -> int:
@@ -104,59 +173,139 @@ def _flush_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Reads what :func:`write` wrote.
+class _InPieces(io.FileIO):
+    """A file that gives only so much at once, whatever it says of the size of its parts."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        everything = size is None or size < 0
+        data = super().read(_PIECE + 1 if everything else min(size or 0, _PIECE + 1))
+        if len(data) > _PIECE:
+            raise ValueError("a part of it is too large")
+        return data
+
+
+def read(
+    path: str | os.PathLike[str],
+    kind: str,
+    *,
+    kinds: Kinds | None = None,
+    most: Most = MOST,
+    owner_only: bool = False,
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Reads what :func:`write` wrote, and no more than it may hold.
 
     Args:
         path: Where from.
         kind: What the file should be.
+        kinds: Which facts it must have.
+        most: How much it may hold.
+        owner_only: Whether it was written for its owner alone. No link is followed then.
 
     Returns:
         The facts and the arrays.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, of another program, kind or newer version.
+        ValueError: If the file is damaged, too large, of another program, kind or newer version.
     """
     target = Path(path)
-    if not target.is_file():
-        raise FileNotFoundError(f"there is no file {target}: was it written to another folder?")
+    with _InPieces(_disk.open_to_read(target, through_links=not owner_only)) as file:
+        with _told(target):
+            archive = zipfile.ZipFile(file)
+            members = _members(archive)
+            header = _read_header(archive, members.pop(_HEADER), most.facts)
+        _check_header(target, header, kind)
+        size = sum(info.file_size for info in members.values())
+        if size > most.arrays + _ARRAY_HEADER_SIZE * len(members):
+            raise ValueError(
+                f"{target} is damaged or no file of this run or model: it holds {size} bytes of "
+                f"arrays, where at most {most.arrays} belong; pass another path."
+            )
+        with _told(target):
+            if header.pop("check") != _check(header, members.values()):
+                raise ValueError("it is made of parts that do not belong together")
+            for name, allowed in (kinds or {}).items():
+                if type(header[name]) not in allowed:
+                    raise ValueError(f"the fact {name!r} is of another kind")
+            arrays = {
+                name.removesuffix(".npy"): _read_array(archive, info)
+                for name, info in members.items()
+            }
+    return header, arrays
+
+
+@contextlib.contextmanager
+def _told(target: Path) -> Iterator[None]:
+    """Says in a sentence that a file is damaged."""
     try:
-        header, arrays = _read_zip(target)
-    except (zipfile.BadZipFile, EOFError, OSError, ValueError, KeyError) as error:
+        yield
+    except _DAMAGES as error:
         raise ValueError(
             f"{target} is damaged or no file of {_LIBRARY}: it may have been cut off while it was "
             "copied, so copy it again."
         ) from error
+
+
+def _check_header(target: Path, header: Mapping[str, Any], kind: str) -> None:
     if header.get("library") != _LIBRARY:
         raise ValueError(f"{target} was not written by {_LIBRARY}: pass a file that was.")
     if header["version"] > _VERSION:
         raise ValueError(
-            f"{target} was written by a newer {_LIBRARY} (format {header['version']}, this one "
-            f"reads {_VERSION}): upgrade {_LIBRARY}."
+            f"{target} was written by a newer {_LIBRARY} (format {shown(header['version'])}, this "
+            f"one reads {_VERSION}): upgrade {_LIBRARY}."
         )
     if header.get("kind") != kind:
         raise ValueError(
-            f"{target} is of kind {header.get('kind')!r}, where one of kind {kind!r} is needed: "
-            "pass another path."
+            f"{target} is of kind {shown(header.get('kind'))}, where one of kind {kind!r} is "
+            "needed: pass another path."
         )
-    return header, arrays
 
 
-def _read_zip(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Header and arrays; reading a member checks its sum."""
-    with zipfile.ZipFile(path) as archive:
-        header = json.loads(archive.read(_HEADER))
-        if not isinstance(header, dict) or not isinstance(header.get("version"), int):
-            raise ValueError("the header is none of this library")
-        arrays = {}
-        for name in archive.namelist():
-            if name.endswith(".npy"):
-                with archive.open(name) as member:
-                    array = np.lib.format.read_array(member, allow_pickle=False)
-                    member.read()  # to the end, where the check sum is
-                arrays[name.removesuffix(".npy")] = array
-    return header, arrays
+def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """The members by name; refuses what :func:`write` does not write."""
+    members = {info.filename: info for info in archive.infolist()}
+    if len(members) < len(archive.infolist()):
+        raise ValueError("two members have one name")
+    for name, info in members.items():
+        if name != _HEADER and not name.endswith(".npy"):
+            raise ValueError("a member is no array")
+        stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
+        if not stored or info.flag_bits & ~_UTF8:
+            raise ValueError("a member is compressed or encrypted")
+    return members
+
+
+def _read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> dict[str, Any]:
+    if info.file_size > most:
+        raise ValueError("the header is too large")
+    with archive.open(info) as member:  # reading to the end checks the sum
+        header = json.loads(b"".join(iter(lambda: member.read(_PIECE), b"")))
+    if not isinstance(header, dict) or type(header.get("version")) is not int:
+        raise ValueError("the header is none of this library")
+    return header
+
+
+def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    """An array whose size has been found to be what the file has room for."""
+    with archive.open(info) as member:
+        found = _ARRAY_HEADER.match(member.read(_ARRAY_HEADER_SIZE))
+        if found is None:
+            raise ValueError("an array of something else than numbers")
+        dtype, shape = (
+            np.dtype(found[1].decode()),
+            [int(n) for n in found[2].split(b",") if n.strip()],
+        )
+        if math.prod(shape) * dtype.itemsize != info.file_size - found.end():
+            raise ValueError("an array of another size than it says")
+        member.seek(0)
+        array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
+        member.read(1)  # to the end, where the check sum is
+    return array
+
+
+def size(tree: PyTree) -> int:
+    """Bytes of a tree's arrays in a file."""
+    return sum(np.asarray(_numbers(leaf)).nbytes for leaf in jax.tree.leaves(tree))
 
 
 def flatten(tree: PyTree, name: str) -> dict[str, np.ndarray]:
@@ -174,7 +323,7 @@ def unflatten(arrays: Mapping[str, np.ndarray], name: str, like: PyTree) -> PyTr
         like: A tree of the same structure, shapes and dtypes.
 
     Raises:
-        ValueError: If an array is missing, left over or of another shape.
+        ValueError: If an array is missing, left over, or of another shape or kind of numbers.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     wanted = {_place(name, path): leaf for path, leaf in leaves}
@@ -203,6 +352,9 @@ def _leaf(name: str, array: np.ndarray, like: Any) -> Any:
     shape = np.shape(_numbers(like)) if is_key else np.shape(like)
     if array.shape != shape:
         raise ValueError(f"array {name!r} has shape {array.shape}, where {shape} belongs")
+    kind = np.uint32 if is_key else dtype
+    if array.dtype.kind != np.dtype(kind).kind:
+        raise ValueError(f"array {name!r} holds {array.dtype}, where {np.dtype(kind)} belongs")
     if is_key:
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
     return jnp.asarray(array, dtype)

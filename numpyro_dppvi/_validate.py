@@ -2,7 +2,9 @@
 
 import math
 import numbers
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
@@ -113,6 +115,24 @@ def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         words = " or ".join(repr(word) for word in allowed)
         raise ValueError(f"{name} must be {words}, got {shown(value)}.")
+
+
+def path(name: str, value: Any) -> Path:
+    """Returns a path, or refuses what is none: numbers, bytes, nothing, no characters at all."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise TypeError(
+            f"{name} must be a file's path, got {shown(value)}: write {name}='run.npz', say."
+        )
+    try:
+        can_be_written = bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        can_be_written = False
+    if not can_be_written:
+        raise ValueError(
+            f"{name} must be a file's path, got {shown(text)}: write {name}='run.npz', say."
+        )
+    return Path(text)
 
 
 def rng_key(value: Any) -> jax.Array:

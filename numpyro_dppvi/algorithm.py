@@ -327,6 +327,11 @@ def _pulled(schedule: schedules.Schedule, q: Natural, num_clients: int) -> Natur
 
 def first_ledger(plan: PrivacyPlan | None, file: LedgerFile | None) -> Ledger:
     """The ledger to begin with: empty, or what a file has spent."""
+    if not isinstance(file, LedgerFile | None):
+        raise TypeError(
+            f"ledger_file must be a LedgerFile, got {_validate.shown(file)}: write "
+            "ledger_file=LedgerFile('ledger.jsonl')."
+        )
     if plan is None and file is not None:
         raise ValueError(
             "ledger_file keeps what a private method releases, and NonPrivate() keeps no ledger: "

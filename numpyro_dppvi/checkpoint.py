@@ -13,6 +13,8 @@ guarded like the data, and is removed when the run has ended.
 
 import contextlib
 import glob
+import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_dppvi import _files
+from numpyro_dppvi import _disk, _files
 from numpyro_dppvi._result import History
 from numpyro_dppvi.algorithm import entries
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan
@@ -32,6 +34,15 @@ except ImportError:  # Windows, where two processes on one checkpoint are not no
     fcntl = None  # type: ignore[assignment]
 
 _KIND, _PRIVATE_KIND = "checkpoint", "private state of clients"
+# What JSON types their facts are of.
+_FACTS = {
+    "round": (int,),
+    "charged_rounds": (int,),
+    "charged": (list,),
+    "private_file": (str, type(None)),
+    "run": (dict,),
+}
+_PRIVATE_FACTS = {"round": (int,)}
 
 Description = Mapping[str, str]
 """What a run is, by aspects that people know; see ``describe.description``."""
@@ -96,13 +107,15 @@ class Journal:
         """
         if not self.path.exists():
             return first, past
-        facts, arrays = _files.read(self.path, _KIND)
+        most = self._most(first, past)
+        facts, arrays = _files.read(self.path, _KIND, kinds=_FACTS, most=most, owner_only=True)
         self._check(facts)
         try:
-            rounds, charged = int(facts["round"]), int(facts["charged_rounds"])
+            rounds, charged = facts["round"], facts["charged_rounds"]
+            self._check_rounds(first, facts)
             state = self._state(first, facts, arrays)
             history = _history(past, arrays, rounds)
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(
                 f"{self.path} is damaged, because {error}: restore it from a copy, or start anew "
                 "with another path, at its full cost."
@@ -115,19 +128,46 @@ class Journal:
         return state, history
 
     def _state(self, first: Any, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
-        rounds = int(facts["round"])
+        rounds = facts["round"]
         released = _files.unflatten(arrays, "state", _released(first))
         state = first._replace(**released, round=rounds, ledger=self._ledger(first.ledger, rounds))
         if facts["private_file"] is None:
             return state
-        place = self.path.with_name(Path(facts["private_file"]).name)
+        place = self.path.with_name(facts["private_file"])
         if not place.is_file():
             raise FileNotFoundError(
                 f"{place}, which holds what clients keep to themselves, is missing: put it beside "
                 f"{self.path.name} again, because the run cannot go on without it."
             )
-        _, kept = _files.read(place, _PRIVATE_KIND)
+        kept_facts, kept = _files.read(
+            place,
+            _PRIVATE_KIND,
+            kinds=_PRIVATE_FACTS,
+            most=_files.Most(facts=2**16, arrays=_files.size(first.private)),
+            owner_only=True,
+        )
+        if kept_facts["round"] != rounds:
+            raise ValueError(f"{place.name} is of another round")
         return state._replace(private=_files.unflatten(kept, "private", first.private))
+
+    def _most(self, first: Any, past: History) -> _files.Most:
+        """How much the checkpoint of this run can hold."""
+        rounds = len(self.groups)
+        words = json.dumps([self._charged(rounds), dict(self.description)], indent=1)
+        a_round = sum(
+            math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(past)
+        )
+        arrays = _files.size(_released(first)) + rounds * a_round
+        return _files.Most(facts=len(words) + 2**16, arrays=arrays)
+
+    def _check_rounds(self, first: Any, facts: Mapping[str, Any]) -> None:
+        """Refuses numbers of rounds that no checkpoint of this run has."""
+        rounds, end = facts["round"], len(self.groups)
+        if not 0 <= rounds <= end or facts["charged_rounds"] != min(rounds + 1, end):
+            raise ValueError(f"it is after round {rounds} of {end} with another number charged")
+        has_private = getattr(first, "private", None) is not None and rounds < end
+        if facts["private_file"] != (self._private_name(rounds) if has_private else None):
+            raise ValueError("it names another private file than it has")
 
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Refuses a checkpoint of another run, by name."""
@@ -178,10 +218,12 @@ class Journal:
 
         Raises:
             RuntimeError: If another process runs on this checkpoint.
+            ValueError: If the checkpoint is a link: it would be replaced and not followed.
         """
-        _files.check_place(self.path)
+        _disk.check_place(self.path)
+        _disk.refuse_link(self.path)
         lock = self.path.with_name(f".{self.path.name}.lock")
-        with lock.open("w") as file:
+        with _disk.open_or_create(lock) as file:
             if fcntl is not None:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -202,13 +202,15 @@ def fit(
     split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
     methods.check(method)
     _validate.positive_int("num_rounds", num_rounds)
+    path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
+    charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
     shards, sizes = lay_out(data, clients, split_key)
     run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
     run = planning.settled(run, damping, init_scale)
     shapes = pooled_shapes(shards, sum(sizes))
-    file = None if ledger_file is None else LedgerFile(ledger_file)
+    file = None if charges is None else LedgerFile(charges)
     task = _Task(model, guide, shapes, sizes, model_kwargs or {}, prior, insecure_noise_seed, file)
-    return _fitted(task, run, budget, shards, keys, checkpoint, progress_bar)
+    return _fitted(task, run, budget, shards, keys, path, progress_bar)
 
 
 class _Task(NamedTuple):
@@ -230,7 +232,7 @@ def _fitted(
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     shards: Shards,
     keys: Sequence[PRNGKey],
-    checkpoint: str | os.PathLike[str] | None,
+    checkpoint: Path | None,
     progress_bar: bool | None,
 ) -> FitResult:
     """What :func:`fit` does once its arguments are settled."""
@@ -249,7 +251,7 @@ def _fitted(
             aspects = describe.description(
                 begun, run, groups, plan, task.client_sizes, keys[1], task.noise_seed
             )
-            journal = Journal(Path(checkpoint), aspects, plan, groups)
+            journal = Journal(checkpoint, aspects, plan, groups)
             stack.enter_context(journal.locked())
             state, past = journal.resume(first, past)
         show = stack.enter_context(

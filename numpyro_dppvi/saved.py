@@ -1,22 +1,51 @@
 """What a posterior is on disk: numbers and facts, from which a model rebuilds it anywhere."""
 
+import contextlib
 import importlib.metadata
+import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from numpyro_dppvi import _files, guides, latents
+from numpyro_dppvi import _files, _validate, guides, latents
 from numpyro_dppvi._typing import Model, Natural
-from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi._validate import UnsupportedModelError, shown
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.identity import Identity, difference, identities
 from numpyro_dppvi.prior import Prior
 
 _KIND = "posterior"
+# What JSON types the facts are of.
+_FACTS = {
+    "model": (str,),
+    "family": (str,),
+    "latents": (dict,),
+    "records": (dict,),
+    "model_kwargs": (dict,),
+    "model_kwargs_left_out": (list,),
+    "attrs": (dict,),
+    "prior_attrs": (dict, type(None)),
+    "versions": (dict,),
+}
+# Made-up records are drawn in the shapes that a file tells. A volume of 400 x 400 x 400 fits.
+_MOST_OF_A_RECORD = 2**26
+# What a model that is not the one a file was made with may raise, when it runs on its shapes.
+_NOT_THIS_MODEL = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class Pieces(NamedTuple):
@@ -35,8 +64,10 @@ def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
     """Writes a posterior. No record is in it; the shapes of the data's arrays are.
 
     Raises:
-        ValueError: If the posterior does not know the shapes of its data.
+        TypeError: If the path is none.
+        ValueError: If the posterior does not know the shapes of its data, or is too large.
     """
+    path = _validate.path("path", path)
     if not pieces.records:
         raise ValueError(
             "this posterior does not know the shapes of its data, which rebuild its latents: save "
@@ -62,6 +93,14 @@ def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
         numbers |= _files.flatten(pieces.prior.natural, "prior")
     numbers |= {f"probe/{name}": latent.probe for name, latent in found.items()}
     numbers |= {f"model_kwargs/{name}": value for name, value in arrays.items()}
+    most, size = _files.MOST, sum(array.nbytes for array in numbers.values())
+    words = len(json.dumps(facts, indent=1)) + 2**10  # and a few of every file
+    if size > most.arrays or words > most.facts:
+        raise ValueError(
+            f"this posterior takes {size} bytes of arrays and {words} of facts, where a file may "
+            f"hold {most.arrays} and {most.facts}: keep its numbers in a file of your own, "
+            "numpy.savez(path, **posterior.params)."
+        )
     _files.write(path, _KIND, facts, numbers)
 
 
@@ -89,7 +128,8 @@ def read(
         ValueError: If the file cannot be read, or model, guide or arguments are not the ones it
             was made with.
     """
-    facts, arrays = _files.read(path, _KIND)
+    path = _validate.path("path", path)
+    facts, arrays = _files.read(path, _KIND, kinds=_FACTS)
     prefix = "model_kwargs/"
     kwargs = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
     kwargs |= {**facts["model_kwargs"], **(model_kwargs or {})}
@@ -99,10 +139,12 @@ def read(
             f"{path} does not hold the public argument {missing[0]!r}, which no open format can "
             f"store: write load(..., model_kwargs={{{missing[0]!r}: ...}})."
         )
-    records = {
-        name: jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))
-        for name, (shape, dtype) in facts["records"].items()
-    }
+    with _damages(path):
+        records = {name: _struct(*fact) for name, fact in facts["records"].items()}
+        theirs = {
+            name: _identity(shape, base_shape, arrays[f"probe/{name}"])
+            for name, (shape, base_shape) in facts["latents"].items()
+        }
     try:
         space = latents.from_model(model, records, kwargs)
         space, family = guides.approximation(guide, model, space, records, kwargs)
@@ -110,30 +152,67 @@ def read(
         raise ValueError(
             f"{path} was made with another model or guide than the one given: {error}"
         ) from error
-    _check_latents(path, facts, arrays, space, family)
+    except _NOT_THIS_MODEL as error:
+        raise ValueError(
+            f"{path} was made with another model, guide or public arguments than those given, "
+            f"which end in a {type(error).__name__} on the shapes of its data: pass those that it "
+            "was fitted with."
+        ) from error
+    _check_latents(path, facts, theirs, space, family)
     like = family.natural(family.standard())
-    try:
+    with _damages(path):
         natural = _files.unflatten(arrays, "natural", like)
         prior = None
         if facts["prior_attrs"] is not None:
             factor = _files.unflatten(arrays, "prior", like)
             prior = Prior(factor, family, space, facts["prior_attrs"])
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged, because {error}: copy it again.") from error
     return Pieces(natural, family, space, kwargs, facts["attrs"], records, prior)
 
 
+@contextlib.contextmanager
+def _damages(path: Path) -> Iterator[None]:
+    """Says in a sentence that what a file holds does not fit together."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{path} is damaged, because it has no {error}: copy it again.") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged, because {error}: copy it again.") from error
+
+
+def _struct(shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an argument, as a file tells them."""
+    sizes = _sizes(shape)
+    if not sizes or math.prod(sizes[1:]) > _MOST_OF_A_RECORD:
+        raise ValueError(f"records of {shown(shape)} have no rows, or too large ones")
+    found = np.dtype(dtype) if isinstance(dtype, str) else None
+    if found is None or found.kind not in "biufc":
+        raise ValueError(f"records hold {shown(dtype)}, which are no numbers")
+    return jax.ShapeDtypeStruct(sizes, jax.dtypes.canonicalize_dtype(found))
+
+
+def _identity(shape: Any, base_shape: Any, probe: np.ndarray) -> Identity:
+    """A latent, as a file tells it."""
+    found = Identity(_sizes(shape), _sizes(base_shape), probe)
+    if probe.shape != found.shape or probe.dtype.kind != "f":
+        raise ValueError("a latent's probe has another shape or kind than the latent")
+    return found
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    good = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape)
+    if not good or len(shape) > 32:
+        raise ValueError("a shape is no list of sizes")
+    return tuple(shape)
+
+
 def _check_latents(
-    path: str | os.PathLike[str],
+    path: Path,
     facts: Mapping[str, Any],
-    arrays: Mapping[str, np.ndarray],
+    theirs: Mapping[str, Identity],
     space: LatentSpace,
     family: MeanField,
 ) -> None:
-    theirs = {
-        name: Identity(tuple(shape), tuple(base_shape), arrays[f"probe/{name}"])
-        for name, (shape, base_shape) in facts["latents"].items()
-    }
     found = difference(identities(space), theirs)
     if found is not None:
         raise ValueError(

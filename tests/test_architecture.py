@@ -42,13 +42,13 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"factors"}),
     # These take arrays, names and numbers, and know nothing of fits.
     frozenset({"to_arviz", "marginals", "_files"}),
-    frozenset({"_result"}),
+    frozenset({"_result", "_disk"}),
     frozenset({"_typing", "_validate"}),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # privacy/ stands beside the layers, so that it can be audited alone.
-PRIVACY_MAY_IMPORT = frozenset({"_typing", "_validate"})
+PRIVACY_MAY_IMPORT = frozenset({"_typing", "_validate", "_disk"})
 MAY_IMPORT_PRIVACY = frozenset(
     {
         "__init__",

@@ -10,12 +10,13 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import dp_accounting as dpa
 
+from numpyro_dppvi import _disk, _validate
 from numpyro_dppvi.privacy.ledger import Entry, Ledger
 
 try:
@@ -26,6 +27,8 @@ except ImportError:  # Windows, where two runs that write at the same moment are
 _SCHEMA = "numpyro_dppvi/ledger/1"
 # Ends a line that a killed process left unfinished. Nothing is released before its line is whole.
 _UNFINISHED = b" unfinished"
+# Bytes of a line at most, and what the first line may have beside the budgets it should have.
+_LINE, _MORE = 2**14, 2**20
 _EVENTS = {
     event.__name__: event
     for event in (
@@ -61,11 +64,12 @@ class LedgerFile:
     spent counts for all.
 
     Args:
-        path: The file; made when it is first needed. Its folder must exist.
+        path: The file; made when it is first needed, for its owner alone. Its folder must exist.
+            No link is followed, and a file that belongs to another user is refused.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = _validate.path("path", path)
         self._seen = _Seen(0, "", (), b"")
 
     def open(self, ledger: Ledger) -> Ledger:
@@ -106,8 +110,8 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
-        new = not self.path.exists()
-        with open(self.path, "a+b") as file:
+        new = not _disk.check_place(self.path).exists()
+        with _disk.open_or_create(self.path) as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX)
             if new:
@@ -121,10 +125,12 @@ class LedgerFile:
         if file.tell() < seen.size:
             raise ValueError(_sentence(self.path, "was cut while in use"))
         file.seek(seen.size)
-        *lines, tail = file.read().split(b"\n")
-        size, check, entries = seen.size, seen.check, list(seen.entries)
-        for line in lines:
-            size += len(line) + 1
+        size, check, entries, tail = seen.size, seen.check, list(seen.entries), b""
+        while line := file.readline(_LINE if check else len(_header(ledger)) + _MORE):
+            if not line.endswith(b"\n"):
+                tail = _ended(self.path, file, line)
+                break
+            size, line = size + len(line), line[:-1]
             if line.endswith(_UNFINISHED):
                 continue
             if not check:
@@ -147,6 +153,13 @@ class LedgerFile:
                 _check_unfinished(self.path, tail)
                 repair = _UNFINISHED + b"\n"
         return _Seen(size, check, tuple(entries), repair)
+
+
+def _ended(path: Path, file: BinaryIO, tail: bytes) -> bytes:
+    """The end of a file that was cut off; refuses a line that is longer than any of ours."""
+    if file.read(1):
+        raise ValueError(_sentence(path, "has a line that is longer than any of a ledger"))
+    return tail
 
 
 def _caught_up(path: Path, ledger: Ledger, entries: tuple[Entry, ...]) -> Ledger:
@@ -182,13 +195,15 @@ def _decoded(path: Path, line: bytes, check: str) -> Entry:
     try:
         fields = json.loads(line)
         claimed = fields.pop("check")
+        if len(fields) > 4:
+            raise ValueError("more than a line holds")
         entry = Entry(
-            fields["round"],
-            fields["client"],
+            _whole(fields["round"]),
+            _whole(fields["client"]),
             _event_from_json(fields["event"]),
-            fields["num_releases"],
+            _whole(fields["num_releases"]),
         )
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         claimed = None
     if claimed is None or claimed != _check(check, _dumps(fields)):
         raise ValueError(_sentence(path, "is damaged"))
@@ -199,7 +214,7 @@ def _check_unfinished(path: Path, tail: bytes) -> None:
     """Refuses an end that is more than the beginning of a line."""
     try:
         json.JSONDecoder().raw_decode(tail.decode("ascii", "replace"))
-    except ValueError:
+    except (RecursionError, ValueError):
         return
     raise ValueError(_sentence(path, "is damaged"))
 
@@ -213,7 +228,7 @@ def _check_header(path: Path, line: bytes, ledger: Ledger) -> None:
         return
     try:
         is_ledger = json.loads(line)["schema"] == _SCHEMA
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, RecursionError, TypeError, ValueError):
         is_ledger = False
     raise ValueError(
         _sentence(path, "was made for other budgets" if is_ledger else "is no ledger file")
@@ -249,12 +264,47 @@ def _event_to_json(event: dpa.DpEvent) -> dict[str, Any]:
     }
 
 
-def _event_from_json(value: Any) -> Any:
-    """An event, or a number as it is."""
-    if not isinstance(value, dict):
-        return value
+def _event_from_json(value: Any) -> dpa.DpEvent:
     ((name, fields),) = value.items()
-    return _EVENTS[name](**{field: _event_from_json(inner) for field, inner in fields.items()})
+    return _EVENTS[name](**{field: _FIELDS[field](inner) for field, inner in fields.items()})
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise ValueError("no count")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or not value >= 0:
+        raise ValueError("no number")
+    return value
+
+
+def _share(value: Any) -> float:
+    if not _number(value) <= 1:
+        raise ValueError("no probability")
+    return value
+
+
+def _plain_event(value: Any) -> dpa.DpEvent:
+    if any("event" in fields for fields in value.values()):
+        raise ValueError("an event within an event within an event")
+    return _event_from_json(value)
+
+
+# How the fields of events are read, by their name.
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "noise_multiplier": _number,
+    "rho": _number,
+    "xi": _number,
+    "sampling_probability": _share,
+    "source_dataset_size": _whole,
+    "sample_size": _whole,
+    "dataset_size": _whole,
+    "truncated_batch_size": _whole,
+    "event": _plain_event,
+}
 
 
 def _sync_folder(folder: Path) -> None:
