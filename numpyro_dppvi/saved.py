@@ -133,7 +133,7 @@ def read(
     prefix = "model_kwargs/"
     kwargs = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
     kwargs |= {**facts["model_kwargs"], **(model_kwargs or {})}
-    missing = [name for name in facts["model_kwargs_left_out"] if name not in kwargs]
+    missing = [str(name) for name in facts["model_kwargs_left_out"] if str(name) not in kwargs]
     if missing:
         raise ValueError(
             f"{path} does not hold the public argument {missing[0]!r}, which no open format can "
