@@ -42,9 +42,15 @@ def refuse_link(path: Path) -> None:
 def create(path: Path) -> BinaryIO:
     """Makes a file anew, which its owner alone may read; whatever was there is removed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
+    remove(path)
     with _told(path):
-        path.unlink(missing_ok=True)  # a link itself, and not what it leads to
         return os.fdopen(os.open(path, flags, _OWNER_ONLY), "wb")
+
+
+def remove(path: Path) -> None:
+    """Removes a file, if there is one; of a link the link, and not what it leads to."""
+    with _told(path):
+        path.unlink(missing_ok=True)
 
 
 def open_or_create(path: Path) -> BinaryIO:

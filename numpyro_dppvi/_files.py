@@ -137,7 +137,7 @@ def _beside(target: Path) -> Path:
 
 def discard_partial(path: str | os.PathLike[str]) -> None:
     """Removes what a process that was killed while it wrote has left."""
-    _beside(Path(path)).unlink(missing_ok=True)
+    _disk.remove(_beside(Path(path)))
 
 
 def _write_zip(file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:

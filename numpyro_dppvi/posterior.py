@@ -286,7 +286,9 @@ class Posterior:
 
         Raises:
             FileNotFoundError: If the folder is missing.
-            ValueError: If this posterior does not know the shapes of its data.
+            TypeError: If the path is none.
+            ValueError: If this posterior does not know the shapes of its data, or takes more than
+                4 GiB.
         """
         saved.write(path, self.model, self._pieces())
 
@@ -324,8 +326,9 @@ def load(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, of another program or of a newer version, or the model
-            or guide is another.
+        TypeError: If the path is none.
+        ValueError: If the file is damaged, larger than 4 GiB, of another program or of a newer
+            version, or the model or guide is another.
     """
     pieces = saved.read(path, model, guide, model_kwargs)
     return Posterior(model=model, **pieces._asdict())

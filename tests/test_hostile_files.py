@@ -434,7 +434,7 @@ EDITS = {
         {"X": [[5, 3], 7], "y": [[5], "float32"]},
         {"X": [[1] * 70, "float32"], "y": [[5], "float32"]},
     ],
-    "model_kwargs": [{"link": 1}, {"df": "x"}, {"df": [[]]}, 7],
+    "model_kwargs": [{"link": 1}, {"df": "x"}, 7],
     "model_kwargs_left_out": [{}, ["x"], [[]]],
     "prior_attrs": [{}, 3],
     "attrs": [[]],
@@ -876,7 +876,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("value", [*NO_PATHS, *NO_NAMES], ids=repr)
+@pytest.mark.parametrize("value", [*NO_PATHS, *NO_NAMES], ids=lambda value: type(value).__name__)
 def test_what_is_no_path_is_refused_in_a_sentence(call, value):
     name = "path" if call in ("load", "save") else call
     kind = ValueError if isinstance(value, str) else TypeError
@@ -922,6 +922,13 @@ def test_a_place_that_cannot_be_written_is_told(place, writer, tmp_path):
         WRITERS[writer](tmp_path / name)
     assert type(refusal.value) is kind
     assert len(str(refusal.value)) < 700
+
+
+@pytest.mark.parametrize("writer", ["checkpoint", "save"])
+def test_a_folder_in_the_place_of_a_partial(writer, tmp_path):
+    (tmp_path / ".file.partial").mkdir()
+    with pytest.raises(OSError, match=r"\.file\.partial cannot be opened \(.*\): write the path"):
+        WRITERS[writer](tmp_path / "file")
 
 
 @pytest.mark.parametrize("writer", WRITERS)
