@@ -148,6 +148,12 @@ SUBJECTS = {
 ZIPS = {name: subject for name, subject in SUBJECTS.items() if name != "ledger"}
 
 
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """Nothing here dies between two writes."""
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+
+
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     """Bytes and meaning of every file, by its kind."""
