@@ -272,9 +272,9 @@ def test_a_damaged_file_is_read_as_it_was_or_refused(kind, originals):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SUBJECTS)
-@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize("seed", [2, 3])
 def test_much_more_damage(kind, originals, seed):
-    assert_damages_are_noticed(kind, originals, 5000, seed)
+    assert_damages_are_noticed(kind, originals, 2500, seed)
 
 
 # ---------------------------------------------------------------------------------------------
