@@ -155,7 +155,7 @@ def diagnose(
     if isinstance(result.state, PVIState) and result.plan is not None and result.state.round:
         setting = replay.setting_of(
             family,
-            result.method if not hasattr(result.method, "local") else result.method.local,
+            result.run.local,
             result.state.prior,
             result.state.factors,
             result.plan,
