@@ -316,7 +316,7 @@ def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> A
         task.model_kwargs,
         secret_keys,
         run.trusted,
-        prior_left_out=1 - 1 / len(task.client_sizes) if run.splits_prior else 0.0,
+        prior_left_out=planning.prior_left_out(run, len(task.client_sizes)),
         earlier=task.prior,
         ledger_file=task.ledger_file,
         init_scale=run.init_scale,

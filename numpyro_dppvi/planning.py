@@ -162,6 +162,11 @@ def settled(run: Wiring, damping: float, init_scale: float | None) -> Wiring:
     )
 
 
+def prior_left_out(run: Wiring, num_clients: int) -> float:
+    """The power of the prior that a client's cavity lacks."""
+    return 1 - 1 / num_clients if run.splits_prior else 0.0
+
+
 def _alone(method: DPOptimization) -> DPOptimization:
     """The same method with the learning rate of a client that nobody helps."""
     if method.optimizer is not None:
