@@ -68,10 +68,15 @@ def setting_of(result: FitResult, rng_key: PRNGKey) -> Setting:
     Where only the sum of the clients' changes is known, every client stands for an equal share.
 
     Args:
-        result: A run with factors: not one of ``GlobalVI``.
+        result: What ``fit`` returned.
         rng_key: Key of the prior's first factor, where that is found by draws.
+
+    Raises:
+        TypeError: If the run has no factors: one of ``GlobalVI``.
     """
     run, state, posterior = result.run, result.state, result.posterior
+    if not isinstance(state, algorithm.PVIState):
+        raise TypeError("a run of GlobalVI() has no factors that could stand in for records.")
     num_clients, aggregated = len(result.client_sizes), run.trusted is not None
     prior = first_factor(posterior.prior, posterior.family, posterior.space)
     damping = 1.0 if run.damping is None else run.damping
