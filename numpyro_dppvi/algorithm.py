@@ -220,22 +220,17 @@ def assemble(
     program = methods.program_of(method)
     aggregated = trusted is not None
     problem = Problem(space, family, program, layout, prior.rest, prior.refined, aggregated)
-    numbers = _numbers(method, plan, client_sizes, prior.exact, damping, prior_left_out)
+    numbers = numbers_of(method, plan, client_sizes, prior.exact, damping, prior_left_out)
 
     def init(rng_key: PRNGKey) -> PVIState:
         prior_key, start_key = start.keys(_validate.rng_key(rng_key), init_scale)
         first = rounds.first_prior(problem, numbers, prior_key)
         begin = start.narrow(family, first, start_key, init_scale)
+        asynchronous = isinstance(schedule, schedules.Asynchronous)
         held = None if alone else begin
-        return PVIState(
-            round=0,
-            prior=first,
-            factors=start.of_clients(first, held, num_clients, aggregated),
-            ledger=first_ledger(plan, ledger_file),
-            private=_private_factors(first, held, numbers, layout),
-            pulled=_pulled(schedule, first if held is None else held, num_clients),
-            begin=begin,
-        )
+        begun = rounds.first_factors(problem, numbers, first, held, asynchronous)
+        ledger = first_ledger(plan, ledger_file)
+        return PVIState(0, begun.prior, begun.clients, ledger, begun.private, begun.pulled, begin)
 
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
@@ -274,7 +269,7 @@ def _layout(
     return Layout(plan.physical_size if plan else 0, max(num_shards), capacity, private)
 
 
-def _numbers(
+def numbers_of(
     method: Method,
     plan: PrivacyPlan | None,
     client_sizes: Sequence[int],
@@ -282,6 +277,7 @@ def _numbers(
     damping: float,
     prior_left_out: float,
 ) -> Numbers:
+    """What a run's rounds are handed; arguments as of :func:`assemble`."""
     one_each = np.ones(len(client_sizes))
     num_releases = sum(c.num_releases for c in plan.clients) if plan else 0
     shards = np.asarray(methods.shards_by_client(method, client_sizes))
@@ -304,25 +300,6 @@ def _drawn(method: Method, plan: PrivacyPlan | None, groups: np.ndarray, like: N
         return None
     size = sum(leaf.size for leaf in jax.tree.leaves(like))
     return draw_noise([client.mechanism for client in plan.clients], groups, size)
-
-
-def _private_factors(
-    prior: Natural, begin: Natural | None, numbers: Numbers, layout: Layout
-) -> Natural | None:
-    """The factors that clients keep to themselves, one a shard."""
-    if not layout.private:
-        return None
-    # A client's factor is the product of its shards' to the power of its weight.
-    num_clients = numbers.num_shards.shape[0]
-    shares = 1 / (num_clients * numbers.num_shards * numbers.weight)
-    return start.of_shards(prior, begin, shares, layout.num_shards)
-
-
-def _pulled(schedule: schedules.Schedule, q: Natural, num_clients: int) -> Natural | None:
-    """The q that asynchronous clients start from."""
-    if not isinstance(schedule, schedules.Asynchronous):
-        return None
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), q)
 
 
 def first_ledger(plan: PrivacyPlan | None, file: LedgerFile | None) -> Ledger:

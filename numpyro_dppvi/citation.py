@@ -8,8 +8,7 @@ import dp_accounting as dpa
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.fit import FitResult
-from numpyro_dppvi.methods import DPOptimization, GlobalVI
-from numpyro_dppvi.schedules import synchronous
+from numpyro_dppvi.methods import BayesianCommitteeMachine, DPOptimization, GlobalVI
 from numpyro_dppvi.selection import Selection
 
 _PAPER = r"""@article{heikkila2023dppvi,
@@ -184,16 +183,13 @@ def _references(result: FitResult) -> Iterator[Reference]:
 
 
 def _of_method(result: FitResult) -> Iterator[Reference]:
-    method, run = result.method, result.run
-    # A committee is one synchronous, undamped round, and is run as that.
-    alone = run.num_rounds == 1 and run.damping == 1.0 and run.schedule is synchronous
-    if isinstance(method, GlobalVI):
+    if isinstance(result.method, GlobalVI):
         yield Reference("Central variational inference, of which this is a form", _CENTRAL)
-    elif alone:
+    elif isinstance(result.method, BayesianCommitteeMachine):
         yield Reference("The committee machine", _COMMITTEE)
     else:
         yield Reference("Partitioned variational inference", _PVI)
-    if isinstance(method, DPOptimization | GlobalVI) and result.plan is not None:
+    if isinstance(result.run.local, DPOptimization | GlobalVI) and result.plan is not None:
         yield Reference("Clipped and noised gradients", _CLIPPED_GRADIENTS)
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi import _validate, factors, marginals, replay, schedules
+from numpyro_dppvi import _validate, factors, marginals, replay
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.algorithm import PVIState
 from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration
@@ -153,18 +153,7 @@ def diagnose(
     contributors, share = _shares(result)
     noise_residual, sharpness, noise = None, None, {}
     if isinstance(result.state, PVIState) and result.plan is not None and result.state.round:
-        setting = replay.setting_of(
-            family,
-            result.method if not hasattr(result.method, "local") else result.method.local,
-            result.state.prior,
-            result.state.factors,
-            result.plan,
-            schedules.all_groups(result.run.schedule, result.state.round, len(result.client_sizes)),
-            damping,
-            result.run.trusted is not None,
-            result.state.begin,
-            result.run.alone,
-        )
+        setting = replay.setting_of(result, key)
         found, sharpness = _replayed(setting, natural, key, num_replays)
         noise = _spread(result.posterior, jax.tree.map(lambda leaf: leaf[-1], found))
         noise_residual = _last_residual(family, found, size, damping)
@@ -185,12 +174,13 @@ def _replayed(
 ) -> tuple[Natural, float | None]:
     """Replays of likelihoods that are as sharp as the width of q says, and how sharp that is."""
     run = replay.replays(setting)
-    if not isinstance(setting.method, DPOptimization):
+    if not isinstance(setting.problem.method, DPOptimization):
         return run(key, 1.0, number), None  # noise is added after the solve, whatever is solved
 
     @jax.jit
     def entropy(natural: Natural) -> Array:
-        return setting.family.entropy(setting.family.coordinates(natural))
+        family = setting.problem.family
+        return family.entropy(family.coordinates(natural))
 
     goal = float(entropy(natural))
 

@@ -86,7 +86,7 @@ class FitResult:
 
     @property
     def method(self) -> AnyMethod:
-        """The method that ran."""
+        """The method as it was asked for; what its clients ran is ``run.local``."""
         return self.run.method
 
     @property
@@ -240,7 +240,7 @@ def _fitted(
     # All rounds at once: a bad schedule must not come to light when rounds have been spent.
     groups = schedules.all_groups(run.schedule, run.num_rounds, num_clients)
     plan = None
-    if not isinstance(run.method, NonPrivate) or budget is not None:
+    if not isinstance(run.local, NonPrivate) or budget is not None:
         plan = planning.plan_wired(run, budget, task.client_sizes)
     algorithm = _algorithm(task, run, plan)
     first = algorithm.init(keys[0])
@@ -289,12 +289,12 @@ def _result(
 def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> Algorithm:
     """The algorithm that a method asks for."""
     secret_keys = SecretKeys(task.noise_seed)
-    if isinstance(run.method, GlobalVI) and plan is not None and run.trusted is not None:
+    if isinstance(run.local, GlobalVI) and plan is not None and run.trusted is not None:
         return global_vi(
             task.model,
             task.guide,
             task.shapes,
-            method=run.method,
+            method=run.local,
             client_sizes=task.client_sizes,
             plan=plan,
             trusted=run.trusted,
@@ -308,7 +308,7 @@ def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> A
         task.model,
         task.guide,
         task.shapes,
-        run.method,
+        run.local,
         task.client_sizes,
         plan,
         run.schedule,
@@ -316,7 +316,7 @@ def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> A
         task.model_kwargs,
         secret_keys,
         run.trusted,
-        prior_left_out=1 - 1 / len(task.client_sizes) if run.splits_prior else 0.0,
+        prior_left_out=planning.prior_left_out(run, len(task.client_sizes)),
         earlier=task.prior,
         ledger_file=task.ledger_file,
         init_scale=run.init_scale,

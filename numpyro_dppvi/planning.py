@@ -25,7 +25,9 @@ class Wiring(NamedTuple):
     """How a method is run: some methods fix what others leave to the caller.
 
     Attributes:
-        method: What a client does.
+        method: The method as it was asked for.
+        local: What a client does in a visit: the method itself, or a committee's ``local`` with
+            the learning rate of a client that nobody helps.
         schedule: Which clients each round visits.
         num_rounds: Rounds of the run.
         damping: The share of a change that is merged; ``None`` leaves it to the caller.
@@ -35,7 +37,8 @@ class Wiring(NamedTuple):
         init_scale: How narrow the start is, or ``None`` to begin at the prior.
     """
 
-    method: Any
+    method: AnyMethod
+    local: Any
     schedule: schedules.Schedule
     num_rounds: int
     damping: float | None
@@ -88,7 +91,7 @@ def plan_wired(
     run: Wiring, budget: PrivacyBudget | Sequence[PrivacyBudget] | None, sizes: Sequence[int]
 ) -> PrivacyPlan:
     """What :func:`plan_privacy` does, once it is settled how the method is run."""
-    if isinstance(run.method, NonPrivate):
+    if isinstance(run.local, NonPrivate):
         raise ValueError(
             "NonPrivate() adds no noise, and no budget covers that: write "
             "method=DPOptimization() to keep to the budget, or leave budget out."
@@ -100,15 +103,15 @@ def plan_wired(
         for round_number in range(run.num_rounds):
             run.trusted.check(run.schedule(round_number, len(sizes)), len(sizes))
         num_shares = run.trusted.num_shares(len(sizes))
-    clip_norm = run.method.clip_norm
-    if isinstance(run.method, DPOptimization | GlobalVI):
-        steps = run.method.num_local_steps if isinstance(run.method, DPOptimization) else 1
-        sampler = run.method.sampler
+    clip_norm = run.local.clip_norm
+    if isinstance(run.local, DPOptimization | GlobalVI):
+        steps = run.local.num_local_steps if isinstance(run.local, DPOptimization) else 1
+        sampler = run.local.sampler
         return plan.of_gradients(budgets, sampler, clip_norm, steps, visits, sizes, num_shares)
-    num_shards = methods.shards_by_client(run.method, sizes)
-    averaged = isinstance(run.method, LocalAveraging)
+    num_shards = methods.shards_by_client(run.local, sizes)
+    averaged = isinstance(run.local, LocalAveraging)
     return plan.of_changes(
-        budgets, clip_norm, num_shards, averaged, visits, sizes, num_shares, run.method.noise
+        budgets, clip_norm, num_shards, averaged, visits, sizes, num_shares, run.local.noise
     )
 
 
@@ -133,7 +136,7 @@ def wiring(
                 "GlobalVI() needs a trusted aggregator, because every step adds up all clients' "
                 "gradients: write trusted_aggregator=True."
             )
-        return Wiring(method, schedules.synchronous, num_rounds, None, trusted, False)
+        return Wiring(method, method, schedules.synchronous, num_rounds, None, trusted, False)
     if trusted is not None and not isinstance(method, ShardMethod):
         raise ValueError(
             f"{name}() gains nothing from a trusted aggregator, because each client's noise "
@@ -142,8 +145,9 @@ def wiring(
         )
     if isinstance(method, BayesianCommitteeMachine):
         split = method.prior == "split"
-        return Wiring(_alone(method.local), schedules.synchronous, 1, 1.0, None, split, True)
-    return Wiring(method, schedule, num_rounds, None, trusted, False)
+        local = _alone(method.local)
+        return Wiring(method, local, schedules.synchronous, 1, 1.0, None, split, True)
+    return Wiring(method, method, schedule, num_rounds, None, trusted, False)
 
 
 def settled(run: Wiring, damping: float, init_scale: float | None) -> Wiring:
@@ -156,6 +160,11 @@ def settled(run: Wiring, damping: float, init_scale: float | None) -> Wiring:
     return run._replace(
         damping=damping if run.damping is None else run.damping, init_scale=init_scale
     )
+
+
+def prior_left_out(run: Wiring, num_clients: int) -> float:
+    """The power of the prior that a client's cavity lacks."""
+    return 1 - 1 / num_clients if run.splits_prior else 0.0
 
 
 def _alone(method: DPOptimization) -> DPOptimization:

@@ -4,7 +4,10 @@ What noise does to a posterior depends on the optimiser, the damping and how sha
 is, and no formula covers that. But all of it is public, and the factors that clients have released
 say how sharp: a client whose likelihood *is* its factor can be visited as often as one likes, with
 fresh noise of the same size, and costs nothing. The spread of the posteriors that come out is the
-noise that is in the real one. Per-record clipping is left out, because a factor has no records.
+noise that is in the real one.
+
+A round is the one that ``rounds`` runs: only what a client does when it is visited is replaced.
+Per-record clipping is left out, because a factor has no records.
 """
 
 import functools
@@ -16,65 +19,102 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from numpyro_dppvi import factors, local, natural_gradient, objective, server, start
-from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
-from numpyro_dppvi.families import MeanField
-from numpyro_dppvi.methods import (
-    DPOptimization,
-    NonPrivate,
-    ParameterPerturbation,
-    VirtualClients,
-    default_learning_rate,
+from numpyro_dppvi import (
+    algorithm,
+    client,
+    factors,
+    local,
+    methods,
+    natural_gradient,
+    objective,
+    planning,
+    rounds,
+    schedules,
+    server,
 )
+from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
+from numpyro_dppvi.fit import FitResult
+from numpyro_dppvi.methods import DPOptimization, NonPrivate, VirtualClients
 from numpyro_dppvi.natural_gradient import NaturalGradient
-from numpyro_dppvi.privacy import GaussianSum, Mechanism, PrivacyPlan, add_noise
+from numpyro_dppvi.prior import first_factor
+from numpyro_dppvi.privacy import add_noise
+from numpyro_dppvi.rounds import Factors, Numbers, Problem
 
 # Replays that are run side by side hold so many numbers (64 MiB); the rest wait.
 _FLOATS_AT_ONCE = 2**24
 
 
 class Setting(NamedTuple):
-    """What a replay needs to know; all of it is public or was released.
+    """What a replay needs to know; all of it is public or was released. See :func:`setting_of`.
 
     Attributes:
-        family: The family of q.
-        method: What a client does.
-        prior: The prior's factor.
+        problem: What the run's rounds were compiled from, with one shard a client.
+        numbers: What they were handed.
         targets: The clients' factors, on a leading axis: what stands in for their likelihoods.
-        noise_std: Noise on every change, or on every gradient after its division by the sampling
-            probability, of each client; shape ``(num_clients,)``.
-        clip_norm: Bound on a shard's change, of each client; shape ``(num_clients,)``.
-        num_shards: Shards of each client, shape ``(num_clients,)``.
+        first: The factors to begin with.
         groups: The clients that each round visits.
-        damping: The share of a change that is merged.
-        learning_rate: For Adam, where the method names no optimiser.
-        aggregated: Whether only the sum of the changes is known.
-        begin: The public start; ``None`` for the prior.
-        alone: Whether clients' factors leave it out, and only their solves begin there.
     """
 
-    family: MeanField
-    method: Any
-    prior: Natural
+    problem: Problem
+    numbers: Numbers
     targets: Natural
-    noise_std: Array
-    clip_norm: Array
-    num_shards: Array
+    first: Factors
     groups: Sequence[np.ndarray]
-    damping: float
-    learning_rate: float
-    aggregated: bool
-    begin: Natural | None
-    alone: bool
 
 
-class _State(NamedTuple):
-    factors: Natural
-    private: Natural | None
+def setting_of(result: FitResult, rng_key: PRNGKey) -> Setting:
+    """The replay of a run, from what it released.
+
+    Where only the sum of the clients' changes is known, every client stands for an equal share.
+
+    Args:
+        result: What ``fit`` returned.
+        rng_key: Key of the prior's first factor, where that is found by draws.
+
+    Raises:
+        TypeError: If the run has no factors: one of ``GlobalVI``.
+    """
+    run, state, posterior = result.run, result.state, result.posterior
+    if not isinstance(state, algorithm.PVIState):
+        raise TypeError("a run of GlobalVI() has no factors that could stand in for records.")
+    num_clients, aggregated = len(result.client_sizes), run.trusted is not None
+    prior = first_factor(posterior.prior, posterior.family, posterior.space)
+    damping = 1.0 if run.damping is None else run.damping
+    left_out = planning.prior_left_out(run, num_clients)
+    numbers = algorithm.numbers_of(
+        run.local, result.plan, result.client_sizes, prior.exact, damping, left_out
+    )
+    # Equal shards make equal changes: one of them is solved for.
+    private = aggregated or isinstance(run.local, VirtualClients)
+    problem = Problem(
+        posterior.space,
+        posterior.family,
+        methods.program_of(run.local),
+        client.Layout(0, 1, 0, private),
+        prior.rest,
+        prior.refined,
+        aggregated,
+    )
+    targets = state.factors
+    if aggregated:
+        share = factors.power(factors.total(targets), 1 / num_clients)
+        targets = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), share
+        )
+    asynchronous = isinstance(run.schedule, schedules.Asynchronous)
+    first = rounds.first_prior(problem, numbers, rng_key)
+    held = None if run.alone else state.begin
+    return Setting(
+        problem,
+        numbers._replace(begin=state.begin if run.alone else None),
+        targets,
+        rounds.first_factors(problem, numbers, first, held, asynchronous),
+        schedules.all_groups(run.schedule, state.round, num_clients),
+    )
 
 
 def replays(setting: Setting) -> Callable[[PRNGKey, Array | float, int], Natural]:
-    """Makes the function that replays a run; it is compiled once.
+    """Makes the function that replays a run; equal problems share a compilation.
 
     Args:
         setting: What to replay.
@@ -84,104 +124,104 @@ def replays(setting: Setting) -> Callable[[PRNGKey, Array | float, int], Natural
         are raised to, and how many replays to make. It returns natural parameters of q after every
         round, leading axes ``(num_rounds, num_replays)``.
     """
-    num_clients = setting.noise_std.shape[0]
-    has_private = setting.aggregated or isinstance(setting.method, VirtualClients)
-    held = None if setting.alone else setting.begin
-    first = _State(
-        start.of_clients(setting.prior, held, num_clients, setting.aggregated),
-        start.of_clients(setting.prior, held, num_clients, False) if has_private else None,
-    )
-
-    floats = num_clients * sum(leaf.size for leaf in jax.tree.leaves(setting.prior))
+    floats = sum(leaf.size for leaf in jax.tree.leaves(setting.first))
     at_once = max(1, _FLOATS_AT_ONCE // floats)
 
-    @jax.jit
-    def step(
-        keys: PRNGKey, power: Array | float, groups: Array, state: _State
-    ) -> tuple[_State, Natural]:
-        raised = setting._replace(targets=factors.power(setting.targets, power))
-        each = functools.partial(_round, raised)
-        return jax.lax.map(lambda at: each(at[0], groups, at[1]), (keys, state), batch_size=at_once)
-
     def of(rng_key: PRNGKey, power: Array | float, num_replays: int) -> Natural:
-        state = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_replays, *leaf.shape)), first)
+        targets = factors.power(setting.targets, power)
+        state = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (num_replays, *leaf.shape)), setting.first
+        )
         after = []
         for number, groups in enumerate(setting.groups):
-            keys = jax.random.split(jax.random.fold_in(rng_key, number), num_replays)
-            state, q = step(keys, power, jnp.asarray(groups), state)
+            # As in runs that differ in their noise alone, all else is drawn alike.
+            key, secret = jax.random.split(jax.random.fold_in(rng_key, number))
+            keys = key, jax.random.split(secret, num_replays)
+            state, q = _round(
+                setting.problem, setting.numbers, targets, jnp.asarray(groups), keys, state, at_once
+            )
             after.append(q)
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *after)
 
     return of
 
 
+@functools.partial(jax.jit, static_argnames=("problem", "at_once"))
 def _round(
-    setting: Setting, rng_key: PRNGKey, groups: Array, state: _State
-) -> tuple[_State, Natural]:
-    """One round, group after group."""
+    problem: Problem,
+    numbers: Numbers,
+    targets: Natural,
+    groups: Array,
+    keys: tuple[PRNGKey, PRNGKey],
+    state: Factors,
+    at_once: int,
+) -> tuple[Factors, Natural]:
+    """One round of every replay, and q after it."""
+    visit = functools.partial(_visit, problem, numbers, targets)
+    key, secret_keys = keys
 
-    def visit_group(now: _State, group: tuple[Array, Array]) -> tuple[_State, None]:
-        clients, index = group
-        q = server.approximation(setting.prior, now.factors)
-        keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.fold_in(rng_key, index)))
-        changes, kept = jax.vmap(functools.partial(_visit, setting, q, now))(keys(clients), clients)
-        targets = clients
-        if setting.aggregated:
-            changes = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, keepdims=True), changes)
-            targets = jnp.zeros(1, clients.dtype)
-        project = not isinstance(setting.method, NonPrivate)
-        damping = jnp.asarray(setting.damping)
-        merged, info = server.merge(
-            setting.family, setting.prior, now.factors, targets, changes, damping, project
-        )
-        private = now.private
-        if private is not None:
-            share = factors.power(kept, jnp.where(info.rejected, 0.0, damping))
-            private = jax.tree.map(lambda all_, c: all_.at[clients].add(c), private, share)
-        return _State(merged, private), None
+    def one(at: tuple[PRNGKey, Factors]) -> tuple[Factors, Natural]:
+        secret, before = at
+        after, _ = rounds.one_round(problem, numbers, before, groups, (key, secret), visit)
+        return after, server.approximation(after.prior, after.clients)
 
-    end, _ = jax.lax.scan(visit_group, state, (groups, jnp.arange(groups.shape[0])))
-    return end, server.approximation(setting.prior, end.factors)
+    return jax.lax.map(one, (secret_keys, state), batch_size=at_once)
 
 
 def _visit(
-    setting: Setting, q: Natural, state: _State, rng_key: PRNGKey, client: Array
-) -> tuple[Natural, Natural]:
-    """A client's change, and what its private factor follows."""
-    own = state.factors if state.private is None else state.private
-    own, target = (jax.tree.map(lambda leaf: leaf[client], tree) for tree in (own, setting.targets))
-    noise_std, method = setting.noise_std[client], setting.method
+    problem: Problem,
+    numbers: Numbers,
+    targets: Natural,
+    number: Array,
+    q: Natural,
+    own: Natural,
+    rng_key: PRNGKey,
+    secret_key: PRNGKey,
+    drawn: Any,
+) -> client.Message:
+    """What a client does whose likelihood is a factor."""
+    del rng_key, drawn
+    family, method = problem.family, problem.method
+    target = jax.tree.map(lambda leaf: leaf[number], targets)
+    noise_std = numbers.noise_std[number]
+    rate = numbers.learning_rate
     if isinstance(method, DPOptimization | NonPrivate):
-        change = _solve(setting, q, own, target, rng_key, noise_std)
-        return change, factors.unit(change)
-    # Equal shards make equal changes: one of them is solved for.
-    num_shards = setting.num_shards[client]
-    if isinstance(method, VirtualClients):
-        own, target = (factors.power(tree, 1 / num_shards) for tree in (own, target))
-    change = _solve(setting, q, own, target, rng_key, jnp.zeros(()))
+        # What is added to a sum over a batch is divided by the batch's share of records.
+        noise_std = noise_std / numbers.inclusion_prob[number]
+        change, failed = _solve(problem, rate, q, own, target, secret_key, noise_std)
+        return client.Message(change, None, failed)
+    private = problem.layout.private
+    if private:
+        own = jax.tree.map(lambda leaf: leaf[0], own)
+    # A sum over shards of equal changes, times its weight, is one of them so many times.
+    times = numbers.num_shards[number] * numbers.weight[number]
+    target = factors.power(target, 1 / times)
+    change, _ = _solve(problem, rate, q, own, target, secret_key, jnp.zeros(()))
     rule = method.optimizer if isinstance(method.optimizer, NaturalGradient) else None
     if rule:
-        change = natural_gradient.measured(rule, setting.family, q, change)
+        change = natural_gradient.measured(rule, family, q, change)
     norm = jnp.sqrt(factors.inner(change, change))
-    change = factors.power(change, jnp.minimum(1.0, setting.clip_norm[client] / norm))
-    if isinstance(method, VirtualClients):
-        change = factors.power(change, num_shards)
-    found = add_noise(rng_key, change, noise_std), change
+    kept = factors.power(change, jnp.minimum(1.0, numbers.clip_norm[number] / norm))
+    released = add_noise(secret_key, factors.power(kept, times), noise_std, like=kept)
     if rule:
-        return tuple(natural_gradient.unmeasured(rule, setting.family, q, one) for one in found)
-    return found
+        kept, released = (
+            natural_gradient.unmeasured(rule, family, q, one) for one in (kept, released)
+        )
+    shards = jax.tree.map(lambda leaf: leaf[None], kept) if private else None
+    return client.Message(released, shards, jnp.zeros((), bool))
 
 
 def _solve(
-    setting: Setting,
+    problem: Problem,
+    learning_rate: Array,
     q: Natural,
     own: Natural,
     target: Natural,
     rng_key: PRNGKey,
     noise_std: Array,
-) -> Natural:
-    """A local solve whose likelihood is a factor, with noise on every gradient."""
-    family, method = setting.family, setting.method
+) -> tuple[Natural, Array]:
+    """A local solve whose likelihood is a factor, with noise on every gradient; and its failure."""
+    family, method = problem.family, problem.method
     tilted = factors.multiply(factors.divide(q, own), target)
 
     def records_gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
@@ -192,63 +232,12 @@ def _solve(
         exact = jax.grad(objective.cavity_loss, argnums=2)(family, tilted, coordinates)
         return add_noise(key, exact, noise_std)
 
-    optimizer = method.optimizer or optax.adam(setting.learning_rate)
+    optimizer = method.optimizer or optax.adam(learning_rate)
     keys = jax.random.split(rng_key, method.num_local_steps)
-    first = setting.begin if setting.alone and setting.begin is not None else q
     if isinstance(optimizer, NaturalGradient):
         change = natural_gradient.change(optimizer, family, q, own, keys, records_gradient)
     else:
-        end = local.solve(keys, family.coordinates(first), gradient, optimizer)
+        end = local.solve(keys, family.coordinates(q), gradient, optimizer)
         change = factors.divide(family.natural(end), q)
-    return factors.select(factors.is_finite(change), change, factors.unit(change))
-
-
-def setting_of(
-    family: MeanField,
-    method: Any,
-    prior: Natural,
-    client_factors: Natural,
-    plan: PrivacyPlan,
-    groups: Sequence[np.ndarray],
-    damping: float,
-    aggregated: bool,
-    begin: Natural | None = None,
-    alone: bool = False,
-) -> Setting:
-    """The replay of a run, from what it released.
-
-    Where only the sum of the clients' changes is known, every client stands for an equal share.
-    """
-    num_clients = len(plan.clients)
-    targets = client_factors
-    if aggregated:
-        share = factors.power(factors.total(client_factors), 1 / num_clients)
-        targets = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), share
-        )
-    shards = [getattr(c.mechanism, "num_shards", 1) for c in plan.clients]
-    if isinstance(method, ParameterPerturbation):
-        shards = [1] * num_clients
-    releases = sum(client.num_releases for client in plan.clients)
-    return Setting(
-        family,
-        method,
-        prior,
-        targets,
-        jnp.asarray(plan.noise_std / [_sampling_prob(client.mechanism) for client in plan.clients]),
-        jnp.asarray([client.mechanism.clip_norm for client in plan.clients]),
-        jnp.asarray(shards, float),
-        groups,
-        damping,
-        default_learning_rate(method, releases, damping),
-        aggregated,
-        begin,
-        alone,
-    )
-
-
-def _sampling_prob(mechanism: Mechanism) -> float:
-    """What a noisy sum is divided by; 1 where it is not."""
-    if isinstance(mechanism, GaussianSum):
-        return float(mechanism.sampler.inclusion_prob(mechanism.num_records))
-    return 1.0
+    finite = factors.is_finite(change)
+    return factors.select(finite, change, factors.unit(change)), ~finite

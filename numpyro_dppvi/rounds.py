@@ -1,7 +1,8 @@
 """One round as one compiled program: group after group of clients, visited side by side."""
 
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,10 @@ from numpyro_dppvi.methods import Method, NonPrivate
 from numpyro_dppvi.natural_gradient import NaturalGradient
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.server import MergeInfo
+from numpyro_dppvi.start import of_clients, of_shards
+
+Visit: TypeAlias = Callable[[Array, Natural, Natural, PRNGKey, PRNGKey, Any], client.Message]
+"""What a visit does: client's number, q, what to divide out of q, key, secret key, drawn noise."""
 
 # Local problems of one group that are solved side by side; the rest wait. Bounds memory.
 _SOLVES_AT_ONCE = 512
@@ -116,6 +121,31 @@ def first_prior(problem: Problem, numbers: Numbers, rng_key: PRNGKey) -> Natural
     return server.first_prior(problem.space, problem.family, parts, rng_key)
 
 
+def first_factors(
+    problem: Problem, numbers: Numbers, prior: Natural, begin: Natural | None, asynchronous: bool
+) -> Factors:
+    """The factors to begin with.
+
+    Args:
+        problem: What is compiled in.
+        numbers: What is not.
+        prior: The prior's first factor.
+        begin: The public start that clients' factors hold; ``None`` for the prior.
+        asynchronous: Whether clients start from the q that they pulled when they last sent.
+    """
+    num_clients, layout = numbers.num_shards.shape[0], problem.layout
+    clients = of_clients(prior, begin, num_clients, problem.aggregated)
+    private = pulled = None
+    if layout.private:
+        # A client's factor is the product of its shards' to the power of its weight.
+        shares = 1 / (num_clients * numbers.num_shards * numbers.weight)
+        private = of_shards(prior, begin, shares, layout.num_shards)
+    if asynchronous:
+        q = prior if begin is None else begin
+        pulled = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), q)
+    return Factors(prior, clients, private, pulled)
+
+
 @functools.partial(jax.jit, static_argnames="problem")
 def run(
     problem: Problem,
@@ -138,6 +168,19 @@ def run(
     Returns:
         The factors after, and what happened.
     """
+    visit = functools.partial(_visit_records, problem, numbers, shards)
+    return one_round(problem, numbers, start, groups, keys, visit)
+
+
+def one_round(
+    problem: Problem,
+    numbers: Numbers,
+    start: Factors,
+    groups: Array,
+    keys: tuple[PRNGKey, PRNGKey],
+    visit: Visit,
+) -> tuple[Factors, RoundInfo]:
+    """What :func:`run` does, whatever a client does when it is visited; arguments as there."""
     before = server.approximation(start.prior, start.clients)
     if problem.refined:
         prior_key, clients_key = jax.random.split(keys[0])
@@ -151,7 +194,7 @@ def run(
         group_keys = jax.tree.map(lambda key: jax.random.fold_in(key, index), keys)
         q = server.approximation(now.prior, now.clients)
         messages = jax.lax.map(
-            lambda visit: _visit(problem, numbers, q, now, shards, group_keys, *visit),
+            lambda at: _visit(numbers, q, now, visit, group_keys, *at),
             (clients, noise),
             batch_size=_batch_size(problem, clients.size),
         )
@@ -217,16 +260,47 @@ def _repaired_whole(problem: Problem) -> frozenset[str]:
 
 
 def _visit(
-    problem: Problem,
     numbers: Numbers,
     q: Natural,
     now: Factors,
-    shards: Shards,
+    visit: Visit,
     keys: tuple[PRNGKey, PRNGKey],
     number: Array,
     noise: Any,
 ) -> client.Message:
     """One client's visit, with keys or noise of its own."""
+
+    def of_client(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[number], tree)
+
+    left_out = factors.power(now.prior, numbers.prior_left_out)
+    own = of_client(now.clients if now.private is None else now.private)
+    # Broadcasts over the shards of a virtual client.
+    own = factors.multiply(own, left_out)
+    q = q if now.pulled is None else of_client(now.pulled)
+    ahead = None if numbers.begin is None else factors.divide(numbers.begin, q)
+    if ahead is not None:  # a solve begins at its q: both move, and the cavity q / own does not
+        q, own = factors.multiply(q, ahead), factors.multiply(own, ahead)
+    rng_key, secret_key = jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
+    message = visit(number, q, own, rng_key, secret_key, noise)
+    change = message.change
+    if ahead is not None:
+        change = factors.select(message.failed, change, factors.multiply(change, ahead))
+    return message._replace(change=factors.multiply(change, left_out))
+
+
+def _visit_records(
+    problem: Problem,
+    numbers: Numbers,
+    shards: Shards,
+    number: Array,
+    q: Natural,
+    own: Natural,
+    rng_key: PRNGKey,
+    secret_key: PRNGKey,
+    noise: Any,
+) -> client.Message:
+    """What a client does with its records."""
 
     def of_client(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[number], tree)
@@ -239,33 +313,19 @@ def _visit(
         numbers.clip_norm,
         numbers.inclusion_prob,
     )
-    data = client.LocalData(dict(of_client(shards.records)), *of_client(own_numbers))
-    left_out = factors.power(now.prior, numbers.prior_left_out)
-    own = of_client(now.clients if now.private is None else now.private)
-    # Broadcasts over the shards of a virtual client.
-    own = factors.multiply(own, left_out)
-    q = q if now.pulled is None else of_client(now.pulled)
-    ahead = None if numbers.begin is None else factors.divide(numbers.begin, q)
-    if ahead is not None:  # a solve begins at its q: both move, and the cavity q / own does not
-        q, own = factors.multiply(q, ahead), factors.multiply(own, ahead)
-    rng_key, secret_key = jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
-    message = client.visit(
+    return client.visit(
         problem.space,
         problem.family,
         problem.method,
         problem.layout,
         q,
         own,
-        data,
+        client.LocalData(dict(of_client(shards.records)), *of_client(own_numbers)),
         numbers.learning_rate,
         rng_key,
         secret_key,
         noise,
     )
-    change = message.change
-    if ahead is not None:
-        change = factors.select(message.failed, change, factors.multiply(change, ahead))
-    return message._replace(change=factors.multiply(change, left_out))
 
 
 def _refined_prior(problem: Problem, numbers: Numbers, start: Factors, rng_key: PRNGKey) -> Natural:

@@ -93,6 +93,7 @@ class SelectionStatement:
         return {
             "schema": "numpyro_dppvi/selection-statement/1",
             "method": self.method,
+            "given": words.GIVEN,
             "settings": self.num_settings,
             "runs": self.plan.runs.name,
             "accountant": "Renyi divergence of repeated selection (Papernot and Steinke 2022)",
@@ -133,7 +134,7 @@ class SelectionStatement:
             f"In all, {', '.join(sorted({c['unit'] for c in facts['clients']}))} of the whole is "
             f"protected by epsilon = {words.rounded_up(worst['epsilon_spent'])} at delta = "
             f"{delta:.10g} (one fit alone: {words.rounded_up(worst['epsilon_of_one_fit'])}); "
-            f"neighbours by {', '.join(sorted({c['relation'] for c in facts['clients']}))}."
+            f"{words.neighbours(c['relation'] for c in facts['clients'])}."
         )
         lines += ["  Not covered:", *(f"    - {item}" for item in NOT_COVERED)]
         return "\n".join(lines)

@@ -184,6 +184,7 @@ def test_q_is_the_product_of_the_factors(schedule, damping, epsilon, num_rounds)
         damping=damping,
         num_rounds=num_rounds,
         progress_bar=False,
+        insecure_noise_seed=0,
     )
     state = result.state
     product = factors.multiply(

@@ -15,7 +15,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import replay
 from numpyro_dppvi.diagnostics import curvature, precision
-from numpyro_dppvi.families import DiagonalNormal, MeanField, NormalCoordinates, NormalNatural
+from numpyro_dppvi.families import DiagonalNormal, NormalCoordinates, NormalNatural
 
 NOISE, PRIOR_SCALE = 1.5, 2.0
 SIZES = (200, 400, 1400)
@@ -124,23 +124,15 @@ def test_noise_of_perturbed_changes_is_the_one_that_theory_says():
     noise_std = np.array([0.5, 1.0, 2.0])
     precision = np.array(SIZES) / NOISE**2
     with jax.enable_x64(True):
-        family = MeanField((("mu", DiagonalNormal((2,))),))
-        prior = {"mu": NormalNatural(jnp.zeros(2), jnp.full(2, -0.5 / PRIOR_SCALE**2))}
-        target = np.stack([precision] * 2, axis=1)
-        setting = replay.Setting(
-            family=family,
-            method=dppvi.ParameterPerturbation(**PRECISE, clip_norm=1e4),
-            prior=prior,
+        method = dppvi.ParameterPerturbation(**PRECISE, clip_norm=1e4)
+        result = run(method, budget=dppvi.PrivacyBudget(math.inf), num_rounds=num_rounds)
+        family, target = result.posterior.family, np.stack([precision] * 2, axis=1)
+        setting = replay.setting_of(result, jax.random.key(0))
+        setting = setting._replace(
+            numbers=setting.numbers._replace(noise_std=jnp.asarray(noise_std)),
             targets={
                 "mu": NormalNatural(jnp.asarray(target * [0.5, -1.0]), jnp.asarray(-target / 2))
             },
-            noise_std=jnp.asarray(noise_std),
-            clip_norm=jnp.full(3, 1e4),
-            num_shards=jnp.ones(3),
-            groups=[dppvi.sequential(r, 3) for r in range(num_rounds)],
-            damping=DAMPING,
-            learning_rate=0.1,
-            aggregated=False,
         )
         found = replay.replays(setting)(jax.random.key(0), 1.0, num_replays)
         last = family.coordinates(jax.tree.map(lambda leaf: leaf[-1], found))["mu"]
@@ -157,22 +149,7 @@ def test_an_exact_client_without_noise_ends_where_its_records_say():
     """One round of three clients, undamped, is the product of prior and targets."""
     with jax.enable_x64(True):
         result = run(dppvi.NonPrivate(**PRECISE), num_rounds=1, damping=1.0)
-        plan = dppvi.plan_privacy(
-            dppvi.ParameterPerturbation(),
-            dppvi.PrivacyBudget(math.inf),
-            num_rounds=1,
-            client_sizes=SIZES,
-        )
-        setting = replay.setting_of(
-            result.posterior.family,
-            dppvi.NonPrivate(**PRECISE),
-            result.state.prior,
-            result.state.factors,
-            plan,
-            [dppvi.sequential(0, 3)],
-            1.0,
-            False,
-        )
+        setting = replay.setting_of(result, jax.random.key(0))
         found = replay.replays(setting)(jax.random.key(0), 1.0, 2)
     for number in range(2):
         q = jax.tree.map(lambda leaf, n=number: leaf[-1, n], found)

@@ -305,6 +305,7 @@ def fit(guide, **changes):
         "budget": dppvi.PrivacyBudget(50.0, 1e-5),
         "num_rounds": 2,
         "progress_bar": False,
+        "insecure_noise_seed": 0,
     }
     return dppvi.fit(regression, guide, data(), **{**arguments, **changes})
 

@@ -169,6 +169,7 @@ def test_diagnostics_replay_the_noise_in_the_same_units():
         num_rounds=8,
         damping=0.5,
         schedule=dppvi.synchronous,
+        insecure_noise_seed=0,
     )
     noise = float(dppvi.diagnose(result).noise["mean"])
     # Eight rounds of two clients' noise, in posterior standard deviations of the last round.

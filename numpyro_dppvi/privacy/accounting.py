@@ -20,6 +20,8 @@ _GRIDS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 # falls with the square of the grid, so that about a hundredth of the change remains: epsilon is
 # then too large by some 3 parts in 10^5 at most.
 _SETTLED = 3e-3
+# As above, of the epsilon that is told beside the one that is promised: a tenth of the precision.
+_SETTLED_BESIDE = 3e-2
 # The finest grid takes ten times as long as all others together. It is left out where it promises
 # no more than this share, judged by how the last two grids changed the answer.
 _NOT_WORTH_IT = 1e-3
@@ -85,6 +87,34 @@ def epsilon(
         return _bound(composition, safe_delta, relation, grid)
 
     return tightest(bound, settled_at, enough)
+
+
+def epsilon_to_participant(
+    composition: Composition, delta: float, relation: Relation, num_shares: int
+) -> float:
+    """What a composition costs against another client whose noise is a share of it.
+
+    Where clients' noise adds up to that of a sum, each of them can take its own share away again.
+    The least that a sum holds is ``num_shares`` shares, one of them the client's own that is to be
+    protected; so there are ``num_shares - 1`` left, and one at least.
+
+    Args:
+        composition: What was released; all of it counts as shared alike, releases of other runs
+            on the same ledger file, too, because a ledger does not say how they were.
+        delta: In (0, 1).
+        relation: The neighbouring relation.
+        num_shares: The least number of clients whose noise makes up that of a sum; 1 where each
+            client adds all of it, and nobody sees less.
+
+    Returns:
+        Epsilon; never below the true one, nor below :func:`epsilon`.
+    """
+    promised = epsilon(composition, delta, relation)
+    if num_shares == 1:
+        return promised
+    left = math.sqrt((num_shares - 1) / num_shares)
+    known = compose((loss.with_noise(event, left), count) for event, count in composition)
+    return max(promised, epsilon(known, delta, relation, settled_at=_SETTLED_BESIDE))
 
 
 @functools.lru_cache(maxsize=16384)

@@ -25,7 +25,8 @@ class PrivacyBudget:
         epsilon: Above 0. ``math.inf`` asks for clipping without noise, which is no privacy.
         delta: Strictly between 0 and 1; well below one over the number of records.
         relation: ``"replace_one"`` (the paper's: a neighbour has one record replaced, and the
-            number of records is public) or ``"add_or_remove_one"``.
+            number of records is public) or ``"add_or_remove_one"``: one record more or less,
+            given the number of records, which is public all the same.
         unit: What is replaced, added or removed. ``"record"`` is the paper's. ``"client"`` is all
             records of a client at once, of which only the number stays the same; for methods
             that clip what a client sends.

@@ -30,6 +30,28 @@ def noise_multiplier(event: dpa.DpEvent) -> float:
     raise TypeError(f"no accountant is proven for {type(event).__name__}.")
 
 
+def with_noise(event: dpa.DpEvent, factor: float) -> dpa.DpEvent:
+    """The same event with so many times its Gaussian noise; discrete noise is nobody's share.
+
+    Raises:
+        TypeError: If no pair of distributions is proven for such events.
+    """
+    if isinstance(event, dpa.ZCDpEvent):
+        return event
+    noise = factor * noise_multiplier(event)
+    if isinstance(event, dpa.PoissonSampledDpEvent):
+        return dpa.PoissonSampledDpEvent(event.sampling_probability, dpa.GaussianDpEvent(noise))
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        return dpa.SampledWithoutReplacementDpEvent(
+            event.source_dataset_size, event.sample_size, dpa.GaussianDpEvent(noise)
+        )
+    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+        return dpa.TruncatedSubsampledGaussianDpEvent(
+            event.dataset_size, event.sampling_probability, event.truncated_batch_size, noise
+        )
+    return dpa.GaussianDpEvent(noise)
+
+
 def check_relation(event: dpa.DpEvent, relation: Relation) -> None:
     """Refuses events that nothing is proven about under a relation.
 

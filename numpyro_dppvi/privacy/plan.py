@@ -54,6 +54,16 @@ class ClientPlan:
         return accounting.epsilon(self.composition, self.budget.delta, self.budget.relation)
 
     @property
+    def epsilon_to_participant(self) -> float:
+        """The same against another client whose noise is a share of the sums' noise."""
+        return accounting.epsilon_to_participant(
+            self.composition,
+            self.budget.delta,
+            self.budget.relation,
+            self.mechanism.num_shares,
+        )
+
+    @property
     def attack(self) -> Attack:
         """The best attack on everything that the client will have released."""
         return best_attack(self.composition, self.budget.relation)
@@ -99,7 +109,21 @@ class PrivacyPlan:
         worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
         meaning = words.in_other_words(worst, self.clients[worst].budget, attacks[worst])
         title = "Privacy plan (nothing has been read yet)"
-        return "\n".join([title, *table(self.clients), *words.paragraph(meaning)])
+        lines = [line for said in [*self._known(), meaning] for line in words.paragraph(said)]
+        return "\n".join([title, *table(self.clients), *lines])
+
+    def _known(self) -> list[str]:
+        """What somebody knows before any release, where the table alone would not suggest it."""
+        said = []
+        relations = [client.budget.relation for client in self.clients]
+        if "add_or_remove_one" in relations:
+            said.append(f"The unit is {self.unit}; {words.neighbours(relations)}.")
+        shares = self.clients[0].mechanism.num_shares
+        if shares > 1:
+            most = max(client.epsilon_to_participant for client in self.clients)
+            delta = max(client.budget.delta for client in self.clients)
+            said.append(words.to_participants(self.unit, shares, most, delta))
+        return said
 
 
 def of_gradients(
@@ -255,8 +279,13 @@ def _noise_of_changes(
 
 
 def table(clients: Sequence[ClientPlan]) -> list[str]:
-    """Lines of a table: mechanism, releases, noise and epsilon of each run of equal clients."""
+    """Lines of a table: mechanism, releases, noise and epsilon of each run of equal clients.
+
+    Where clients share the noise of a sum, the epsilon against one of them has a column, too.
+    """
+    shared = any(client.mechanism.num_shares > 1 for client in clients)
     header = ["client", "records", "batch", "clip", "noise std", "releases", "epsilon", "delta"]
+    header += ["to participants"] * shared
     rows = [header]
     for first, last in _runs(clients):
         client, mechanism = clients[first], clients[first].mechanism
@@ -270,6 +299,7 @@ def table(clients: Sequence[ClientPlan]) -> list[str]:
                 f"{client.num_visits} x {client.releases_per_visit}",
                 f"{words.rounded_up(client.epsilon)} of {client.budget.epsilon:.10g}",
                 f"{client.budget.delta:.10g}",
+                *[words.rounded_up(client.epsilon_to_participant)] * shared,
             ]
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]

@@ -24,6 +24,10 @@ _NOT_COVERED_EXACT = (
     "faults of the operating system's random numbers or of OpenDP, which draws the noise from them",
     NOT_COVERED[3],
 )
+_COUNT_NOT_COVERED = (
+    "how many records a client holds: add_or_remove_one alone would cover that, but here it is "
+    "public (it stands in this statement, in the result and in checkpoints)"
+)
 _NO_NOISE = "everything: no noise was added"
 _PACKAGES = ("numpyro-dppvi", "dp-accounting", "jax", "numpyro")
 _COLUMNS = (
@@ -36,6 +40,7 @@ _COLUMNS = (
     "of budget",
     "delta",
 )
+_SHARED_COLUMN = "to participants"
 
 
 def statement_schema() -> dict[str, Any]:
@@ -79,10 +84,12 @@ class PrivacyStatement:
             "private": private,
             "method": self.method,
             "unit": "one record" if self.plan is None else self.plan.unit,
+            "given": words.GIVEN,
             "noise": self._noise(),
             "clients": self._clients,
-            "max_epsilon": max((c["epsilon_spent"] for c in self._clients), default=None),
-            "max_delta": max((c["delta"] for c in self._clients), default=None),
+            "max_epsilon": self._largest("epsilon_spent"),
+            "max_epsilon_to_participant": self._largest("epsilon_to_participant"),
+            "max_delta": self._largest("delta"),
             "not_covered": list(self._not_covered) if private else [_NO_NOISE],
             "versions": {name: importlib.metadata.version(name) for name in self._packages},
         }
@@ -93,6 +100,10 @@ class PrivacyStatement:
         JSON has no infinite numbers: an infinite epsilon is the string ``"infinity"``.
         """
         return json.dumps(words.finite(self.as_dict()), indent=2, allow_nan=False)
+
+    def _largest(self, name: str) -> Any:
+        """The largest of one fact about clients; ``None`` without privacy."""
+        return max((client[name] for client in self._clients), default=None)
 
     def _noise(self) -> str:
         if self.plan is None:
@@ -112,7 +123,9 @@ class PrivacyStatement:
 
     @property
     def _not_covered(self) -> tuple[str, ...]:
-        return _NOT_COVERED_EXACT if self._drawn_exactly else NOT_COVERED
+        items = _NOT_COVERED_EXACT if self._drawn_exactly else NOT_COVERED
+        counted = any(client["relation"] == "add_or_remove_one" for client in self._clients)
+        return (*items, _COUNT_NOT_COVERED) if counted else items
 
     @property
     def _packages(self) -> tuple[str, ...]:
@@ -145,6 +158,9 @@ class PrivacyStatement:
                     "noise_shared_by": mechanism.num_shares,
                     "releases": sum(count for _, count in composition),
                     "epsilon_spent": float(spent[number]),
+                    "epsilon_to_participant": accounting.epsilon_to_participant(
+                        composition, budget.delta, budget.relation, mechanism.num_shares
+                    ),
                     "epsilon_budget": budget.epsilon,
                     "delta": budget.delta,
                     "accountant": accounting.describe(composition),
@@ -158,10 +174,10 @@ class PrivacyStatement:
         if self.plan is None:
             return f"Privacy statement\n  {self._nothing_promised()}"
         lines = [f"  {name:<12} {fact}" for name, fact in self._facts().items()]
-        for cells in [list(_COLUMNS), *_client_rows(self._clients)]:
+        for cells in self._table():
             first, *others = cells
-            widths = (8, 9, 7, 10, 14, 10, 8)
-            padded = (f"{cell:>{width}}" for cell, width in zip(others, widths, strict=True))
+            widths = (8, 9, 7, 10, 14, 10, 8, 17)
+            padded = (f"{cell:>{width}}" for cell, width in zip(others, widths, strict=False))
             lines.append(f"  {first:<12} {' '.join(padded)}")
         lines += [line for sentence in self._sentences() for line in words.paragraph(sentence)]
         lines += ["  Not covered:", *(f"    - {item}" for item in self._not_covered)]
@@ -171,7 +187,8 @@ class PrivacyStatement:
         """The statement as Markdown, equal clients on one line."""
         if self.plan is None:
             return f"# Privacy statement\n\n{self._nothing_promised()}\n"
-        rows = [_COLUMNS, ["---"] * len(_COLUMNS), *_client_rows(self._clients)]
+        header, *rows = self._table()
+        rows = [header, ["---"] * len(header), *rows]
         parts = [
             "# Privacy statement",
             "\n".join(f"- **{name}**: {fact}" for name, fact in self._facts().items()),
@@ -181,6 +198,17 @@ class PrivacyStatement:
             "\n".join(f"- {item}" for item in self._not_covered),
         ]
         return "\n\n".join(parts) + "\n"
+
+    def _table(self) -> list[list[str]]:
+        """The header, and a row for every run of equal clients."""
+        shared = self._num_shares > 1
+        header = [*_COLUMNS, *[_SHARED_COLUMN] * shared]
+        return [header, *_client_rows(self._clients, shared)]
+
+    @property
+    def _num_shares(self) -> int:
+        """How many clients put together the noise of a sum; the same number for all of them."""
+        return max(client["noise_shared_by"] for client in self._clients)
 
     def _nothing_promised(self) -> str:
         return (
@@ -193,7 +221,7 @@ class PrivacyStatement:
         facts = self.as_dict()
         return {
             "method": self.method,
-            "unit": f"{facts['unit']}; neighbours by {self._each('relation')}",
+            "unit": f"{facts['unit']}; {words.neighbours(c['relation'] for c in self._clients)}",
             "mechanism": self._each("mechanism"),
             "batches": self._each("batch"),
             "accountant": f"{self._each('accountant')} "
@@ -215,14 +243,17 @@ class PrivacyStatement:
         worst = max(clients, key=lambda c: c["best_attack"]["true_positive_rate"])["client"]
         budget = self.plan.clients[worst].budget
         attack = best_attack(self.ledger.composition(worst), budget.relation)
+        shares, most = self._num_shares, facts["max_epsilon_to_participant"]
+        to_others = words.to_participants(facts["unit"], shares, most, facts["max_delta"])
         return [
             f"Each line is a client's own; {facts['unit']} of the whole is protected by epsilon = "
             f"{words.rounded_up(facts['max_epsilon'])} at delta = {facts['max_delta']:.10g}.",
+            *[to_others] * (shares > 1),
             words.in_other_words(worst, budget, attack),
         ]
 
 
-def _client_rows(clients: list[dict[str, Any]]) -> list[list[str]]:
+def _client_rows(clients: list[dict[str, Any]], shared: bool) -> list[list[str]]:
     """One row of cells for every run of clients that differ in nothing but their number."""
     rows: list[list[str]] = []
     start = 0
@@ -240,6 +271,7 @@ def _client_rows(clients: list[dict[str, Any]]) -> list[list[str]]:
                 words.rounded_up(client["epsilon_spent"]),
                 f"{client['epsilon_budget']:.10g}",
                 f"{client['delta']:.10g}",
+                *[words.rounded_up(client["epsilon_to_participant"])] * shared,
             ]
         )
         start = number + 1

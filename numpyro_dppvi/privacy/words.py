@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
@@ -44,9 +45,11 @@ def finite(value: Any) -> Any:
 def in_other_words(client: int, budget: PrivacyBudget, attack: Attack) -> str:
     """A sentence that says what a client's releases give away at most."""
     known, question = _known_and_asked(client, budget)
+    # Whoever knows all others and how many there are knows the answer without any release.
+    aside = "" if budget.relation == "replace_one" else ", the public number of records aside"
     return (
-        f"In other words: whoever knows {known}, sees everything that is released and has to say "
-        f"{question}, is right in at most "
+        f"In other words{aside}: whoever knows {known}, sees everything that is released and has "
+        f"to say {question}, is right in at most "
         f"{percent((1 + attack.advantage) / 2)} of cases (guessing: 50 %); at "
         f"{100 * attack.false_positive_rate:g} % false alarms it detects at most "
         f"{percent(attack.true_positive_rate)}."
@@ -64,6 +67,34 @@ def _known_and_asked(client: int, budget: PrivacyBudget) -> tuple[str, str]:
         known = f"all other records of client {client}"
         alternatives = "which of two records it holds", "whether it holds a certain record"
     return known, alternatives[budget.relation != "replace_one"]
+
+
+GIVEN = "the number of records of each client, which is public"
+"""What no promise covers, under either relation; ``add_or_remove_one`` alone would suggest it."""
+
+
+def neighbours(relations: Iterable[str]) -> str:
+    """Which data sets are neighbours, and what they have in common."""
+    names = sorted(set(relations))
+    given = f", given {GIVEN}" if "add_or_remove_one" in names else ""
+    return f"neighbours by {', '.join(names)}{given}"
+
+
+def to_participants(unit: str, num_shares: int, epsilon: float, delta: float) -> str:
+    """A sentence that says what clients may learn who add noise to the same sums.
+
+    Args:
+        unit: What is protected, in words.
+        num_shares: The least number of clients whose noise makes up that of a sum.
+        epsilon: What it costs against one of them.
+        delta: Delta of it.
+    """
+    return (
+        f"The noise of a sum is put together by at least {num_shares} clients, and each of them "
+        f"knows its own share: against one of the others, {unit} is protected by epsilon = "
+        f"{rounded_up(epsilon)} at delta = {delta:.10g}. Several who tell each other their shares "
+        "face less noise still."
+    )
 
 
 def paragraph(text: str) -> list[str]:

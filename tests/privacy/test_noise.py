@@ -219,7 +219,11 @@ def normal_mean(y):
 
 
 def released(rng_seed, **options):
-    """The posterior mean after one round whose release is nearly all noise."""
+    """Mean and width after one round whose release is nearly all noise.
+
+    Noise lies on a grid of about a thousand steps a standard deviation: two draws agree in one
+    number once in 3 600 times, in both once in 10^7.
+    """
     result = dppvi.fit(
         normal_mean,
         None,
@@ -232,7 +236,7 @@ def released(rng_seed, **options):
         progress_bar=False,
         **options,
     )
-    return float(result.posterior.mean["mu"])
+    return float(result.posterior.mean["mu"]), float(result.posterior.stddev["mu"])
 
 
 def test_the_noise_of_a_fit_does_not_derive_from_its_rng_key():
