@@ -1,6 +1,7 @@
 """Runs a user's model: on abstract rows to see its structure, on one row to evaluate it."""
 
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,10 @@ from numpyro_dppvi._validate import UnsupportedModelError
 
 Trace = dict[str, Any]
 """A NumPyro trace: messages by site name."""
+
+# NumPyro keeps one stack of handlers for all threads: whoever calls a user's model or guide under
+# handlers holds this. Nothing else is waited for meanwhile, so that it cannot lock up.
+HANDLERS = threading.RLock()
 
 # What a function that is run on shapes raises when it looks at a value.
 CONCRETE_VALUE_ERRORS = (
@@ -108,7 +113,7 @@ def run_model(
     """Runs the model on some rows; ``theta`` fixes the latents."""
     forced = _ForcedPlates(model, plates, num_rows)
     seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
-    with handlers.block():  # a caller's own handlers must not see this run
+    with HANDLERS, handlers.block():  # a caller's own handlers must not see this run
         return handlers.trace(seeded).get_trace(**rows, **kwargs)
 
 
