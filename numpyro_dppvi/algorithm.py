@@ -211,6 +211,7 @@ def assemble(
     agreement.check_source(method, secret_keys)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_additive(space, model_kwargs, sum(client_sizes))
+    latents.check_priors(space)
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
@@ -240,6 +241,8 @@ def assemble(
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
         agreement.check_shards(shards, client_sizes)
+        if state.round == 0:
+            latents.check_records(space, shards.records, shards.mask)
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         if trusted:
             trusted.check(groups, num_clients)

@@ -93,6 +93,7 @@ def global_vi(
     agreement.check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_additive(space, model_kwargs or {}, sum(client_sizes))
+    latents.check_priors(space)
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
@@ -115,6 +116,8 @@ def global_vi(
     def step(rng_key: PRNGKey, state: GlobalState, shards: Shards) -> tuple[GlobalState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
         agreement.check_shards(shards, client_sizes)
+        if state.round == 0:
+            latents.check_records(space, shards.records, shards.mask)
         groups = schedules.synchronous(state.round, num_clients)
         trusted.check(groups, num_clients)
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)

@@ -85,7 +85,7 @@ def _equal(array: Any, known: np.ndarray) -> bool:
 def _mixed(space: LatentSpace) -> tuple[str | None, str]:
     """A site whose density is no sum over records, and what is the matter with it."""
     rng = np.random.default_rng(0)
-    rows = {name: _made_up(rng, s) for name, s in several(space.row, NUM_TOGETHER).items()}
+    rows = {name: made_up(rng, s) for name, s in several(space.row, NUM_TOGETHER).items()}
     single = jax.tree.map(lambda leaf: leaf[:, None], rows)
     theta = {latent.name: _thetas(rng, latent) for latent in space.latents}
 
@@ -126,7 +126,7 @@ def _agree(a: Any, b: Any, size: np.ndarray) -> bool:
     return bool(np.all(np.abs(a[known] - b[known]) <= _TOLERANCE * (1 + size[known])))
 
 
-def _made_up(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> Array:
+def made_up(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> Array:
     """Values that most distributions and all indices allow: in (0, 1), or 0 and 1."""
     if jnp.issubdtype(shape.dtype, jnp.floating):
         return jnp.asarray(rng.uniform(0.1, 0.9, shape.shape), shape.dtype)
