@@ -7,7 +7,7 @@ Everything is read from the program and from made-up rows.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.fingerprint import constants
 from numpyro_dppvi.latents.integers import integers
+from numpyro_dppvi.latents.reasons import a_site_a_record
 from numpyro_dppvi.latents.space import NUM_TOGETHER, Latent, LatentSpace, several
 
 # One made-up theta may hide a term that is large elsewhere.
@@ -35,8 +36,8 @@ _FACTOR = (
     "inference counts each record once by itself: leave that number out."
 )
 _MIXES = (
-    "over several records is not the sum over each (a mean, a cumulative sum, a softmax or a "
-    "process over rows mixes them), and no client has all records: write what a row says by "
+    "over several records is not the sum over each (a mean, a cumulative sum, a softmax, a row's "
+    "number or a process over rows mixes them), and no client has all records: write what a row says by "
     "itself, with public constants (model_kwargs)."
 )
 
@@ -54,8 +55,17 @@ def check_additive(space: LatentSpace, model_kwargs: Mapping[str, Any], num_reco
     """
     _refuse_closures(space, model_kwargs, num_records)
     name, why = _mixed(space)
-    if name is not None:
-        raise UnsupportedModelError(f"the density of {name!r} {why}")
+    if name is None:
+        return
+    if why == _MIXES and _is_one_of_a_loop(name, space.client_side):
+        raise UnsupportedModelError(a_site_a_record(name))
+    raise UnsupportedModelError(f"the density of {name!r} {why}")
+
+
+def _is_one_of_a_loop(name: str, others: Sequence[str]) -> bool:
+    """Whether a site is one of ``y_0``, ``y_1`` and so on."""
+    stem = name.rstrip("0123456789")
+    return sum(other.rstrip("0123456789") == stem != other for other in others) > 1
 
 
 def _refuse_closures(space: LatentSpace, model_kwargs: Mapping[str, Any], num_records: int) -> None:

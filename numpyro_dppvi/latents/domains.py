@@ -170,6 +170,11 @@ def in_words(constraint: Constraint) -> str:
     return kind(constraint).words(plain(constraint))
 
 
+def proper(improper: Any) -> str:
+    """A proper prior in the place of an improper one on the same support."""
+    return kind(improper.support).instead
+
+
 def has_edge(constraint: Constraint) -> bool:
     """Whether a density may be infinite, or zero, at the edge of a support."""
     return kind(constraint).edge is not _never

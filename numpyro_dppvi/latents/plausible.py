@@ -19,7 +19,7 @@ from numpyro_dppvi.latents.additive import made_up
 from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.space import Latent, LatentSpace, several
 
-_NUM_DRAWS, _NUM_ROWS = 256, 3
+_NUM_DRAWS, _NUM_POINTS, _NUM_ROWS = 256, 32, 3
 # A first step from the prior takes about ten draws, and one of them without a density spoils it.
 _SHARE = 0.05
 
@@ -131,29 +131,33 @@ def _broken(space: LatentSpace) -> str | None:
     """A sentence about the first parameter that leaves its range, or ``None``."""
     about: dict[str, tuple[str, str, str]] = {}
 
-    def of_row(key: Array, row: Mapping[str, Array]) -> dict[str, Array]:
+    def of_row(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any) -> dict[str, Array]:
         broken = {}
-        for name, site in space.trace({}, row, key).items():
+        for name, site in space.trace(theta, row, seed).items():
             if site["type"] != "sample":
                 continue
             for fn, parameter, constraint, flags in domains.broken_arguments(site["fn"]):
                 label = f"{name} {len(broken)}"
-                broken[label] = flags
                 known = domains.kind(constraint)
                 what = f"{parameter} of {name!r} (dist.{domains.name_of(fn)})"
                 instead = known.instead + f" say, or write {known.link}" * bool(known.link)
                 about[label] = what, domains.in_words(constraint), instead
+                broken[label] = flags
         return broken
 
-    @jax.jit
-    def shares() -> dict[str, Array]:
-        keys = jax.random.split(jax.random.key(0), _NUM_DRAWS)
-        of_rows = jax.vmap(jax.vmap(of_row, (None, 0)), (0, None))
-        flags = of_rows(keys, _rows(space))
+    def shares(theta: Mapping[str, Array], seeds: Array) -> dict[str, Array]:
+        of_rows = jax.vmap(of_row, (None, 0, None))
+        flags = jax.vmap(of_rows, (0, None, 0))(theta, _rows(space), seeds)
         # Whatever the row, and for any entry: a made-up row may be one that no client has.
         return {k: jnp.max(jnp.min(jnp.mean(x, axis=0), axis=0)) for k, x in flags.items()}
 
-    for label, share in jax.tree.map(float, shares()).items():
+    # Programs that draw take long to compile; most models are done without.
+    points = {latent.name: _points(latent) for latent in space.latents}
+    possible = jax.jit(lambda: shares(points, jnp.arange(_NUM_POINTS)))()
+    if not any(share > 0 for share in possible.values()):
+        return None
+    keys = jax.random.split(jax.random.key(0), _NUM_DRAWS)
+    for label, share in jax.tree.map(float, jax.jit(shares)({}, keys)).items():
         if _SHARE <= share < 1:
             what, words, instead = about[label]
             return (
@@ -161,6 +165,18 @@ def _broken(space: LatentSpace) -> str | None:
                 f"priors, where records have no density: give it a prior on that range, {instead}."
             )
     return None
+
+
+def _points(latent: Latent) -> Array:
+    """Values all over a latent's support: what leaves its range anywhere does at one of them."""
+    rng = np.random.default_rng(sum(map(ord, latent.name)))  # latents differ from each other
+    values = integers(latent.support)
+    if values is not None:
+        drawn = rng.integers(values.start, values.stop, (_NUM_POINTS, *latent.shape))
+        return jnp.asarray(drawn, latent.dtype)
+    half = rng.uniform(-1, 1, (_NUM_POINTS // 2, *latent.base_shape))
+    half *= np.resize([1, 3, 10, 30], (_NUM_POINTS // 2, *[1] * len(latent.base_shape)))
+    return latent.transform(jnp.asarray(np.concatenate([half, -half]), float))
 
 
 def _rows(space: LatentSpace) -> dict[str, Array]:

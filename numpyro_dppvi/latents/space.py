@@ -19,6 +19,7 @@ from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
 from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
+from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
 from numpyro_dppvi.latents.refusals import (
     refuse_infinite,
     refuse_moving_support,
@@ -218,7 +219,12 @@ def from_model(
         return run_model(model, one_row, kwargs, theta, plates, 1, seed)
 
     zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
-    latents, parents = _latents(run, zeros, [site for site in sites if not site.observed])
+    try:
+        latents, parents = _latents(run, zeros, [site for site in sites if not site.observed])
+    except UnsupportedModelError:
+        raise
+    except WRONG_NUMBER_ERRORS as error:
+        raise UnsupportedModelError(several_rows_only(error)) from error
     client_side, server_side = _sides(run, latents, zeros, sites, plates)
 
     def together(
