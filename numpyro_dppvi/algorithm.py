@@ -213,6 +213,7 @@ def assemble(
     space = latents.from_model(model, records, model_kwargs)
     latents.check_additive(space, model_kwargs, sum(client_sizes))
     latents.check_priors(space)
+    latents.warn_of_scales(space)
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)

@@ -4,7 +4,7 @@ Structure is read from shapes and dtypes and from rows of zeros; no value of a r
 """
 
 from numpyro_dppvi.latents.additive import check_additive
-from numpyro_dppvi.latents.plausible import check_priors, check_records
+from numpyro_dppvi.latents.plausible import check_priors, check_records, warn_of_scales
 from numpyro_dppvi.latents.space import Latent, LatentSpace, from_model
 from numpyro_dppvi.latents.trace import HANDLERS
 
@@ -16,4 +16,5 @@ __all__ = [
     "check_priors",
     "check_records",
     "from_model",
+    "warn_of_scales",
 ]

@@ -37,8 +37,8 @@ _FACTOR = (
 )
 _MIXES = (
     "over several records is not the sum over each (a mean, a cumulative sum, a softmax, a row's "
-    "number or a process over rows mixes them), and no client has all records: write what a row says by "
-    "itself, with public constants (model_kwargs)."
+    "number or a process over rows mixes them), and no client has all records: write what a row "
+    "says by itself, with public constants (model_kwargs)."
 )
 
 

@@ -4,6 +4,8 @@ What NumPyro's distributions compute elsewhere is some number or none, and nobod
 """
 
 import functools
+import numbers
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,6 +126,42 @@ def check_priors(space: LatentSpace) -> None:
     found = _broken(space)
     if found is not None:
         raise UnsupportedModelError(found)
+
+
+def warn_of_scales(space: LatentSpace) -> None:
+    """Warns of outcomes whose density is multiplied by a constant: a minibatch's N / B, perhaps."""
+    found = _scaled(space)
+    if found is not None:
+        name, number = found
+        warnings.warn(
+            f"the density of {name!r} is multiplied by the constant {number}(handlers.scale), so "
+            "that a record counts more, or less, than once: leave it out if it makes up for a "
+            "minibatch, because inference sees to that by itself.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _scaled(space: LatentSpace) -> tuple[str, str] | None:
+    """The first observed site with such a constant, and the constant if the program shows it."""
+    shown: dict[str, str] = {}
+
+    def scales(**given: Any) -> dict[str, Array]:
+        trace = space.trace({k: x for k, x in given.items() if k != "$data"}, given["$data"])
+        found = {}
+        for name in space.client_side:
+            scale = trace[name].get("plate_to_scale", {}).get(None)  # without those of plates
+            number = isinstance(scale, numbers.Number)
+            if scale is not None and not (number and scale == 1):
+                shown[name] = f"{scale:g} " if number else ""
+                found[name] = jnp.asarray(scale)
+        return found
+
+    theta = {latent.name: latent.struct for latent in space.latents}
+    causes = eval_provenance(scales, **theta, **{"$data": dict(space.row)})
+    constant = [name for name in shown if not causes[name]]
+    return (constant[0], shown[constant[0]]) if constant else None
 
 
 @functools.lru_cache(maxsize=256)
