@@ -170,7 +170,7 @@ def _broken(space: LatentSpace) -> str | None:
     about: dict[str, tuple[str, str, str]] = {}
 
     def of_row(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any) -> dict[str, Array]:
-        broken = {}
+        broken: dict[str, Array] = {}
         for name, site in space.trace(theta, row, seed).items():
             if site["type"] != "sample":
                 continue

@@ -48,10 +48,9 @@ def looks_at_values(error: BaseException) -> str:
 def _by_numpy(error: BaseException) -> bool:
     """Whether it was NumPy that asked, or a list that was indexed, and not for a count."""
     called = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
-    kinds = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
-    if isinstance(error, kinds[0]):
+    if isinstance(error, jax.errors.TracerArrayConversionError):
         return not called & _COUNTS_VALUES
-    return not isinstance(error, (*kinds, jax.errors.ConcretizationTypeError))
+    return not isinstance(error, CONCRETE_VALUE_ERRORS)
 
 
 def several_rows_only(error: BaseException) -> str:
