@@ -247,8 +247,6 @@ def assemble(
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
         agreement.check_shards(shards, client_sizes)
-        if state.round == 0:
-            latents.check_records(space, shards.records, shards.mask)
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         if trusted:
             trusted.check(groups, num_clients)

@@ -119,8 +119,6 @@ def global_vi(
     def step(rng_key: PRNGKey, state: GlobalState, shards: Shards) -> tuple[GlobalState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
         agreement.check_shards(shards, client_sizes)
-        if state.round == 0:
-            latents.check_records(space, shards.records, shards.mask)
         groups = schedules.synchronous(state.round, num_clients)
         trusted.check(groups, num_clients)
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)

@@ -163,7 +163,7 @@ OUTSIDE = {
 
 
 def check(model, data):
-    """What ``step`` does with the data of two clients before it charges them."""
+    """What ``fit`` does with the data of two clients before a round is charged."""
     space = latents.from_model(model, data)
     latents.check_priors(space)
     shards = dppvi.stack(data, dppvi.split_evenly(jax.random.key(0), len(data["y"]), 2))
