@@ -31,6 +31,7 @@ from numpyro_dppvi import (
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
 from numpyro_dppvi.client import Layout
 from numpyro_dppvi.methods import (
+    DPOptimization,
     LocalAveraging,
     Method,
     VirtualClients,
@@ -38,7 +39,7 @@ from numpyro_dppvi.methods import (
 )
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.posterior import Posterior, shapes
-from numpyro_dppvi.prior import Prior, first_factor
+from numpyro_dppvi.prior import Prior, check_proper, check_width, first_factor
 from numpyro_dppvi.privacy import (
     Entry,
     Ledger,
@@ -211,6 +212,8 @@ def assemble(
     agreement.check_source(method, secret_keys)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_additive(space, model_kwargs, sum(client_sizes))
+    latents.check_priors(space)
+    latents.warn_of_scales(space)
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
@@ -221,10 +224,14 @@ def assemble(
     aggregated = trusted is not None
     problem = Problem(space, family, program, layout, prior.rest, prior.refined, aggregated)
     numbers = numbers_of(method, plan, client_sizes, prior.exact, damping, prior_left_out)
+    if plan is not None and isinstance(method, DPOptimization):
+        rate = float(numbers.learning_rate)
+        check_width(family, prior, methods.noisy_step(method, rate, family.standard()))
 
     def init(rng_key: PRNGKey) -> PVIState:
         prior_key, start_key = start.keys(_validate.rng_key(rng_key), init_scale)
         first = rounds.first_prior(problem, numbers, prior_key)
+        check_proper(family, first)
         begin = start.narrow(family, first, start_key, init_scale)
         asynchronous = isinstance(schedule, schedules.Asynchronous)
         held = None if alone else begin

@@ -31,7 +31,7 @@ from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import GlobalVI
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.posterior import Posterior, shapes
-from numpyro_dppvi.prior import Prior, first_factor
+from numpyro_dppvi.prior import Prior, check_proper, check_width, first_factor
 from numpyro_dppvi.privacy import Ledger, LedgerFile, PrivacyPlan, SecretKeys
 from numpyro_dppvi.rounds import RoundInfo
 from numpyro_dppvi.server import TrustedAggregator
@@ -93,9 +93,12 @@ def global_vi(
     agreement.check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_additive(space, model_kwargs or {}, sum(client_sizes))
+    latents.check_priors(space)
+    latents.warn_of_scales(space)
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
+    check_width(family, prior, methods.noisy_step(method, _LEARNING_RATE, family.standard()))
     layout = client.Layout(plan.physical_size, 1, max(client_sizes))
     problem = _Problem(space, family, methods.program_of(method), layout, prior.rest)
     clip_norms = methods.clip_norms_by_client(method, num_clients)
@@ -106,6 +109,7 @@ def global_vi(
     def init(rng_key: PRNGKey) -> GlobalState:
         prior_key, start_key = start.keys(_validate.rng_key(rng_key), init_scale)
         first = jax.jit(lambda key: server.first_prior(space, family, prior, key))(prior_key)
+        check_proper(family, first)
         begin = start.narrow(family, first, start_key, init_scale)
         first = first if begin is None else begin
         coordinates = family.coordinates(first)

@@ -16,6 +16,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.fit import Data, FitResult, fit, lay_out
+from numpyro_dppvi.latents import HANDLERS
 from numpyro_dppvi.methods import NonPrivate
 from numpyro_dppvi.partition import Partition, Shards
 from numpyro_dppvi.posterior import Posterior
@@ -171,7 +172,8 @@ def _nuts(
         priors = Posterior(earlier.natural, earlier.family, earlier.space, target, {}, {})
         target = with_earlier_prior
     sampler = MCMC(NUTS(target), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
-    sampler.run(key, **arguments)
+    with HANDLERS:
+        sampler.run(key, **arguments)
     draws = sampler.get_samples()
     return {name: np.asarray(draws[name]) for name in posterior.names}
 

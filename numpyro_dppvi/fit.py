@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from numpyro_dppvi import _validate, describe, loop, methods, planning, schedules
+from numpyro_dppvi import _validate, describe, latents, loop, methods, planning, schedules
 from numpyro_dppvi._result import History, Status, status_of
 from numpyro_dppvi._typing import Array, Model, PRNGKey, Records
 from numpyro_dppvi.algorithm import Algorithm, PVIState, assemble
@@ -245,6 +245,7 @@ def _fitted(
     algorithm = _algorithm(task, run, plan)
     first = algorithm.init(keys[0])
     begun = algorithm.posterior(first)
+    latents.check_records(begun.space, shards.records, shards.mask)
     state, past, journal = first, loop.no_history(first.natural), None
     with contextlib.ExitStack() as stack:
         if checkpoint is not None:

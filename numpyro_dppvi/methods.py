@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Coordinates
 from numpyro_dppvi.natural_gradient import NaturalGradient
 from numpyro_dppvi.objective import Automatic, Expectation, GaussHermite
 from numpyro_dppvi.privacy import (
@@ -397,3 +400,18 @@ def default_learning_rate(method: Method, num_releases: int, damping: float) -> 
     if isinstance(method, NonPrivate) or num_releases == 0:
         return _NOISELESS_LEARNING_RATE
     return _NOISE_TRAVEL / (damping * math.sqrt(num_releases))
+
+
+def noisy_step(method: DPOptimization | GlobalVI, learning_rate: float, like: Coordinates) -> float:
+    """How far the first step of a noisy solve takes a coordinate.
+
+    Args:
+        method: A method whose gradients are noisy.
+        learning_rate: Adam's, where the method names no optimiser.
+        like: Coordinates, of which only shapes count.
+    """
+    if method.optimizer is None:
+        return learning_rate
+    slope = jax.tree.map(jnp.ones_like, like)
+    step, _ = method.optimizer.update(slope, method.optimizer.init(like), like)
+    return max(float(jnp.max(jnp.abs(x), initial=0.0)) for x in jax.tree.leaves(step))

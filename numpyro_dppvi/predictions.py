@@ -11,6 +11,7 @@ from numpyro.infer import log_likelihood as numpyro_log_likelihood
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Model, PRNGKey
+from numpyro_dppvi.latents import HANDLERS
 from numpyro_dppvi.latents.outputs import unconditioned
 
 # A batch holds so many predictions at most (256 MiB of 32-bit floats).
@@ -42,7 +43,8 @@ def predict(
     """
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
-        found = Predictive(unconditioned(model), dict(draws))(key, **constants, **rows)
+        with HANDLERS:
+            found = Predictive(unconditioned(model), dict(draws))(key, **constants, **rows)
         return {name: value for name, value in found.items() if value.size}  # without factors
 
     return _in_batches(call, rows, _num(draws), rng_key, batch_size)
@@ -59,7 +61,8 @@ def log_likelihood(
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         del key
-        return dict(numpyro_log_likelihood(model, dict(draws), **constants, **rows))
+        with HANDLERS:
+            return dict(numpyro_log_likelihood(model, dict(draws), **constants, **rows))
 
     return _in_batches(call, rows, _num(draws), jax.random.key(0), batch_size)
 

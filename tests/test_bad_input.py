@@ -688,10 +688,12 @@ MODELS = [
     BadModel(latent_in_a_plate_of_stated_size, [*ITS_OWN, "data plate 'records'"]),
     BadModel(discrete_latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
     BadModel(vector_of_one_latent_a_row, [*ITS_OWN, "one value a record"]),
-    BadModel(as_long_as_the_data, ["runs on 12 rows only", "X.shape[0]"]),
+    BadModel(
+        as_long_as_the_data, ["runs on 12 rows only", "'u' has shape (12,)", "integrate it out"]
+    ),
     BadModel(parameter, ["numpyro.param('noise')", "no prior", "numpyro.sample('noise'"]),
     BadModel(improper_prior, ["latent 'w'", "improper", "dist.Normal(0, 10)"]),
-    BadModel(improper_prior_in_a_plate, ["latent 'w'", "improper", "dist.Normal(0, 10)"]),
+    BadModel(improper_prior_in_a_plate, ["latent 'w'", "improper", "dist.HalfNormal(1)"]),
     BadModel(counts_groups, [*VALUES, "len(np.unique(...))"], GROUPED),
     BadModel(counts_groups_with_jax, [*VALUES, "len(np.unique(...))"], GROUPED),
     BadModel(largest_group, [*VALUES, "int(...)"], GROUPED),

@@ -136,6 +136,10 @@ def test_it_is_read_adds_up_and_has_gradients(name):
     records = first_rows(example)
     space = latents.from_model(example.model, records, example.model_kwargs)
     latents.check_additive(space, example.model_kwargs, N)
+    latents.check_priors(space)
+    of_one_client = {name: column[None] for name, column in first_rows(example, None).items()}
+    num_records = len(next(iter(example.records.values())))
+    latents.check_records(space, of_one_client, jnp.ones((1, num_records), bool))
     space, family = guides.approximation(
         example.guide, example.model, space, records, example.model_kwargs
     )

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from typing import Any
 
 from numpyro.infer import autoguide
@@ -74,7 +75,27 @@ def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
             "the guide was made for another model than the one given: write "
             f"{type(guide).__name__}(model) with the same model."
         )
+    _warn_of_options(guide)
     return _full(space) if type(guide) is AutoMultivariateNormal else _diagonal(space)
+
+
+def _warn_of_options(guide: AutoGuide) -> None:
+    """Warns of options that only NumPyro's own inference looks at."""
+    plain = type(guide)(guide.model)
+    ignored = [
+        option.lstrip("_")
+        for option in ("prefix", "init_loc_fn", "_init_scale", "create_plates")
+        if getattr(guide, option) != getattr(plain, option)
+    ]
+    if ignored:
+        kind = type(guide).__name__
+        warnings.warn(
+            f"{' and '.join(ignored)} of {kind} is not looked at, because inference begins at the "
+            f"prior and factors have names of their own: write {kind}(model), and "
+            "fit(..., init_scale=0.1) for a narrow start.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _refuse_discrete(space: LatentSpace) -> None:

@@ -19,7 +19,8 @@ from numpyro_dppvi.families import MAX_JOINT_VALUES, MeanField, enumeration
 from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents import Latent, LatentSpace
 from numpyro_dppvi.latents.integers import integers
-from numpyro_dppvi.latents.trace import CONCRETE_VALUE_ERRORS, Trace, run_model
+from numpyro_dppvi.latents.reasons import CONCRETE_VALUE_ERRORS
+from numpyro_dppvi.latents.trace import Trace, run_model
 
 Run: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Trace]
 """Runs a guide on some rows, with given latents and parameters."""

@@ -4,6 +4,17 @@ Structure is read from shapes and dtypes and from rows of zeros; no value of a r
 """
 
 from numpyro_dppvi.latents.additive import check_additive
+from numpyro_dppvi.latents.plausible import check_priors, check_records, warn_of_scales
 from numpyro_dppvi.latents.space import Latent, LatentSpace, from_model
+from numpyro_dppvi.latents.trace import HANDLERS
 
-__all__ = ["Latent", "LatentSpace", "check_additive", "from_model"]
+__all__ = [
+    "HANDLERS",
+    "Latent",
+    "LatentSpace",
+    "check_additive",
+    "check_priors",
+    "check_records",
+    "from_model",
+    "warn_of_scales",
+]

@@ -7,7 +7,7 @@ Everything is read from the program and from made-up rows.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.fingerprint import constants
 from numpyro_dppvi.latents.integers import integers
+from numpyro_dppvi.latents.reasons import a_site_a_record
 from numpyro_dppvi.latents.space import NUM_TOGETHER, Latent, LatentSpace, several
 
 # One made-up theta may hide a term that is large elsewhere.
@@ -35,9 +36,9 @@ _FACTOR = (
     "inference counts each record once by itself: leave that number out."
 )
 _MIXES = (
-    "over several records is not the sum over each (a mean, a cumulative sum, a softmax or a "
-    "process over rows mixes them), and no client has all records: write what a row says by "
-    "itself, with public constants (model_kwargs)."
+    "over several records is not the sum over each (a mean, a cumulative sum, a softmax, a row's "
+    "number or a process over rows mixes them), and no client has all records: write what a row "
+    "says by itself, with public constants (model_kwargs)."
 )
 
 
@@ -54,8 +55,17 @@ def check_additive(space: LatentSpace, model_kwargs: Mapping[str, Any], num_reco
     """
     _refuse_closures(space, model_kwargs, num_records)
     name, why = _mixed(space)
-    if name is not None:
-        raise UnsupportedModelError(f"the density of {name!r} {why}")
+    if name is None:
+        return
+    if why == _MIXES and _is_one_of_a_loop(name, space.client_side):
+        raise UnsupportedModelError(a_site_a_record(name))
+    raise UnsupportedModelError(f"the density of {name!r} {why}")
+
+
+def _is_one_of_a_loop(name: str, others: Sequence[str]) -> bool:
+    """Whether a site is one of ``y_0``, ``y_1`` and so on."""
+    stem = name.rstrip("0123456789")
+    return sum(other.rstrip("0123456789") == stem != other for other in others) > 1
 
 
 def _refuse_closures(space: LatentSpace, model_kwargs: Mapping[str, Any], num_records: int) -> None:
@@ -85,7 +95,7 @@ def _equal(array: Any, known: np.ndarray) -> bool:
 def _mixed(space: LatentSpace) -> tuple[str | None, str]:
     """A site whose density is no sum over records, and what is the matter with it."""
     rng = np.random.default_rng(0)
-    rows = {name: _made_up(rng, s) for name, s in several(space.row, NUM_TOGETHER).items()}
+    rows = {name: made_up(rng, s) for name, s in several(space.row, NUM_TOGETHER).items()}
     single = jax.tree.map(lambda leaf: leaf[:, None], rows)
     theta = {latent.name: _thetas(rng, latent) for latent in space.latents}
 
@@ -126,7 +136,7 @@ def _agree(a: Any, b: Any, size: np.ndarray) -> bool:
     return bool(np.all(np.abs(a[known] - b[known]) <= _TOLERANCE * (1 + size[known])))
 
 
-def _made_up(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> Array:
+def made_up(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> Array:
     """Values that most distributions and all indices allow: in (0, 1), or 0 and 1."""
     if jnp.issubdtype(shape.dtype, jnp.floating):
         return jnp.asarray(rng.uniform(0.1, 0.9, shape.shape), shape.dtype)

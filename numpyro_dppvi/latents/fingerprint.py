@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -34,12 +35,16 @@ def _host(constant: Any) -> np.ndarray:
 
 def constants(program: Any) -> list[Any]:
     """The arrays that a traced program closes over, inner programs included."""
-    found = [c for c in program.consts if hasattr(c, "dtype")]
+    return [c for inner in programs(program) for c in inner.consts if hasattr(c, "dtype")]
+
+
+def programs(program: Any) -> Iterator[Any]:
+    """A traced program and those inside of it."""
+    yield program
     for equation in program.jaxpr.eqns:
         for value in jax.tree.leaves(equation.params, is_leaf=_is_program):
             if _is_program(value):
-                found += constants(value)
-    return found
+                yield from programs(value)
 
 
 def _is_program(value: Any) -> bool:

@@ -12,6 +12,7 @@ from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PRNGKey
+from numpyro_dppvi.latents.trace import HANDLERS
 
 Dims = tuple[str | None, ...]
 
@@ -176,5 +177,5 @@ def _trace(
     model: Model, arguments: Mapping[str, Any], theta: Mapping[str, Array], rng_key: PRNGKey
 ) -> dict[str, Any]:
     fixed = handlers.substitute(model, data=dict(theta))
-    with handlers.block():  # a caller's own handlers must not see this run
+    with HANDLERS, handlers.block():  # a caller's own handlers must not see this run
         return handlers.trace(handlers.seed(fixed, rng_key)).get_trace(**arguments)

@@ -70,3 +70,20 @@ def refuse_infinite(name: str, support: Constraint) -> None:
             "goes through its values: give it a prior that is, such as dist.Categorical, or sum it "
             "out in the model (a logsumexp in a numpyro.factor)."
         )
+
+
+def refuse_moving_support(outcome: str, causes: frozenset[str]) -> None:
+    """Refuses an outcome that some values of the latents make impossible.
+
+    A record's density is zero beyond the bound and jumps there, so that no gradient tells where
+    the bound is.
+
+    Raises:
+        UnsupportedModelError: Names the outcome and the latent.
+    """
+    if causes:
+        raise UnsupportedModelError(
+            f"the support of the outcome {outcome!r} depends on latent {min(causes)!r}, so that "
+            "records have no density beyond a bound that is learnt, and no gradient finds it: "
+            "bound the outcome by a public constant (model_kwargs) or a column of data."
+        )

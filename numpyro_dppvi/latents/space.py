@@ -19,7 +19,12 @@ from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
 from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
-from numpyro_dppvi.latents.refusals import refuse_infinite, refuse_sites
+from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
+from numpyro_dppvi.latents.refusals import (
+    refuse_infinite,
+    refuse_moving_support,
+    refuse_sites,
+)
 from numpyro_dppvi.latents.trace import (
     Site,
     Trace,
@@ -102,11 +107,14 @@ class LatentSpace:
         together: ``(theta, rows, seed) -> {site: scalar}``: log likelihood of several records by
             observed site, of the model run on all of them. Inference never uses it; it ought to be
             the sum of what one record at a time gives (:mod:`numpyro_dppvi.latents.additive`).
+        trace: ``(theta, row, seed) -> sites``: NumPyro's trace of the model on one record, with
+            latents that ``theta`` lacks drawn from their priors.
         log_density: ``(theta, names) -> scalar``: log density of the named latents (and, always,
             of observed sites that no record enters), given values of all latents.
         parents: For each latent, the latents that its prior depends on.
         pseudo_observations: Observed sites that no record enters (a ``numpyro.factor`` that
             penalises a parameter, say), with the latents that each depends on.
+        client_side: Observed sites that records enter.
         row: Shapes and dtypes of one record.
         program: A digest of what is computed. Spaces with equal digests are equal, and so share
             compiled programs.
@@ -115,9 +123,11 @@ class LatentSpace:
     latents: tuple[Latent, ...]
     log_likelihood: Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
     together: Callable[..., dict[str, Array]]
+    trace: Callable[..., Trace]
     log_density: Callable[[Mapping[str, Array], frozenset[str]], Array]
     parents: Mapping[str, frozenset[str]]
     pseudo_observations: Mapping[str, frozenset[str]]
+    client_side: tuple[str, ...]
     row: Mapping[str, jax.ShapeDtypeStruct]
     program: str
 
@@ -204,12 +214,17 @@ def from_model(
     sites, plates = found.sites, found.plates
     refuse_sites(found, absent_arguments(model, {*abstract, *kwargs}))
 
-    def run(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Trace:
+    def run(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any = 0) -> Trace:
         one_row = {name: value[None] for name, value in row.items()}
-        return run_model(model, one_row, kwargs, theta, plates, num_rows=1)
+        return run_model(model, one_row, kwargs, theta, plates, 1, seed)
 
     zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
-    latents, parents = _latents(run, zeros, [site for site in sites if not site.observed])
+    try:
+        latents, parents = _latents(run, zeros, [site for site in sites if not site.observed])
+    except UnsupportedModelError:
+        raise
+    except WRONG_NUMBER_ERRORS as error:
+        raise UnsupportedModelError(several_rows_only(error)) from error
     client_side, server_side = _sides(run, latents, zeros, sites, plates)
 
     def together(
@@ -229,7 +244,16 @@ def from_model(
     row = {name: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for name, s in abstract.items()}
     program = _program(latents, together, log_density, row)
     return LatentSpace(
-        latents, log_likelihood, together, log_density, parents, server_side, row, program
+        latents=latents,
+        log_likelihood=log_likelihood,
+        together=together,
+        trace=run,
+        log_density=log_density,
+        parents=parents,
+        pseudo_observations=server_side,
+        client_side=client_side,
+        row=row,
+        program=program,
     )
 
 
@@ -341,12 +365,15 @@ def _sides(
     """Splits observed sites into those that records enter and those that belong to the prior."""
     observed = [site for site in sites if site.observed]
 
-    def log_probs(**given: Any) -> dict[str, Array]:
+    def log_probs(**given: Any) -> tuple[dict[str, Array], dict[str, PyTree]]:
         trace = run({latent.name: given[latent.name] for latent in latents}, given["$data"])
-        return {site.name: log_prob(trace[site.name], trace, plates) for site in observed}
+        density = {site.name: log_prob(trace[site.name], trace, plates) for site in observed}
+        return density, {s.name: jax.tree.leaves(trace[s.name]["fn"].support) for s in observed}
 
     values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
-    found = eval_provenance(log_probs, **values, **{"$data": dict(zeros)})
+    found, supports = eval_provenance(log_probs, **values, **{"$data": dict(zeros)})
+    for name, leaves in supports.items():
+        refuse_moving_support(name, frozenset().union(*leaves) - {"$data"})
     client_side, server_side = [], {}
     for site in observed:
         by_plate = any(plate.name in plates for plate in site.plates)

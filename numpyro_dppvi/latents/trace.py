@@ -1,6 +1,7 @@
 """Runs a user's model: on abstract rows to see its structure, on one row to evaluate it."""
 
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,23 +14,25 @@ from numpyro.primitives import Messenger
 
 from numpyro_dppvi._typing import Array, Model, Records
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.latents.domains import proper
+from numpyro_dppvi.latents.reasons import (
+    CONCRETE_VALUE_ERRORS,
+    LIST_INDEX,
+    WRONG_NUMBER_ERRORS,
+    a_site_a_record,
+    looks_at_values,
+    one_row_only,
+)
 
 Trace = dict[str, Any]
 """A NumPyro trace: messages by site name."""
 
-# What a function that is run on shapes raises when it looks at a value.
-CONCRETE_VALUE_ERRORS = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
+# NumPyro keeps one stack of handlers for all threads: whoever calls a user's model or guide under
+# handlers holds this. Nothing else is waited for meanwhile, so that it cannot lock up.
+HANDLERS = threading.RLock()
 
 # What JAX says of an attribute that its arrays do not have.
 _ATTRIBUTE = re.compile(r"Tracer'? .*has no attribute '?(\w+)")
-
-# What a model may raise when it is given another number of rows than it was written for.
-_WRONG_NUMBER_ERRORS = (AssertionError, IndexError, TypeError, ValueError)
 
 
 class Plate(NamedTuple):
@@ -78,7 +81,7 @@ class _ProperPriors(Messenger):
         if isinstance(fn, dist.ImproperUniform):
             raise UnsupportedModelError(
                 f"latent {msg['name']!r} has an improper prior, which is no factor that others "
-                "could be multiplied with: give it a proper one, such as dist.Normal(0, 10)."
+                f"could be multiplied with: give it a proper one, such as {proper(msg['fn'])}."
             )
 
 
@@ -108,7 +111,7 @@ def run_model(
     """Runs the model on some rows; ``theta`` fixes the latents."""
     forced = _ForcedPlates(model, plates, num_rows)
     seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
-    with handlers.block():  # a caller's own handlers must not see this run
+    with HANDLERS, handlers.block():  # a caller's own handlers must not see this run
         return handlers.trace(seeded).get_trace(**rows, **kwargs)
 
 
@@ -153,11 +156,11 @@ def static_facts(
     except UnsupportedModelError as refusal:
         raise UnsupportedModelError(str(refusal)) from None  # without what JAX has noted on it
     except CONCRETE_VALUE_ERRORS as error:
-        raise UnsupportedModelError(
-            "the model's shape or control flow depends on the values of its data (an int(...), "
-            "len(np.unique(...)), a boolean index or an if on an array): pass such a number as a "
-            "public constant, model_kwargs={'num_groups': 8}."
-        ) from error
+        raise UnsupportedModelError(looks_at_values(error)) from error
+    except TypeError as error:
+        if LIST_INDEX not in str(error):
+            raise
+        raise UnsupportedModelError(looks_at_values(error)) from error
     except AttributeError as error:
         missing = _ATTRIBUTE.search(str(error))
         if missing is None:
@@ -204,22 +207,38 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         name: jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
         for name, s in shapes.items()
     }
-    first = None
+    first, wrong = None, None
     for forced in _stated_plates(sites, num_rows):
         try:
             grown = static_facts(model, longer, kwargs, forced)
-        except _WRONG_NUMBER_ERRORS:
+        except WRONG_NUMBER_ERRORS as error:
+            wrong = wrong or error
             continue
         first = first or (forced, grown)
         if any(site.observed for site in set(sites) - set(grown)):
             return _compare(sites, grown, forced)
     if first is None:
+        program = jax.make_jaxpr(lambda rows: _log_probs(model, rows, kwargs, num_rows))
         raise UnsupportedModelError(
-            f"the model runs on {num_rows} rows only, and is needed for a single one: write "
-            "X.shape[0] where it states a number of rows, and pass arrays with an entry a row in "
-            "data."
+            one_row_only(num_rows, sites, lambda: program(dict(shapes)), kwargs, wrong)
         )
+    _refuse_a_site_a_record(sites, first[1])
     return _compare(sites, first[1], first[0])
+
+
+def _log_probs(
+    model: Model, rows: Records, kwargs: Mapping[str, Any], num_rows: int
+) -> list[Array]:
+    trace = run_model(model, rows, kwargs, None, frozenset(), num_rows)
+    samples = [site for site in trace.values() if site["type"] == "sample"]
+    return [site["fn"].log_prob(site["value"]) for site in samples]
+
+
+def _refuse_a_site_a_record(sites: tuple[Site, ...], grown: tuple[Site, ...]) -> None:
+    """Refuses a loop over records that gives each a sample statement of its own name."""
+    new = {site.name for site in grown if site.observed} - {site.name for site in sites}
+    if new:
+        raise UnsupportedModelError(a_site_a_record(min(new)))
 
 
 def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str]]:

@@ -1,0 +1,248 @@
+"""What a distribution allows: values on its support, and parameters in their range.
+
+NumPyro checks neither unless it is told to, and says it by raising, which a traced program cannot.
+"""
+
+import functools
+import math
+import numbers
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.distributions.constraints import Constraint
+
+from numpyro_dppvi._typing import Array
+
+# Far above rounding: a probability that a softmax rounds to 1 + 1e-7 is one.
+_TOLERANCE = 1e-4
+
+Check: TypeAlias = Callable[[Any, Array], Array]
+"""``(constraint, value) -> bool``, without the dimensions of one event."""
+
+
+class Kind(NamedTuple):
+    """What is known of a kind of constraint.
+
+    Attributes:
+        holds: Whether a value is inside.
+        edge: Whether a value is at the edge, where one density is finite and the next is not.
+        broken: Whether a parameter is clearly outside; rounding and overflow are not.
+        words: The constraint in words.
+        instead: A prior on it.
+        link: A function onto it, for a predictor.
+    """
+
+    holds: Check
+    edge: Check
+    broken: Check
+    words: Callable[[Any], str]
+    instead: str
+    link: str = ""
+
+
+def _support_itself(constraint: Any, value: Array) -> Array:
+    return jnp.asarray(constraint(value))
+
+
+def _never(constraint: Any, value: Array) -> Array:
+    return jnp.zeros(jnp.shape(value)[: jnp.ndim(value) - constraint.event_dim], bool)
+
+
+def _ends(constraint: Any) -> tuple[Any, Any]:
+    lower = getattr(constraint, "lower_bound", -math.inf)
+    return lower, getattr(constraint, "upper_bound", math.inf)
+
+
+def _at_an_end(constraint: Any, value: Array) -> Array:
+    lower, upper = _ends(constraint)
+    return (value == lower) | (value == upper)
+
+
+def _beyond_an_end(constraint: Any, value: Array) -> Array:
+    lower, upper = _ends(constraint)
+    return (value < lower - _slack(lower)) | (value > upper + _slack(upper))
+
+
+def _slack(end: Any) -> Array:
+    return _TOLERANCE * jnp.where(jnp.isinf(end), 0, 1 + jnp.abs(end))
+
+
+def _sums_to_one(constraint: Any, value: Array) -> Array:
+    del constraint
+    return jnp.all(value >= 0, -1) & (jnp.abs(jnp.sum(value, -1) - 1) < _TOLERANCE)
+
+
+def _in_words(constraint: Any) -> str:
+    """The bounds, where they are constants of the program: others may be data."""
+    lower, upper = _ends(constraint)
+    if not all(isinstance(end, numbers.Number) for end in (lower, upper)):
+        return "the range that its parameters give"
+    if constraint.is_discrete:
+        if upper == math.inf:
+            return f"the whole numbers from {lower}"
+        return f"the whole numbers from {lower} to {upper}"
+    if lower == -math.inf:
+        return f"the numbers below {upper:g}"
+    return f"the numbers above {lower:g}" if upper == math.inf else f"[{lower:g}, {upper:g}]"
+
+
+_NORMAL = "dist.Normal(0, 10)"
+_POSITIVE = "dist.HalfNormal(1) or dist.LogNormal(0, 1)"
+_ORDERED = (
+    "dist.TransformedDistribution(dist.Normal(0, 1).expand([3]).to_event(1), "
+    "dist.transforms.OrderedTransform())"
+)
+
+
+def _of(
+    instead: str,
+    words: Callable[[Any], str] | str = _in_words,
+    holds: Check = _support_itself,
+    edge: Check = _never,
+    broken: Check = _never,
+    link: str = "",
+) -> Kind:
+    said = words if callable(words) else lambda _: words
+    return Kind(holds, edge, broken, said, instead, link)
+
+
+_range = functools.partial(_of, edge=_at_an_end, broken=_beyond_an_end)
+_INTEGERS = _of("dist.Categorical(jnp.ones(3) / 3)")
+_KINDS: dict[type, Kind] = {
+    type(constraints.real): _of(_NORMAL, "the finite numbers"),
+    type(constraints.boolean): _of("dist.Bernoulli(0.5)", "{0, 1}"),
+    constraints.integer_interval: _INTEGERS,
+    constraints.integer_greater_than: _INTEGERS,
+    type(constraints.positive_integer): _INTEGERS,
+    type(constraints.nonnegative_integer): _INTEGERS,
+    constraints.multinomial: _of(_NORMAL, "counts that add up to its total"),
+    type(constraints.positive): _range(_POSITIVE, link="jnp.exp(...)"),
+    type(constraints.nonnegative): _range(_POSITIVE, link="jnp.exp(...)"),
+    type(constraints.softplus_positive): _range(_POSITIVE, link="jnp.exp(...)"),
+    constraints.greater_than: _range(f"{_POSITIVE}, moved to its bound"),
+    constraints.greater_than_eq: _range(f"{_POSITIVE}, moved to its bound"),
+    constraints.less_than: _range(f"{_POSITIVE}, turned around and moved to its bound"),
+    constraints.less_than_eq: _range(f"{_POSITIVE}, turned around and moved to its bound"),
+    type(constraints.unit_interval): _range("dist.Beta(1, 1)", link="jax.nn.sigmoid(...)"),
+    constraints.interval: _range("dist.Uniform(low, high)"),
+    constraints.open_interval: _range("dist.Uniform(low, high)"),
+    type(constraints.ordered_vector): _of(
+        _ORDERED,
+        "increasing numbers",
+        broken=lambda _, x: jnp.any(jnp.diff(x) < -_TOLERANCE * (1 + jnp.abs(x[..., 1:])), -1),
+    ),
+    type(constraints.positive_ordered_vector): _of(
+        f"{_ORDERED}, with dist.transforms.ExpTransform() behind it", "increasing numbers above 0"
+    ),
+    type(constraints.simplex): _of(
+        "dist.Dirichlet(jnp.ones(3))",
+        "numbers above 0 that add up to 1",
+        holds=_sums_to_one,
+        edge=lambda _, x: jnp.any(x == 0, -1),
+        broken=lambda _, x: jnp.any(x < -_TOLERANCE, -1),
+    ),
+    type(constraints.corr_cholesky): _of("dist.LKJCholesky(3)"),
+    type(constraints.corr_matrix): _of("dist.LKJ(3)"),
+    # An angle is the same angle a turn on.
+    type(constraints.circular): _of("dist.VonMises(0, 1)", holds=lambda _, x: jnp.isfinite(x)),
+}
+# Matrices and the like: rounding alone may break their conditions.
+_OTHER = _of(_NORMAL, "its support", holds=lambda c, x: ~_never(c, x))
+
+
+def kind(constraint: Constraint) -> Kind:
+    """What is known of a constraint, that of an array's entries for an array."""
+    return _KINDS.get(type(plain(constraint)), _OTHER)
+
+
+def plain(constraint: Any) -> Any:
+    """The constraint of one entry."""
+    while isinstance(constraint, constraints.independent):
+        constraint = constraint.base_constraint
+    return constraint
+
+
+def in_words(constraint: Constraint) -> str:
+    """A constraint as a sentence names it; shows no bound that may be data."""
+    return kind(constraint).words(plain(constraint))
+
+
+def proper(improper: Any) -> str:
+    """A proper prior in the place of an improper one on the same support."""
+    return kind(improper.support).instead
+
+
+def has_edge(constraint: Constraint) -> bool:
+    """Whether a density may be infinite, or zero, at the edge of a support."""
+    return kind(constraint).edge is not _never
+
+
+@functools.singledispatch
+def inside(fn: Any, value: Array) -> Array:
+    """Where values are on a distribution's support, or at its edge with a finite density.
+
+    Args:
+        fn: A distribution.
+        value: Values, of its shape or of one that broadcasts to it.
+
+    Returns:
+        Booleans, without the dimensions of one event; true where values are masked.
+    """
+    support, known = plain(fn.support), kind(fn.support)
+    shape = jnp.broadcast_shapes(jnp.shape(value), fn.batch_shape + fn.event_shape)
+    value = jnp.broadcast_to(value, shape)
+    extra = tuple(range(support.event_dim - fn.event_dim, 0))
+    if known.edge is _never:
+        return jnp.all(known.holds(support, value), extra)
+    edge = known.edge(support, value)
+    holds = jnp.all(known.holds(support, value) | edge, extra)
+    return holds & (~jnp.any(edge, extra) | jnp.isfinite(fn.log_prob(value)))
+
+
+@inside.register
+def _of_masked(fn: dist.MaskedDistribution, value: Array) -> Array:
+    return inside(fn.base_dist, value) | ~jnp.asarray(fn._mask)
+
+
+@inside.register
+def _of_entries(fn: dist.Independent, value: Array) -> Array:
+    axes = tuple(range(-fn.reinterpreted_batch_ndims, 0))
+    return jnp.all(inside(fn.base_dist, value), axes)
+
+
+@inside.register
+def _of_copies(fn: dist.ExpandedDistribution, value: Array) -> Array:
+    shape = jnp.broadcast_shapes(jnp.shape(value), fn.batch_shape + fn.event_shape)
+    return inside(fn.base_dist, jnp.broadcast_to(value, shape))
+
+
+@inside.register
+def _of_nothing(fn: dist.Unit, value: Array) -> Array:
+    del value
+    return jnp.ones(fn.batch_shape, bool)
+
+
+def broken_arguments(fn: Any) -> Iterator[tuple[dist.Distribution, str, Constraint, Array]]:
+    """Parameters that have a range, and where they are clearly outside of it.
+
+    Distributions that others are made of are gone through, too.
+    """
+    for name, constraint in fn.arg_constraints.items():
+        value = vars(fn).get(name)  # what others are computed from, and nothing computed
+        known = kind(constraint)
+        if value is not None and known.broken is not _never:
+            yield fn, name, constraint, known.broken(plain(constraint), jnp.asarray(value))
+    for value in vars(fn).values():
+        for part in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(part, dist.Distribution):
+                yield from broken_arguments(part)
+
+
+def name_of(fn: Any) -> str:
+    """A distribution's name as it is written, wrappers left out."""
+    while isinstance(fn, dist.MaskedDistribution | dist.Independent | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    return type(fn).__name__.removesuffix("Probs").removesuffix("Logits")

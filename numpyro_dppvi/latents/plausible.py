@@ -1,0 +1,227 @@
+"""Whether outcomes are where a model can give them, and its parameters in their ranges.
+
+What NumPyro's distributions compute elsewhere is some number or none, and nobody is told.
+"""
+
+import functools
+import numbers
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.ops.provenance import eval_provenance
+
+from numpyro_dppvi._typing import Array
+from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.latents import domains
+from numpyro_dppvi.latents.additive import made_up
+from numpyro_dppvi.latents.integers import integers
+from numpyro_dppvi.latents.space import Latent, LatentSpace, several
+
+_NUM_DRAWS, _NUM_POINTS, _NUM_ROWS = 256, 32, 3
+# A first step from the prior takes about ten draws, and one of them without a density spoils it.
+_SHARE = 0.05
+
+
+def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array) -> None:
+    """Refuses records with outcomes that the model cannot give.
+
+    Masked outcomes, and those of weight zero, may be anything. It is pass or fail, before anything
+    is released, as for NaN: what is said is public.
+
+    Args:
+        space: What was read from the model.
+        records: The clients' records, shape ``(num_clients, capacity, ...)``.
+        mask: Which rows are records, shape ``(num_clients, capacity)``.
+
+    Raises:
+        ValueError: Names the observed site and its support.
+    """
+    names = _checked(space)
+    if not names:
+        return
+    supported = _supported(space, names, dict(records), mask)
+    for name in names:
+        if not supported[name]:
+            fn, support = _described(space, name)
+            raise ValueError(
+                f"data must hold outcomes that the model can give, got values of {name!r} outside "
+                f"of {support}: recode or drop such records, or observe them from another "
+                f"distribution than dist.{fn}."
+            )
+
+
+@functools.lru_cache(maxsize=256)
+def _checked(space: LatentSpace) -> tuple[str, ...]:
+    """Sites whose outcomes are to be looked at: those that are no function of a latent."""
+
+    def values(**given: Any) -> dict[str, Array]:
+        trace = space.trace({k: x for k, x in given.items() if k != "$data"}, given["$data"])
+        return {name: jnp.asarray(trace[name]["value"]) for name in space.client_side}
+
+    theta = {latent.name: latent.struct for latent in space.latents}
+    found = eval_provenance(values, **theta, **{"$data": dict(space.row)})
+    return tuple(name for name in space.client_side if not found[name] - {"$data"})
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _supported(
+    space: LatentSpace, names: tuple[str, ...], records: Mapping[str, Array], mask: Array
+) -> dict[str, Array]:
+    """Whether all records of all clients are fine, by site."""
+    theta = {latent.name: _some_value(latent) for latent in space.latents}
+
+    def of_row(row: Mapping[str, Array]) -> dict[str, Array]:
+        trace = space.trace(theta, row)
+        return {name: _is_supported(trace[name]) for name in names}
+
+    def of_client(client: tuple[Mapping[str, Array], Array]) -> dict[str, Array]:
+        rows, is_record = client
+        found = jax.vmap(of_row)(rows)
+        return {name: jnp.all(found[name] | ~is_record) for name in names}
+
+    return {name: jnp.all(x) for name, x in jax.lax.map(of_client, (records, mask)).items()}
+
+
+def _is_supported(site: Mapping[str, Any]) -> Array:
+    good = domains.inside(site["fn"], jnp.asarray(site["value"]))
+    if site["scale"] is not None:  # what has no weight is not looked at
+        good |= jnp.asarray(site["scale"]) == 0
+    return jnp.all(good)
+
+
+def _some_value(latent: Latent) -> Array:
+    """The value in the middle: densities at the edge of a support are asked for there."""
+    values = integers(latent.support)
+    if values is not None:
+        return jnp.full(latent.shape, values.start, latent.dtype)
+    return latent.transform(jnp.zeros(latent.base_shape))
+
+
+def _described(space: LatentSpace, name: str) -> tuple[str, str]:
+    """An observed site's distribution and its support in words; runs nothing."""
+    words = []
+
+    def read(theta: Mapping[str, Array], row: Mapping[str, Array]) -> None:
+        fn = space.trace(theta, row)[name]["fn"]
+        at_edge = " (or at its edge, where the density is not finite)"
+        support = domains.in_words(fn.support) + at_edge * domains.has_edge(fn.support)
+        words.extend([domains.name_of(fn), support])
+
+    jax.eval_shape(read, {latent.name: latent.struct for latent in space.latents}, dict(space.row))
+    return words[0], words[1]
+
+
+def check_priors(space: LatentSpace) -> None:
+    """Refuses parameters that leave their range where the priors allow it: a negative scale, say.
+
+    Draws from the priors and made-up records tell, and nothing else.
+
+    Raises:
+        UnsupportedModelError: Names the site and the parameter, and a prior to use instead.
+    """
+    found = _broken(space)
+    if found is not None:
+        raise UnsupportedModelError(found)
+
+
+def warn_of_scales(space: LatentSpace) -> None:
+    """Warns of outcomes whose density is multiplied by a constant: a minibatch's N / B, perhaps."""
+    found = _scaled(space)
+    if found is not None:
+        name, number = found
+        warnings.warn(
+            f"the density of {name!r} is multiplied by the constant {number}(handlers.scale), so "
+            "that a record counts more, or less, than once: leave it out if it makes up for a "
+            "minibatch, because inference sees to that by itself.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _scaled(space: LatentSpace) -> tuple[str, str] | None:
+    """The first observed site with such a constant, and the constant if the program shows it."""
+    shown: dict[str, str] = {}
+
+    def scales(**given: Any) -> dict[str, Array]:
+        trace = space.trace({k: x for k, x in given.items() if k != "$data"}, given["$data"])
+        found = {}
+        for name in space.client_side:
+            scale = trace[name].get("plate_to_scale", {}).get(None)  # without those of plates
+            number = isinstance(scale, numbers.Number)
+            if scale is not None and not (number and scale == 1):
+                shown[name] = f"{scale:g} " if number else ""
+                found[name] = jnp.asarray(scale)
+        return found
+
+    theta = {latent.name: latent.struct for latent in space.latents}
+    causes = eval_provenance(scales, **theta, **{"$data": dict(space.row)})
+    constant = [name for name in shown if not causes[name]]
+    return (constant[0], shown[constant[0]]) if constant else None
+
+
+@functools.lru_cache(maxsize=256)
+def _broken(space: LatentSpace) -> str | None:
+    """A sentence about the first parameter that leaves its range, or ``None``."""
+    about: dict[str, tuple[str, str, str]] = {}
+
+    def of_row(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any) -> dict[str, Array]:
+        broken: dict[str, Array] = {}
+        for name, site in space.trace(theta, row, seed).items():
+            if site["type"] != "sample":
+                continue
+            for fn, parameter, constraint, flags in domains.broken_arguments(site["fn"]):
+                label = f"{name} {len(broken)}"
+                known = domains.kind(constraint)
+                what = f"{parameter} of {name!r} (dist.{domains.name_of(fn)})"
+                instead = known.instead + f" say, or write {known.link}" * bool(known.link)
+                about[label] = what, domains.in_words(constraint), instead
+                broken[label] = flags
+        return broken
+
+    def shares(theta: Mapping[str, Array], seeds: Array) -> dict[str, Array]:
+        of_rows = jax.vmap(of_row, (None, 0, None))
+        flags = jax.vmap(of_rows, (0, None, 0))(theta, _rows(space), seeds)
+        # Whatever the row, and for any entry: a made-up row may be one that no client has.
+        return {k: jnp.max(jnp.min(jnp.mean(x, axis=0), axis=0)) for k, x in flags.items()}
+
+    # Programs that draw take long to compile; most models are done without.
+    points = {latent.name: _points(latent) for latent in space.latents}
+    possible = jax.jit(lambda: shares(points, jnp.arange(_NUM_POINTS)))()
+    if not any(share > 0 for share in possible.values()):
+        return None
+    keys = jax.random.split(jax.random.key(0), _NUM_DRAWS)
+    for label, share in jax.tree.map(float, jax.jit(shares)({}, keys)).items():
+        if _SHARE <= share < 1:
+            what, words, instead = about[label]
+            return (
+                f"the parameter {what} is outside of {words} for {share:.0%} of draws from the "
+                f"priors, where records have no density: give it a prior on that range, {instead}."
+            )
+    return None
+
+
+def _points(latent: Latent) -> Array:
+    """Values all over a latent's support: what leaves its range anywhere does at one of them."""
+    rng = np.random.default_rng(sum(map(ord, latent.name)))  # latents differ from each other
+    values = integers(latent.support)
+    if values is not None:
+        drawn = rng.integers(values.start, values.stop, (_NUM_POINTS, *latent.shape))
+        return jnp.asarray(drawn, latent.dtype)
+    half = rng.uniform(-1, 1, (_NUM_POINTS // 2, *latent.base_shape))
+    half *= np.resize([1, 3, 10, 30], (_NUM_POINTS // 2, *[1] * len(latent.base_shape)))
+    return latent.transform(jnp.asarray(np.concatenate([half, -half]), float))
+
+
+def _rows(space: LatentSpace) -> dict[str, Array]:
+    """Made-up records, and the same with the other sign."""
+    rng = np.random.default_rng(0)
+    rows = {name: made_up(rng, s) for name, s in several(space.row, _NUM_ROWS).items()}
+    return {
+        name: jnp.concatenate([x, -x if jnp.issubdtype(x.dtype, jnp.floating) else x])
+        for name, x in rows.items()
+    }

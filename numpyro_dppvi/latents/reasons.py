@@ -1,0 +1,145 @@
+"""Why a model cannot be run on shapes alone, or on one row: what is to blame, and on which line."""
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi.latents.fingerprint import constants, programs
+
+# What a function that is run on shapes raises when it looks at a value.
+CONCRETE_VALUE_ERRORS = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+# What JAX says of an array that is taken for the index of a list.
+LIST_INDEX = "Only integer scalar arrays can be converted to a scalar index"
+
+# What a model may raise when it is given another number of rows than it was written for.
+WRONG_NUMBER_ERRORS = (AssertionError, IndexError, KeyError, TypeError, ValueError)
+
+# Whose lines are not to blame.
+_LIBRARIES = frozenset({"contextlib", "functools", "jax", "numpy", "numpyro", "numpyro_dppvi"})
+# NumPy's functions whose results have as many entries as there are different values.
+_COUNTS_VALUES = frozenset({"unique", "bincount", "union1d", "setdiff1d", "intersect1d"})
+
+
+def looks_at_values(error: BaseException) -> str:
+    """A sentence about a model that looked at a value."""
+    if _by_numpy(error):
+        return (
+            f"the model calls NumPy on its arguments or latents{_place(error)}, which JAX traces "
+            "and NumPy cannot read: write jnp in the place of np (import jax.numpy as jnp), and "
+            "jnp.asarray(u)[g] to look up in an array or a list u."
+        )
+    return (
+        f"the model's shape or control flow depends on the values of its data{_place(error)} (an "
+        "int(...), len(np.unique(...)), a boolean index or an if on an array): pass such a number "
+        "as a public constant, model_kwargs={'num_groups': 8}."
+    )
+
+
+def _by_numpy(error: BaseException) -> bool:
+    """Whether it was NumPy that asked, or a list that was indexed, and not for a count."""
+    called = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        return not called & _COUNTS_VALUES
+    return not isinstance(error, CONCRETE_VALUE_ERRORS)
+
+
+def several_rows_only(error: BaseException) -> str:
+    """A sentence about a model that does not run on a single row."""
+    return (
+        f"the model runs on several rows, but not on a single one{_place(error)}, and clients see "
+        "one record at a time (a loop over rows, or rows that are looked up by number, need the "
+        "others): write what a row says by itself, or make one record of a whole series."
+    )
+
+
+def one_row_only(
+    num_rows: int,
+    sites: Sequence[Any],
+    program: Callable[[], Any],
+    model_kwargs: Mapping[str, Any],
+    error: BaseException | None,
+) -> str:
+    """A sentence about a model that runs on no other number of rows than that of the data.
+
+    Args:
+        num_rows: Number of rows.
+        sites: The model's sample sites.
+        program: Traces the model on all rows.
+        model_kwargs: The model's public arguments.
+        error: What it raised on one row more.
+    """
+    found = f"the model runs on {num_rows} rows only{_place(error)}, and is needed for a single one"
+    public = [np.shape(leaf) for leaf in jax.tree.leaves(model_kwargs)]
+    traced = program()
+    closed = [np.shape(c) for c in constants(traced) if _is_as_long(c, num_rows)]
+    private = [shape for shape in closed if shape not in public]
+    latents = [s for s in sites if not s.observed and num_rows in s.shapes[0]]
+    if private:
+        return (
+            f"{found}, because it uses an array of shape {private[0]} that is none of its "
+            "arguments: add an argument for it and put it into data."
+        )
+    if latents:
+        return (
+            f"{found}, because latent {latents[0].name!r} has shape {latents[0].shapes[0]}, one "
+            "value a record, which clients cannot share: sum or integrate it out, or draw one for "
+            "each group of records."
+        )
+    if closed:
+        return f"{found}, because a constant in model_kwargs has an entry a row: put it into data."
+    if any(num_rows in shape for shape in _counted(traced)):
+        return (
+            f"{found}, because it counts them, jnp.arange({num_rows}) say: put the time or the "
+            "number of a row into data, as an argument of its own."
+        )
+    return (
+        f"{found}: write X.shape[0] where it states a number of rows, and pass arrays with an "
+        "entry a row in data."
+    )
+
+
+def a_site_a_record(name: str) -> str:
+    """A sentence about a loop over records."""
+    return (
+        f"the model has a sample statement for each record, such as {name!r}, and "
+        "clients see one record at a time: write one statement for all rows in the place of "
+        "the loop, with numpyro.plate('records', len(y)): numpyro.sample('y', ..., obs=y)."
+    )
+
+
+def _is_as_long(constant: Any, num_rows: int) -> bool:
+    if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
+        return False
+    return np.shape(constant)[:1] == (num_rows,)
+
+
+def _counted(program: Any) -> Iterator[tuple[int, ...]]:
+    """Shapes of 0, 1, 2, ... in a traced program."""
+    for inner in programs(program):
+        for equation in inner.jaxpr.eqns:
+            if equation.primitive.name == "iota":
+                yield equation.params["shape"]
+
+
+def _place(error: BaseException | None) -> str:
+    """The last line of a user's own that led to an error; nothing if there is none."""
+    frames = traceback.walk_tb(error.__traceback__ if error is not None else None)
+    own = [
+        (frame.f_code.co_name, line)
+        for frame, line in frames
+        if frame.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES
+    ]
+    if not own:
+        return ""
+    function, line = own[-1]
+    return f" (line {line} of {function})"
