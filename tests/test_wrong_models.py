@@ -347,8 +347,9 @@ def test_a_prior_that_noisy_steps_leave_is_refused(changes):
 
 @pytest.mark.slow
 def test_without_noise_such_a_prior_is_right():
-    data = {"X": X, "y": Z}
-    found = fit(under(dist.Normal(0.0, 1e-6)), data, method=dppvi.NonPrivate(), budget=None)
+    """The optimiser settles; its first round alone ends about one of the prior's widths off."""
+    changes = {"method": dppvi.NonPrivate(), "budget": None, "num_rounds": 10}
+    found = fit(under(dist.Normal(0.0, 1e-6)), {"X": X, "y": Z}, **changes)
     assert np.all(np.abs(found.posterior.mean["w"]) < 0.1e-6)
     np.testing.assert_allclose(found.posterior.stddev["w"], 1e-6, rtol=0.05)
 
