@@ -209,12 +209,7 @@ def read(
         ValueError: If the file is damaged, too large, of another program, kind or newer version.
     """
     target = Path(path)
-    with _InPieces(_disk.open_to_read(target, through_links=not owner_only)) as file:
-        with _told(target):
-            archive = zipfile.ZipFile(file)
-            members = _members(archive)
-            header = _read_header(archive, members.pop(_HEADER), most.facts)
-        _check_header(target, header, kind)
+    with _opened(target, kind, most.facts, owner_only) as (archive, header, members):
         size = sum(info.file_size for info in members.values())
         if size > most.arrays + _ARRAY_HEADER_SIZE * len(members):
             raise ValueError(
@@ -222,16 +217,48 @@ def read(
                 f"arrays, where at most {most.arrays} belong; pass another path."
             )
         with _told(target):
-            if header.pop("check") != _check(header, members.values()):
-                raise ValueError("it is made of parts that do not belong together")
-            for name, allowed in (kinds or {}).items():
-                if type(header[name]) not in allowed:
-                    raise ValueError(f"the fact {name!r} is of another kind")
+            _check_facts(header, members, kinds)
             arrays = {
                 name.removesuffix(".npy"): _read_array(archive, info)
                 for name, info in members.items()
             }
     return header, arrays
+
+
+def read_facts(
+    path: str | os.PathLike[str], kind: str, *, kinds: Kinds | None = None, owner_only: bool = False
+) -> dict[str, Any]:
+    """The facts alone, as of :func:`read`; no array is read."""
+    target = Path(path)
+    with _opened(target, kind, MOST.facts, owner_only) as (_, header, members), _told(target):
+        _check_facts(header, members, kinds)
+    return header
+
+
+_Members = dict[str, zipfile.ZipInfo]
+
+
+@contextlib.contextmanager
+def _opened(
+    target: Path, kind: str, most_facts: int, owner_only: bool
+) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any], _Members]]:
+    """An archive, its header, and its arrays by name."""
+    with _InPieces(_disk.open_to_read(target, through_links=not owner_only)) as file:
+        with _told(target):
+            archive = zipfile.ZipFile(file)
+            members = _members(archive)
+            header = _read_header(archive, members.pop(_HEADER), most_facts)
+        _check_header(target, header, kind)
+        yield archive, header, members
+
+
+def _check_facts(header: dict[str, Any], members: _Members, kinds: Kinds | None) -> None:
+    """Refuses facts that are not of these arrays, or of another kind."""
+    if header.pop("check") != _check(header, members.values()):
+        raise ValueError("it is made of parts that do not belong together")
+    for name, allowed in (kinds or {}).items():
+        if type(header[name]) not in allowed:
+            raise ValueError(f"the fact {name!r} is of another kind")
 
 
 @contextlib.contextmanager

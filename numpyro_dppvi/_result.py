@@ -40,7 +40,8 @@ class Outcome(enum.Enum):
     DIVERGED = "diverged"
     """Some merges were refused, or some clients' solves did not end in finite numbers."""
     INTERRUPTED = "interrupted"
-    """Ctrl-C ended the run before its last round."""
+    """Ctrl-C ended the run before its last round, or the ledger did, because other runs that share
+    its file had used up a budget."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Status:
         rejected: Merges that were refused, in all.
         failed: Solves that ended in no finite numbers, in all.
         private: Whether the rounds that ran cost privacy.
+        refused: Whether the ledger refused a round.
     """
 
     outcome: Outcome
@@ -64,6 +66,7 @@ class Status:
     rejected: int
     failed: int
     private: bool
+    refused: bool = False
 
     def __str__(self) -> str:
         """The sentences."""
@@ -73,9 +76,11 @@ class Status:
         cost = " What those rounds released is charged all the same." if self.private else ""
         if self.outcome is Outcome.INTERRUPTED:
             what = "the posterior after them" if self.rounds else "the prior, because none did"
+            used_up = ", because other runs on its ledger file have used up a budget"
+            why = used_up if self.refused else ""
             said = [
-                f"The run was interrupted: {self.rounds} of {self.num_rounds} rounds ran, and this "
-                f"is {what}."
+                f"The run was interrupted{why}: {self.rounds} of {self.num_rounds} rounds ran, and "
+                f"this is {what}."
             ]
         else:
             said = [f"All {self.rounds} rounds ran."]
@@ -106,7 +111,9 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def status_of(history: History, num_rounds: int, private: bool, interrupted: bool) -> Status:
+def status_of(
+    history: History, num_rounds: int, private: bool, interrupted: bool, refused: bool = False
+) -> Status:
     """How a run with this history ended.
 
     Args:
@@ -114,6 +121,7 @@ def status_of(history: History, num_rounds: int, private: bool, interrupted: boo
         num_rounds: Rounds that were to run.
         private: Whether rounds cost privacy.
         interrupted: Whether somebody stopped it.
+        refused: Whether the ledger did.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
@@ -122,6 +130,6 @@ def status_of(history: History, num_rounds: int, private: bool, interrupted: boo
     if rejected or failed:
         outcome = Outcome.DIVERGED
     rounds = len(history.movement)
-    if interrupted and rounds < num_rounds:
+    if (interrupted or refused) and rounds < num_rounds:
         outcome = Outcome.INTERRUPTED
-    return Status(outcome, rounds, num_rounds, projected, rejected, failed, private)
+    return Status(outcome, rounds, num_rounds, projected, rejected, failed, private, refused)

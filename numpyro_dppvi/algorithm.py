@@ -134,7 +134,7 @@ def pvi(
             clients' noise protects it jointly; how many clients may drop out of it, if any.
         prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
         ledger_file: Where every round is charged, on disk, before it releases anything. What the
-            file has spent already counts.
+            file has spent already counts; ``plan_privacy`` takes it, too, to plan for the rest.
         init_scale: A public start for neural networks, as of ``fit``; ``None`` for the prior.
 
     Returns:
@@ -233,7 +233,7 @@ def assemble(
         first = rounds.first_prior(problem, numbers, prior_key)
         check_proper(family, first)
         begin = start.narrow(family, first, start_key, init_scale)
-        asynchronous = isinstance(schedule, schedules.Asynchronous)
+        asynchronous = schedules.starts_from_pulled(schedule)
         held = None if alone else begin
         begun = rounds.first_factors(problem, numbers, first, held, asynchronous)
         ledger = first_ledger(plan, ledger_file)
@@ -336,15 +336,15 @@ def charged(
     """The ledger after a round has been charged; on disk, too, if there is a file."""
     if plan is None:
         return ledger
-    new = entries(plan, round_number, groups)
+    new = entries(plan, round_number, groups, ledger.run)
     return ledger.charge(new) if file is None else file.charge(ledger, new)
 
 
-def entries(plan: PrivacyPlan, round_number: int, groups: np.ndarray) -> list[Entry]:
-    """What a round is charged, client by client."""
-    visits = np.bincount(groups.ravel(), minlength=len(plan.clients))
+def entries(plan: PrivacyPlan, round_number: int, groups: np.ndarray, run: str = "") -> list[Entry]:
+    """What a round of a run is charged, client by client."""
+    visits = np.bincount(groups.ravel(), minlength=len(plan.clients)).tolist()
     return [
-        Entry(round_number, m, mine.mechanism.dp_event, int(visits[m]) * mine.releases_per_visit)
+        Entry(round_number, m, mine.mechanism.dp_event, visits[m] * mine.releases_per_visit, run)
         for m, mine in enumerate(plan.clients)
         if visits[m]
     ]

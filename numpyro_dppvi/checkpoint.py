@@ -6,6 +6,12 @@ whose charge was written and whose result was not is run again under that charge
 first attempt has left the process. One write after each round does both, for the round that has
 ended and the one that begins.
 
+With a ledger file, too, the two files have to agree on which result is a run's newest, or a copy of
+the checkpoint could release a round a second time under its one charge. The ledger decides: a
+result is written beside the checkpoint, the ledger says that it is kept, and then it gets the
+checkpoint's name. A process that is killed between the last two has kept it, and one that is killed
+before has not. A copy that is not what the ledger calls the newest is refused.
+
 What clients keep to themselves (the private factors of ``VirtualClients`` and of runs under a
 trusted aggregator) lies in a file of its own beside the checkpoint. It carries no noise, must be
 guarded like the data, and is removed when the run has ended.
@@ -15,8 +21,8 @@ import contextlib
 import glob
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +32,13 @@ import numpy as np
 from numpyro_dppvi import _disk, _files
 from numpyro_dppvi._result import History
 from numpyro_dppvi.algorithm import entries
-from numpyro_dppvi.privacy import Ledger, PrivacyPlan
+from numpyro_dppvi.privacy import Ledger, LedgerFile, PrivacyBudget, PrivacyPlan
+from numpyro_dppvi.privacy.accounting import Composition
+from numpyro_dppvi.privacy.ledger_file import (
+    composition_from_json,
+    composition_to_json,
+    random_name,
+)
 
 try:
     import fcntl
@@ -41,11 +53,89 @@ _FACTS = {
     "charged": (list,),
     "private_file": (str, type(None)),
     "run": (dict,),
+    "before": (list,),
+    "ledger": (dict, type(None)),
 }
 _PRIVATE_FACTS = {"round": (int,)}
 
 Description = Mapping[str, str]
 """What a run is, by aspects that people know; see ``describe.description``."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a checkpoint says before it is known what run it should be of.
+
+    Attributes:
+        path: The checkpoint.
+        facts: What it says.
+    """
+
+    path: Path
+    facts: Mapping[str, Any]
+
+    def before(self, budgets: Sequence[PrivacyBudget]) -> Sequence[Composition]:
+        """What other runs had released when this one was planned; its plan does not change.
+
+        Args:
+            budgets: One a client. Of other clients than the run's the file knows nothing; that
+                these are others is said where the run is described.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        try:
+            found = [composition_from_json(mine) for mine in self.facts["before"]]
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise ValueError(_damaged(self.path, "it says of no events what was before")) from error
+        return found if len(found) == len(budgets) else ()
+
+
+def read(path: Path, ledger_file: LedgerFile | None) -> Kept | None:
+    """What a checkpoint says; ``None`` if there is none.
+
+    Args:
+        path: The checkpoint, which is locked.
+        ledger_file: What says which result is the newest, where a run has one.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    beside = _beside(path)
+    if beside.exists():
+        if ledger_file is not None:
+            facts = _files.read_facts(beside, _KIND, kinds=_FACTS, owner_only=True)
+            names = _names(beside, facts)
+            newest = ledger_file.newest(names["run"])
+            if newest == names["kept"]:
+                beside.replace(path)  # killed when the ledger had it, and before it had its name
+            elif newest == names["replaces"]:
+                beside.unlink()  # killed before the ledger had it
+        elif not path.exists():
+            beside.unlink()  # of a run that released nothing
+    if not path.exists():
+        return None
+    return Kept(path, _files.read_facts(path, _KIND, kinds=_FACTS, owner_only=True))
+
+
+def _names(path: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The names that a ledger file knows a run and its results by."""
+    names = facts["ledger"] or {}
+    if names.keys() != {"run", "kept", "replaces"} or {type(n) for n in names.values()} != {str}:
+        raise ValueError(_damaged(path, "it does not say what the ledger file knows it by"))
+    return dict(names)
+
+
+def _damaged(path: Path, why: object) -> str:
+    return (
+        f"{path} is damaged, because {why}: restore it from a copy, or start anew with another "
+        "path, at its full cost."
+    )
+
+
+def _beside(path: Path) -> Path:
+    """Where a result lies before the ledger file says that it is kept."""
+    return path.with_name(f".{path.name}.next")
 
 
 @dataclass(frozen=True)
@@ -57,19 +147,33 @@ class Journal:
         description: What the run is. Another run is refused.
         plan: The run's privacy plan; ``None`` without privacy.
         groups: The clients that each round visits.
+        ledger_file: Where the run is charged, too; ``None`` for nowhere.
     """
 
     path: Path
     description: Description
     plan: PrivacyPlan | None
     groups: tuple[np.ndarray, ...]
+    ledger_file: LedgerFile | None = None
 
-    def keep(self, state: Any, history: History) -> None:
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was kept yet."""
+        return not self.path.exists()
+
+    def keep(self, state: Any, history: History) -> Any:
         """Writes a state, and the charge of the round that comes next, before it starts.
 
         Args:
             state: The algorithm's state.
             history: What happened so far.
+
+        Returns:
+            The state to go on with.
+
+        Raises:
+            ValueError: If another process has gone on from a copy of the checkpoint, so that this
+                state must not be shown.
         """
         charged = min(state.round + 1, len(self.groups))
         private = getattr(state, "private", None)
@@ -90,9 +194,26 @@ class Journal:
             "charged": self._charged(charged),
             "private_file": private_file,
             "run": dict(self.description),
+            "before": self._before(),
+            "ledger": None,
         }
-        _files.write(self.path, _KIND, facts, arrays, owner_only=True)
+        if self.ledger_file is None:
+            _files.write(self.path, _KIND, facts, arrays, owner_only=True)
+        else:
+            name, ledger = random_name(), state.ledger
+            facts["ledger"] = {"run": ledger.run, "kept": name, "replaces": ledger.kept}
+            beside = _beside(self.path)
+            _files.write(beside, _KIND, facts, arrays, owner_only=True)
+            try:
+                ledger = self.ledger_file.keep(ledger, name)
+            except ValueError:  # refused, and nothing was written
+                beside.unlink()
+                raise
+            # Not flushed: where a loss of power undoes it, `read` does it again.
+            beside.replace(self.path)
+            state = state._replace(ledger=ledger)
         self._discard_private(except_for=private_file)
+        return state
 
     def resume(self, first: Any, past: History) -> tuple[Any, History]:
         """The state to go on from: what the file holds, or ``first`` if there is no file.
@@ -102,7 +223,8 @@ class Journal:
             past: Its history.
 
         Raises:
-            ValueError: If the file is damaged or of another run; names what differs.
+            ValueError: If the file is damaged, of another run, or an older copy; names what
+                differs.
             FileNotFoundError: If the clients' private file is missing.
         """
         if not self.path.exists():
@@ -116,15 +238,18 @@ class Journal:
             state = self._state(first, facts, arrays)
             history = _history(past, arrays, rounds)
         except ValueError as error:
-            raise ValueError(
-                f"{self.path} is damaged, because {error}: restore it from a copy, or start anew "
-                "with another path, at its full cost."
-            ) from error
+            raise ValueError(_damaged(self.path, error)) from error
         if facts["charged"] != self._charged(charged):
             raise ValueError(
                 f"{self.path} does not say what this run's plan charges for {charged} rounds: it "
                 "was changed, or written by another version; restore it from a copy."
             )
+        if self.ledger_file is not None:
+            names = _names(self.path, facts)
+            ledger = self._ledger(replace(first.ledger, run=names["run"]), rounds)
+            ledger = self.ledger_file.rejoin(replace(ledger, kept=names["kept"]))
+            state = state._replace(ledger=ledger)
+        self._discard_private(except_for=facts["private_file"])
         return state, history
 
     def _state(self, first: Any, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
@@ -153,7 +278,8 @@ class Journal:
     def _most(self, first: Any, past: History) -> _files.Most:
         """How much the checkpoint of this run can hold."""
         rounds = len(self.groups)
-        words = json.dumps([self._charged(rounds), dict(self.description)], indent=1)
+        told = [self._charged(rounds), dict(self.description), self._before()]
+        words = json.dumps(told, indent=1)
         a_round = sum(
             math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(past)
         )
@@ -197,12 +323,20 @@ class Journal:
             for number, client in enumerate(clients)
         ]
 
-    def _ledger(self, empty: Ledger, rounds: int) -> Ledger:
-        """The ledger after some rounds."""
+    def _before(self) -> list[Any]:
+        """What other runs had released when this one was planned, as the file says it."""
+        if self.plan is None or self.ledger_file is None:
+            return []
+        return [composition_to_json(client.before) for client in self.plan.clients]
+
+    def _ledger(self, first: Ledger, rounds: int) -> Ledger:
+        """The run's own ledger after some rounds."""
         if self.plan is None:
-            return empty
-        charged = [entries(self.plan, number, self.groups[number]) for number in range(rounds)]
-        return empty.charge(entry for of_round in charged for entry in of_round)
+            return first
+        charged = [
+            entries(self.plan, number, self.groups[number], first.run) for number in range(rounds)
+        ]
+        return replace(first, entries=()).charge(e for of_round in charged for e in of_round)
 
     def _private_name(self, rounds: int) -> str:
         return f"{self.path.name}.private-{rounds}"
@@ -212,28 +346,30 @@ class Journal:
             if place.name != except_for:
                 place.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps a second process away, which would release rounds under the same charge.
 
-        Raises:
-            RuntimeError: If another process runs on this checkpoint.
-            ValueError: If the checkpoint is a link: it would be replaced and not followed.
-        """
-        _disk.check_place(self.path)
-        _disk.refuse_link(self.path)
-        lock = self.path.with_name(f".{self.path.name}.lock")
-        with _disk.open_or_create(lock) as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise RuntimeError(
-                        f"another process runs on the checkpoint {self.path}: wait for it, or give "
-                        "this run another path."
-                    ) from None
-            _files.discard_partial(self.path)
-            yield
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps a second process away, which would release rounds under the same charge.
+
+    Raises:
+        RuntimeError: If another process runs on this checkpoint.
+        ValueError: If the checkpoint is a link: it would be replaced and not followed.
+    """
+    _disk.check_place(path)
+    _disk.refuse_link(path)
+    lock = path.with_name(f".{path.name}.lock")
+    with _disk.open_or_create(lock) as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RuntimeError(
+                    f"another process runs on the checkpoint {path}: wait for it, or give "
+                    "this run another path."
+                ) from None
+        _files.discard_partial(path)
+        _files.discard_partial(_beside(path))
+        yield
 
 
 def _released(state: Any) -> dict[str, Any]:

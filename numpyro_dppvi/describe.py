@@ -28,6 +28,7 @@ def description(
     client_sizes: Sequence[int],
     rng_key: PRNGKey,
     noise_seed: int | None,
+    ledger_file: bool,
 ) -> dict[str, str]:
     """A run by the aspects that must not change while it is under way.
 
@@ -42,6 +43,7 @@ def description(
         client_sizes: Records of each client.
         rng_key: The run's key.
         noise_seed: The seed of the noise, if one was given.
+        ledger_file: Whether the run is charged in a ledger file, too.
     """
     model, space, prior = posterior.model, posterior.space, posterior.prior
     start = posterior.family.standard()
@@ -62,6 +64,7 @@ def description(
         "init_scale": repr(run.init_scale),
         "rng_key": str(np.asarray(jax.random.key_data(rng_key)).tolist()),
         "insecure_noise_seed": seed,
+        "ledger file": "one" if ledger_file else "none",
         "precision": str(jax.dtypes.canonicalize_dtype(float)),
     }
 
@@ -89,7 +92,9 @@ def _budgets(plan: PrivacyPlan) -> str:
     budgets = list(dict.fromkeys(client.budget for client in plan.clients))
     words = ", ".join(f"({b.epsilon:g}, {b.delta:g}) {b.relation}" for b in budgets[:3])
     more = ", ..." if len(budgets) > 3 else ""
-    return f"{words}{more}, plan {_digest(plan.clients)}"
+    before = [sorted(map(repr, client.before)) for client in plan.clients]
+    after = f" after {_digest(before)}" if any(before) else ""
+    return f"{words}{more}, plan {_digest(plan.clients)}{after}"
 
 
 def _in_words(value: Any, start: Coordinates) -> str:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -17,7 +17,7 @@ from numpyro_dppvi._result import History, Status, status_of
 from numpyro_dppvi._typing import Array, Model, PRNGKey, Records
 from numpyro_dppvi.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.baselines import GlobalState, global_vi
-from numpyro_dppvi.checkpoint import Journal
+from numpyro_dppvi.checkpoint import Journal, Kept, locked, read
 from numpyro_dppvi.methods import AnyMethod, DPOptimization, GlobalVI, NonPrivate
 from numpyro_dppvi.partition import (
     Partition,
@@ -165,7 +165,8 @@ def fit(
         clients: With one mapping: a number of clients to split its rows over at random, or a
             ``Partition``. Not given when data is already per client.
         method: ``DPOptimization(...)`` (the default), another method, or a baseline.
-        budget: A ``PrivacyBudget``, or one a client.
+        budget: A ``PrivacyBudget``, or one a client. With ``ledger_file=`` it covers all runs that
+            the file has, too.
 
     Most people can stop here. Other arguments:
 
@@ -179,10 +180,12 @@ def fit(
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
         prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
         checkpoint: A file to keep the run in, round by round. If it is there, the run goes on
-            where it was; the same records must be passed again. See ``docs/posterior.md``.
+            where it was; the same records must be passed again. With a ledger file an older copy
+            is refused; without one nobody can tell, so do not go on from copies. See
+            ``docs/posterior.md``.
         progress_bar: Whether to show one; ``None`` for: on a terminal.
-        ledger_file: Where every round is charged, on disk, before it releases anything. What the
-            file has spent already counts, so that runs on the same records share one budget.
+        ledger_file: Where every round is charged, on disk, before it releases anything. Runs on the
+            same records share the file and one budget: noise is calibrated for what is left of it.
         insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
         init_scale: For neural networks, which are symmetric under their prior: normal latents begin
             at public random locations, so many prior standard deviations from the prior's, and as
@@ -190,27 +193,43 @@ def fit(
 
     Returns:
         A :class:`FitResult`. Ctrl-C ends the run after the round under way, and returns what there
-        is; a second one gives up that round, too.
+        is; a second one gives up that round, too. Before the first round it raises
+        ``KeyboardInterrupt``: nothing was released then. Where other runs use up the budget
+        meanwhile, the rounds that were released are returned, and ``status`` says so.
 
     Raises:
         UnsupportedModelError: If the model, guide or data cannot be fitted; says why.
+        BudgetExceededError: If other runs on the ledger file have used up a budget.
         ValueError: If an argument is out of its range, or the checkpoint is of another run.
         TypeError: If an argument is of another kind, a missing ``rng_key`` among them.
     """
     _validate.outside_transformations("fit", rng_key, data)
-    method = DPOptimization() if method is None else method
-    split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
-    methods.check(method)
-    _validate.positive_int("num_rounds", num_rounds)
-    path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
-    charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
-    shards, sizes = lay_out(data, clients, split_key)
-    run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
-    run = planning.settled(run, damping, init_scale)
-    shapes = pooled_shapes(shards, sum(sizes))
-    file = None if charges is None else LedgerFile(charges)
-    task = _Task(model, guide, shapes, sizes, model_kwargs or {}, prior, insecure_noise_seed, file)
+    with _stopped_before_a_round():
+        method = DPOptimization() if method is None else method
+        split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
+        methods.check(method)
+        _validate.positive_int("num_rounds", num_rounds)
+        path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
+        charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
+        shards, sizes = lay_out(data, clients, split_key)
+        run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
+        run = planning.asked(planning.settled(run, damping, init_scale), len(sizes))
+        shapes = pooled_shapes(shards, sum(sizes))
+        file = None if charges is None else LedgerFile(charges)
+        task = _Task(
+            model, guide, shapes, sizes, model_kwargs or {}, prior, insecure_noise_seed, file
+        )
     return _fitted(task, run, budget, shards, keys, path, progress_bar)
+
+
+@contextlib.contextmanager
+def _stopped_before_a_round() -> Iterator[None]:
+    """Says of a Ctrl-C what it has cost."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note("Before a round began in this call: nothing was released or charged by it.")
+        raise
 
 
 class _Task(NamedTuple):
@@ -232,34 +251,63 @@ def _fitted(
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     shards: Shards,
     keys: Sequence[PRNGKey],
-    checkpoint: Path | None,
+    path: Path | None,
     progress_bar: bool | None,
 ) -> FitResult:
     """What :func:`fit` does once its arguments are settled."""
-    num_clients = len(task.client_sizes)
-    # All rounds at once: a bad schedule must not come to light when rounds have been spent.
-    groups = schedules.all_groups(run.schedule, run.num_rounds, num_clients)
-    plan = None
-    if not isinstance(run.local, NonPrivate) or budget is not None:
-        plan = planning.plan_wired(run, budget, task.client_sizes)
-    algorithm = _algorithm(task, run, plan)
-    first = algorithm.init(keys[0])
-    begun = algorithm.posterior(first)
-    latents.check_records(begun.space, shards.records, shards.mask)
-    state, past, journal = first, loop.no_history(first.natural), None
     with contextlib.ExitStack() as stack:
-        if checkpoint is not None:
-            aspects = describe.description(
-                begun, run, groups, plan, task.client_sizes, keys[1], task.noise_seed
+        with _stopped_before_a_round():
+            kept = None
+            if path is not None:
+                stack.enter_context(locked(path))
+                kept = read(path, task.ledger_file)
+            plan = None
+            if not isinstance(run.local, NonPrivate) or budget is not None:
+                plan = planning.plan_wired(run, budget, task.client_sizes, _spent(task, kept))
+            algorithm = _algorithm(task, run, plan)
+            state = algorithm.init(keys[0])
+            begun = algorithm.posterior(state)
+            latents.check_records(begun.space, shards.records, shards.mask)
+            past, journal = loop.no_history(state.natural), None
+            if path is not None:
+                journal = _journal(path, task, run, plan, begun, keys[1])
+                state, past = journal.resume(state, past)
+            spent, num_clients = _before(state), len(task.client_sizes)
+            show = stack.enter_context(
+                progress(run.groups, state.round, plan, spent, num_clients, progress_bar)
             )
-            journal = Journal(checkpoint, aspects, plan, groups)
-            stack.enter_context(journal.locked())
-            state, past = journal.resume(first, past)
-        show = stack.enter_context(
-            progress(groups, state.round, plan, state.ledger, num_clients, progress_bar)
-        )
         done = loop.run(algorithm, state, past, keys[1], shards, run.num_rounds, journal, show)
     return _result(task, run, plan, algorithm, done)
+
+
+def _spent(task: _Task, kept: Kept | None) -> planning.Spent | None:
+    """What other runs have released: when a run that was kept was planned, or by now."""
+    if kept is not None:
+        return kept.before
+    return None if task.ledger_file is None else task.ledger_file.spent
+
+
+def _journal(
+    path: Path,
+    task: _Task,
+    run: planning.Wiring,
+    plan: PrivacyPlan | None,
+    begun: Posterior,
+    rng_key: PRNGKey,
+) -> Journal:
+    """Where the run is kept."""
+    has_file = task.ledger_file is not None
+    aspects = describe.description(
+        begun, run, run.groups, plan, task.client_sizes, rng_key, task.noise_seed, has_file
+    )
+    return Journal(path, aspects, plan, run.groups, task.ledger_file)
+
+
+def _before(state: PVIState | GlobalState) -> Ledger:
+    """The ledger without a charge of the run whose release is still to come."""
+    ledger = state.ledger
+    happened = (e for e in ledger.entries if e.run != ledger.run or e.round < state.round)
+    return dataclasses.replace(ledger, entries=tuple(happened))
 
 
 def _result(
@@ -273,11 +321,15 @@ def _result(
     state = done.state
     if isinstance(state, PVIState):
         state = state._replace(private=None)  # what clients keep to themselves stays behind
+    # Whoever goes on from here by hand is charged for every round: no checkpoint knows of it.
+    state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
     result = FitResult(
         posterior=algorithm.posterior(state),
         plan=plan,
         history=done.history,
-        status=status_of(done.history, run.num_rounds, plan is not None, done.interrupted),
+        status=status_of(
+            done.history, run.num_rounds, plan is not None, done.interrupted, done.refused
+        ),
         state=state,
         run=run,
         client_sizes=task.client_sizes,
@@ -312,7 +364,7 @@ def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> A
         run.local,
         task.client_sizes,
         plan,
-        run.schedule,
+        schedules.Planned(run.schedule, run.groups),
         1.0 if run.damping is None else run.damping,  # which fit has settled
         task.model_kwargs,
         secret_keys,

@@ -14,6 +14,7 @@ from numpyro_dppvi._typing import Natural, PRNGKey
 from numpyro_dppvi.algorithm import Algorithm
 from numpyro_dppvi.checkpoint import Journal
 from numpyro_dppvi.partition import Shards
+from numpyro_dppvi.privacy import BudgetExceededError
 from numpyro_dppvi.rounds import RoundInfo
 
 Shown = Callable[[int, float], None]
@@ -26,11 +27,13 @@ class Run(NamedTuple):
         state: The algorithm's state after the last round that ran.
         history: What happened, round by round.
         interrupted: Whether somebody stopped it.
+        refused: Whether the ledger did, because other runs have used up a budget.
     """
 
     state: Any
     history: History
     interrupted: bool
+    refused: bool
 
 
 def run(
@@ -57,23 +60,32 @@ def run(
         num_rounds: Rounds in all, those before ``start`` included.
         journal: Where to keep everything; ``None`` for nowhere.
         show: Called after each round with its number and movement.
+
+    Raises:
+        BudgetExceededError: If not even the first round fits a budget.
     """
-    state, rows, interrupted = start, [], False
-    if journal is not None:
-        journal.keep(state, past)
+    state, rows, interrupted, refused = start, [], False, False
     try:
-        with _graceful_interrupt() as stopped:
-            while state.round < num_rounds and not stopped():
+        with _graceful_interrupt() as stop:
+            if journal is not None and journal.is_new:
+                with stop.held():
+                    state = journal.keep(state, past)
+            while state.round < num_rounds and not stop.requested:
                 after, info = algorithm.step(rng_key, state, shards)
-                rows.append(_row(after.natural, info))
-                if journal is not None:
-                    journal.keep(after, _joined(past, rows))
-                state = after
+                with stop.held():
+                    rows.append(_row(after.natural, info))
+                    if journal is not None:
+                        after = journal.keep(after, _joined(past, rows))
+                    state = after
                 show(state.round - 1, float(rows[-1].movement))
-            interrupted = stopped()
+            interrupted = stop.requested
     except KeyboardInterrupt:  # the second one: the round under way is given up
         interrupted = True
-    return Run(state, _joined(past, rows[: state.round - start.round]), interrupted)
+    except BudgetExceededError:
+        if not state.round:
+            raise
+        refused = True  # what was released is not thrown away
+    return Run(state, _joined(past, rows[: state.round - start.round]), interrupted, refused)
 
 
 def _row(natural: Natural, info: RoundInfo) -> History:
@@ -97,28 +109,52 @@ def no_history(natural: Natural) -> History:
     return History(none, np.zeros(0, jax.tree.leaves(none)[0].dtype), *counts)
 
 
+class _Stop:
+    """The wish to stop, and what must not be broken off for it.
+
+    Attributes:
+        requested: Whether Ctrl-C was pressed.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._busy = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """What Ctrl-C does: asks the first time, breaks off the second."""
+        if self.requested and not self._busy:
+            signal.default_int_handler(number, frame)
+        self.requested = True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While a round's result is kept, which takes a moment, nothing is broken off.
+
+        A file that was broken off in the middle raises errors of its own, which hide the Ctrl-C.
+        """
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+
 @contextlib.contextmanager
-def _graceful_interrupt() -> Iterator[Callable[[], bool]]:
+def _graceful_interrupt() -> Iterator[_Stop]:
     """Makes the first Ctrl-C a request to stop after the round, and only the second an exception.
 
     A round is one compiled program, which no signal stops: what has been computed by the time it
     returns would otherwise be thrown away, although it has been charged.
     """
-    requested = threading.Event()
-
-    def request(number: int, frame: Any) -> None:
-        if requested.is_set():
-            signal.default_int_handler(number, frame)
-        requested.set()
-
+    stop = _Stop()
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):
-        yield requested.is_set  # whoever handles signals goes on handling them
+        yield stop  # whoever handles signals goes on handling them
         return
-    signal.signal(signal.SIGINT, request)
+    signal.signal(signal.SIGINT, stop)
     try:
-        yield requested.is_set
+        yield stop
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

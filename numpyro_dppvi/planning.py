@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import optax
 
 from numpyro_dppvi import _validate, agreement, methods, schedules, server, start
@@ -17,7 +18,8 @@ from numpyro_dppvi.methods import (
     NonPrivate,
     ShardMethod,
 )
-from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, plan
+from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan, plan
+from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.server import TrustedAggregator
 
 
@@ -35,6 +37,7 @@ class Wiring(NamedTuple):
         splits_prior: Whether each client gets the prior's M-th root for its own.
         alone: Whether every client fits a posterior of its own, in one visit.
         init_scale: How narrow the start is, or ``None`` to begin at the prior.
+        groups: The clients that each round visits: what the schedule said when it was asked.
     """
 
     method: AnyMethod
@@ -46,6 +49,7 @@ class Wiring(NamedTuple):
     splits_prior: bool
     alone: bool = False
     init_scale: float | None = None
+    groups: tuple[np.ndarray, ...] = ()
 
 
 def plan_privacy(
@@ -56,6 +60,7 @@ def plan_privacy(
     client_sizes: Sequence[int],
     schedule: schedules.Schedule = schedules.sequential,
     trusted_aggregator: bool | TrustedAggregator = False,
+    ledger_file: LedgerFile | None = None,
 ) -> PrivacyPlan:
     """Says what a run will release and cost, and calibrates its noise; reads no data.
 
@@ -66,11 +71,14 @@ def plan_privacy(
         client_sizes: Number of records of each client; these are public.
         schedule: Which clients each round visits.
         trusted_aggregator: Whether only the sum of a round's messages is seen.
+        ledger_file: What other runs have charged there is covered by the budget, too: noise is
+            calibrated for what is left. Nothing is written.
 
     Returns:
         The plan, which prints as a table. ``fit`` makes the same one from the same arguments.
 
     Raises:
+        BudgetExceededError: If other runs on the ledger file have used up a budget.
         ValueError: If the method is not private, there is no budget or the numbers do not fit.
 
     Example:
@@ -84,34 +92,65 @@ def plan_privacy(
     sizes = [int(size) for size in client_sizes]
     for number, size in enumerate(sizes):
         _validate.positive_int(f"client_sizes[{number}]", size)
-    return plan_wired(wiring(method, schedule, num_rounds, trusted_aggregator), budget, sizes)
+    run = asked(wiring(method, schedule, num_rounds, trusted_aggregator), len(sizes))
+    return plan_wired(run, budget, sizes, None if ledger_file is None else ledger_file.spent)
+
+
+Spent: TypeAlias = Callable[[Sequence[PrivacyBudget]], Sequence[Composition]]
+"""What clients of these budgets have released before."""
+
+
+def asked(run: Wiring, num_clients: int) -> Wiring:
+    """The same with all rounds' groups, for which the schedule is asked here and nowhere else.
+
+    A bad schedule must not come to light when rounds have been spent.
+
+    Raises:
+        ValueError: If a round visits clients that do not exist, or that the aggregator cannot sum.
+        TypeError: If the schedule is no function.
+    """
+    groups = schedules.all_groups(run.schedule, run.num_rounds, num_clients)
+    if run.trusted is not None:
+        for of_round in groups:
+            run.trusted.check(of_round, num_clients)
+    return run._replace(groups=groups)
 
 
 def plan_wired(
-    run: Wiring, budget: PrivacyBudget | Sequence[PrivacyBudget] | None, sizes: Sequence[int]
+    run: Wiring,
+    budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
+    sizes: Sequence[int],
+    spent: Spent | None = None,
 ) -> PrivacyPlan:
-    """What :func:`plan_privacy` does, once it is settled how the method is run."""
+    """What :func:`plan_privacy` does, once the schedule was asked how the method is run."""
     if isinstance(run.local, NonPrivate):
         raise ValueError(
             "NonPrivate() adds no noise, and no budget covers that: write "
             "method=DPOptimization() to keep to the budget, or leave budget out."
         )
     budgets = _one_each(budget, len(sizes))
-    visits = schedules.num_visits(run.schedule, run.num_rounds, len(sizes)).tolist()
-    num_shares = None
-    if run.trusted is not None:
-        for round_number in range(run.num_rounds):
-            run.trusted.check(run.schedule(round_number, len(sizes)), len(sizes))
-        num_shares = run.trusted.num_shares(len(sizes))
+    before = () if spent is None else spent(budgets)
+    visits = schedules.num_visits(run.groups, len(sizes)).tolist()
+    num_shares = None if run.trusted is None else run.trusted.num_shares(len(sizes))
     clip_norm = run.local.clip_norm
     if isinstance(run.local, DPOptimization | GlobalVI):
         steps = run.local.num_local_steps if isinstance(run.local, DPOptimization) else 1
         sampler = run.local.sampler
-        return plan.of_gradients(budgets, sampler, clip_norm, steps, visits, sizes, num_shares)
+        return plan.of_gradients(
+            budgets, sampler, clip_norm, steps, visits, sizes, num_shares, before
+        )
     num_shards = methods.shards_by_client(run.local, sizes)
     averaged = isinstance(run.local, LocalAveraging)
     return plan.of_changes(
-        budgets, clip_norm, num_shards, averaged, visits, sizes, num_shares, run.local.noise
+        budgets,
+        clip_norm,
+        num_shards,
+        averaged,
+        visits,
+        sizes,
+        num_shares,
+        run.local.noise,
+        before,
     )
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from numpyro_dppvi import schedules
 from numpyro_dppvi.diagnostics import Diagnostics, diagnose, labels, moments
 from numpyro_dppvi.fit import FitResult
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
@@ -232,7 +231,7 @@ def _curves(
     """Rounds, and for each kind of client its budget, its clients and its epsilons."""
     assert result.plan is not None
     plan, num_rounds = result.plan, result.state.round
-    of_round = schedules.all_groups(result.run.schedule, num_rounds, len(plan.clients))
+    of_round = result.run.groups[:num_rounds]
     visits = [np.bincount(g.ravel(), minlength=len(plan.clients)) for g in of_round]
     visited = np.cumsum([np.zeros(len(plan.clients), int), *visits], axis=0)
     points = min(num_rounds + 1, _CURVE_POINTS)

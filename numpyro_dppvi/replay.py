@@ -109,7 +109,7 @@ def setting_of(result: FitResult, rng_key: PRNGKey) -> Setting:
         numbers._replace(begin=state.begin if run.alone else None),
         targets,
         rounds.first_factors(problem, numbers, first, held, asynchronous),
-        schedules.all_groups(run.schedule, state.round, num_clients),
+        run.groups[: state.round],
     )
 
 

@@ -5,7 +5,7 @@ of shape ``(num_groups, group_size)``: groups are visited one after the other; t
 group start from the same approximation, and their changes are merged together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,6 +14,9 @@ import numpy as np
 from numpyro_dppvi import _validate
 
 Schedule: TypeAlias = Callable[[int, int], np.ndarray]
+
+# A slip of the hand, and not a run, asks for more; each of them is planned before the first.
+_MOST_ROUNDS = 1_000_000
 
 
 def sequential(round_number: int, num_clients: int) -> np.ndarray:
@@ -123,26 +126,52 @@ class Asynchronous:
         return (order % num_clients)[:, None]
 
 
-def num_visits(schedule: Schedule, num_rounds: int, num_clients: int) -> np.ndarray:
-    """How often each client is visited in all, shape ``(num_clients,)``.
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A schedule that was asked once a round, so that what was planned is what runs.
 
-    Raises:
-        ValueError: If the schedule names a client that does not exist, or one twice in a group.
-        TypeError: If the schedule is no function.
+    A schedule may draw from a generator of its own and answer otherwise the next time.
+
+    Args:
+        schedule: What was asked.
+        groups: What it answered, round by round.
     """
+
+    schedule: Schedule
+    groups: tuple[np.ndarray, ...]
+
+    def __call__(self, round_number: int, num_clients: int) -> np.ndarray:
+        """The groups of a round."""
+        del num_clients
+        return self.groups[round_number]
+
+
+def starts_from_pulled(schedule: Schedule) -> bool:
+    """Whether clients start from the q that they pulled last."""
+    return isinstance(getattr(schedule, "schedule", schedule), Asynchronous)
+
+
+def num_visits(groups: Sequence[np.ndarray], num_clients: int) -> np.ndarray:
+    """How often each client is visited in all rounds, shape ``(num_clients,)``."""
     visits = np.zeros(num_clients, int)
-    for groups in all_groups(schedule, num_rounds, num_clients):
-        np.add.at(visits, groups.ravel(), 1)
+    for of_round in groups:
+        visits += np.bincount(of_round.ravel(), minlength=num_clients)
     return visits
 
 
 def all_groups(schedule: Schedule, num_rounds: int, num_clients: int) -> tuple[np.ndarray, ...]:
-    """The groups of every round, checked.
+    """The groups of every round, checked; asks the schedule once a round.
 
     Raises:
-        ValueError: If the schedule names a client that does not exist, or one twice in a group.
+        ValueError: If there are more rounds than any run has, or the schedule names a client that
+            does not exist, or one twice in a group.
         TypeError: If the schedule is no function.
     """
+    if num_rounds > _MOST_ROUNDS:
+        raise ValueError(
+            f"num_rounds must be at most {_MOST_ROUNDS:,}, got {_validate.shown(num_rounds)}: "
+            "write num_rounds=10, say."
+        )
     if not callable(schedule):
         raise TypeError(
             f"schedule must be a function of the round and the number of clients, got "
@@ -152,9 +181,12 @@ def all_groups(schedule: Schedule, num_rounds: int, num_clients: int) -> tuple[n
 
 
 def check(groups: np.ndarray, num_clients: int) -> np.ndarray:
-    """Returns a round's groups, or refuses them in a sentence."""
+    """Returns a copy of a round's groups, or refuses them in a sentence.
+
+    A copy, because a schedule may write all its answers into one array.
+    """
     try:
-        groups = np.asarray(groups)
+        groups = np.array(groups)
     except ValueError:
         raise ValueError(
             "a schedule must return groups of one size, got groups of unequal length: visit the "

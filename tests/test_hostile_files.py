@@ -28,7 +28,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import _disk, _files, saved
 from numpyro_dppvi._result import History
-from numpyro_dppvi.checkpoint import Journal
+from numpyro_dppvi.checkpoint import Journal, locked
 from numpyro_dppvi.families import NormalNatural
 from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
@@ -714,7 +714,7 @@ def test_what_is_made_is_its_owners_alone(tmp_path, mask):
         seen.append(os.fstat(file.fileno()).st_mode & 0o777)
         write_zip(file, *arguments)
 
-    with pytest.MonkeyPatch.context() as patch, run.locked():
+    with pytest.MonkeyPatch.context() as patch, locked(run.path):
         patch.setattr(_files, "_write_zip", spy)
         run.keep(state(1, 0), history(1))
         _files.write(tmp_path / "saved.npz", "thing", {}, {})
@@ -767,7 +767,7 @@ class TestWhatWasThereBefore:
         (tmp_path / name).symlink_to(tmp_path / target)
         with (
             pytest.raises(ValueError, match=r"run\.npz\S* is a link, which is not followed here"),
-            journal(tmp_path / "run.npz").locked(),
+            locked(tmp_path / "run.npz"),
         ):
             pass
         assert not (tmp_path / "nowhere").exists()
@@ -913,7 +913,7 @@ PLACES = {
     "much too long": ("x" * 9000, OSError, r"\.\.\. \(\d+ characters\) cannot be opened"),
 }
 WRITERS = {
-    "checkpoint": lambda path: journal(path).locked().__enter__(),
+    "checkpoint": lambda path: locked(path).__enter__(),
     "ledger": lambda path: LedgerFile(path).open(Ledger(BUDGETS)),
     "save": lambda path: _files.write(path, "thing", {}, {}),
 }

@@ -1,5 +1,6 @@
 """From a budget to the noise that keeps it, conservatively."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -23,9 +24,24 @@ _ROUGHLY_SETTLED = 3e-2
 FAR = 2.0
 
 
+_NOTHING: Composition = frozenset()
+
+
+def is_used_up(budget: PrivacyBudget, before: Composition) -> bool:
+    """Whether so much of a budget was spent that no useful noise keeps the rest."""
+    if math.isinf(budget.epsilon):
+        return False
+    return accounting.epsilon(before, budget.delta, budget.relation) >= _ENOUGH * budget.epsilon
+
+
 @functools.lru_cache(maxsize=1024)
 def noise_multiplier(
-    budget: PrivacyBudget, num_releases: int, sampler: Sampler, num_records: int, physical_size: int
+    budget: PrivacyBudget,
+    num_releases: int,
+    sampler: Sampler,
+    num_records: int,
+    physical_size: int,
+    before: Composition = _NOTHING,
 ) -> float:
     """Noise whose epsilon does not exceed the budget, and is at least .999 of it.
 
@@ -37,6 +53,7 @@ def noise_multiplier(
         sampler: How each batch is drawn.
         num_records: Records of the client.
         physical_size: Most rows a batch can have.
+        before: What was released already, which the budget covers, too, and does not use up.
 
     Returns:
         Noise standard deviation over the norm that one unit of protection contributes; 0 for an
@@ -51,20 +68,27 @@ def noise_multiplier(
     if math.isinf(budget.epsilon):
         return 0.0
 
-    spends = _spends(budget, num_releases, sampler, num_records, physical_size, roughly=False)
+    spends = _spends(
+        budget, num_releases, sampler, num_records, physical_size, before, roughly=False
+    )
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     event = sampler.dp_event(1.0, num_records, physical_size)
-    if accounting.is_gaussian(accounting.compose([(event, num_releases)])):
+    if accounting.is_gaussian(accounting.compose([*before, (event, num_releases)])):
+        # Squared distances of Gaussians add up.
+        distance = accounting.gaussian_mu(before, budget.relation) or 0.0
+        left = 1 - (distance * one_release) ** 2
         noise = unit_sensitivity(budget.relation) * math.sqrt(num_releases) * one_release
+        noise /= math.sqrt(left)
         while spends(noise) > budget.epsilon:  # the closed forms are inverse up to rounding
-            noise *= 1 + 1e-9
+            noise *= 1 + 1e-9 / left
         return noise
     rough_size = num_records
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         # Truncation hardly costs anything, so that what does without it is nearly there; and it
         # is the same for clients of all sizes.
         rough_size = physical_size
-    guess = _rough_noise(budget, num_releases, sampler, rough_size, physical_size)
+    left_over = _left_over(budget, before)
+    guess = _rough_noise(left_over, num_releases, sampler, rough_size, physical_size)
     if math.isinf(spends(guess)):
         raise ValueError(
             f"delta must be larger for {num_releases} sampled releases, got {budget.delta:g}: the "
@@ -75,7 +99,9 @@ def noise_multiplier(
 
 
 @functools.lru_cache(maxsize=1024)
-def discrete_noise_multiplier(budget: PrivacyBudget, num_releases: int) -> float:
+def discrete_noise_multiplier(
+    budget: PrivacyBudget, num_releases: int, before: Composition = _NOTHING
+) -> float:
     """The same for discrete Gaussian noise, which is accounted as concentrated privacy.
 
     Raises:
@@ -86,11 +112,24 @@ def discrete_noise_multiplier(budget: PrivacyBudget, num_releases: int) -> float
 
     def spends(noise: float) -> float:
         event = DiscreteGaussian().dp_event(noise)
-        return spent(accounting.compose([(event, num_releases)]), budget, roughly=False)
+        composition = accounting.compose([*before, (event, num_releases)])
+        return spent(composition, budget, roughly=False)
 
-    one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+    one_release = dpa.get_sigma_gaussian(_left_over(budget, before).epsilon, budget.delta)
     guess = unit_sensitivity(budget.relation) * math.sqrt(num_releases) * one_release
     return _least_sufficient(spends, budget.epsilon, guess)
+
+
+def _left_over(budget: PrivacyBudget, before: Composition) -> PrivacyBudget:
+    """Roughly the budget that is left after something was released, to begin a search at."""
+    if not before:
+        return budget
+    epsilon = accounting.epsilon(before, budget.delta, budget.relation)
+    of_all = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+    of_spent = dpa.get_sigma_gaussian(epsilon, budget.delta)
+    left = math.sqrt(max(of_all**-2 - of_spent**-2, 1e-6 * of_all**-2))
+    rest = float(dpa.get_epsilon_gaussian(1 / left, budget.delta))
+    return dataclasses.replace(budget, epsilon=max(rest, 1e-3 * budget.epsilon))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -98,7 +137,9 @@ def _rough_noise(
     budget: PrivacyBudget, num_releases: int, sampler: Sampler, num_records: int, physical_size: int
 ) -> float:
     """Noise that keeps the budget, found on coarser grids; arguments as of the above."""
-    spends = _spends(budget, num_releases, sampler, num_records, physical_size, roughly=True)
+    spends = _spends(
+        budget, num_releases, sampler, num_records, physical_size, _NOTHING, roughly=True
+    )
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     guess = _likely_noise(sampler, num_records, budget.relation, num_releases * one_release**2)
     guess = max(guess, _LEAST_NOISE)
@@ -111,13 +152,14 @@ def _spends(
     sampler: Sampler,
     num_records: int,
     physical_size: int,
+    before: Composition,
     roughly: bool,
 ) -> Callable[[float], float]:
     """Epsilon as a function of the noise."""
 
     def spends(noise: float) -> float:
         event = sampler.dp_event(noise, num_records, physical_size)
-        composition = accounting.compose([(event, num_releases)])
+        composition = accounting.compose([*before, (event, num_releases)])
         return spent(composition, budget, roughly)
 
     return spends

@@ -26,12 +26,14 @@ class Entry(NamedTuple):
         client: Number of the client, from 0.
         event: What each release is charged as.
         num_releases: How many such releases.
+        run: The public name of the run that made them, where several share a ledger file.
     """
 
     round: int
     client: int
     event: dpa.DpEvent
     num_releases: int
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class Ledger:
         affordable: For each client a composition that fits its budget (the plan's): rounds that
             stay inside it need no accounting of their own.
         entries: What was charged.
+        run: The public name that a run's entries carry where several share a ledger file.
+        kept: The name of this run's newest result in the ledger file, for a run that a checkpoint
+            keeps; empty for others.
 
     Example:
         >>> ledger = Ledger((PrivacyBudget(epsilon=1.0),))
@@ -60,6 +65,8 @@ class Ledger:
     budgets: tuple[PrivacyBudget, ...] = ()
     affordable: tuple[Composition, ...] = ()
     entries: tuple[Entry, ...] = ()
+    run: str = ""
+    kept: str = ""
 
     def charge(self, entries: Iterable[Entry]) -> "Ledger":
         """A ledger with more entries, made before the releases happen.
@@ -76,7 +83,7 @@ class Ledger:
         # Counted on from here: a charge costs what it adds, however long the ledger is.
         charged.__dict__["_totals"] = _added(self._totals, entries)
         for client in sorted({entry.client for entry in entries}):
-            charged._check(client)
+            charged.check(client)
         return charged
 
     def composition(self, client: int) -> Composition:
@@ -112,7 +119,12 @@ class Ledger:
                 f"{len(self.budgets)} budgets, for clients counted from 0."
             )
 
-    def _check(self, client: int) -> None:
+    def check(self, client: int) -> None:
+        """Refuses a ledger in which a client's budget is exceeded.
+
+        Raises:
+            BudgetExceededError: Names the client, its epsilon and its budget.
+        """
         budget, composition = self.budgets[client], self.composition(client)
 
         def cost(composition: Composition) -> float:

@@ -1,7 +1,7 @@
 """The privacy plan: what will be released and what it will cost, before any data is read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from numpyro_dppvi.privacy import accounting, calibrate, units, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.discrete import DiscreteGaussian, Gaussian, Noise
-from numpyro_dppvi.privacy.ledger import Ledger
+from numpyro_dppvi.privacy.ledger import BudgetExceededError, Ledger
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
@@ -25,6 +25,8 @@ class ClientPlan:
         mechanism: The mechanism, with calibrated noise.
         num_visits: How often the schedule calls on the client.
         releases_per_visit: Noisy sums a visit.
+        before: What other runs on the same ledger file had released when this one was planned. The
+            budget covers it, too.
 
     Raises:
         ValueError: If the mechanism does not protect the budget's unit.
@@ -34,6 +36,7 @@ class ClientPlan:
     mechanism: Mechanism
     num_visits: int
     releases_per_visit: int
+    before: Composition = field(default=frozenset(), repr=False)
 
     def __post_init__(self) -> None:
         self.mechanism.check(self.budget)
@@ -45,8 +48,13 @@ class ClientPlan:
 
     @property
     def composition(self) -> Composition:
-        """Everything the client will have released."""
-        return accounting.compose([(self.mechanism.dp_event, self.num_releases)])
+        """Everything the client will have released, what it had before this run among it."""
+        return accounting.compose([*self.before, (self.mechanism.dp_event, self.num_releases)])
+
+    @property
+    def epsilon_before(self) -> float:
+        """What other runs had cost before this one, at the budget's delta."""
+        return accounting.epsilon(self.before, self.budget.delta, self.budget.relation)
 
     @property
     def epsilon(self) -> float:
@@ -123,7 +131,18 @@ class PrivacyPlan:
             most = max(client.epsilon_to_participant for client in self.clients)
             delta = max(client.budget.delta for client in self.clients)
             said.append(words.to_participants(self.unit, shares, most, delta))
-        return said
+        return [*said, self.before_in_words]
+
+    @property
+    def before_in_words(self) -> str:
+        """A sentence on what other runs on the same ledger file had spent; empty if nothing."""
+        most = max(client.epsilon_before for client in self.clients)
+        if not most:
+            return ""
+        return (
+            f"Other runs on the same ledger file had spent up to epsilon = "
+            f"{words.rounded_up(most)} of a client's budget before this one; it is counted above."
+        )
 
 
 def of_gradients(
@@ -134,6 +153,7 @@ def of_gradients(
     num_visits: Sequence[int],
     client_sizes: Sequence[int],
     num_shares: int | None = None,
+    before: Sequence[Composition] = (),
 ) -> PrivacyPlan:
     """Plans noisy sums of per-record gradients.
 
@@ -148,8 +168,10 @@ def of_gradients(
         num_visits: Visits of each client.
         client_sizes: Records of each client.
         num_shares: With a trusted aggregator, how many clients' noise makes up that of a sum.
+        before: What each client had released before, which its budget covers; empty for nothing.
 
     Raises:
+        BudgetExceededError: If that uses up the budget of a client that is to be visited.
         ValueError: If the sampler cannot sample a client, or is not accounted for under the
             relation or the unit of a budget; if clients under a trusted aggregator differ in
             clipping norm or sampling; if there is another number of numbers than of clients.
@@ -159,14 +181,20 @@ def of_gradients(
         units.check_sampler(budget, sampler)
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     contributions = [units.records_changed(budget) for budget in budgets]
+    before = _checked_before(budgets, num_visits, before)
     physical_size = sampler.physical_size(client_sizes)
     samplers = [sampler.of_client(number) for number in range(len(budgets))]
     noise = [
         calibrate.noise_multiplier(
-            budget, max(1, visits * releases_per_visit), own, size, physical_size
+            budget,
+            max(1, visits * releases_per_visit),
+            own,
+            size,
+            physical_size,
+            spent if visits else frozenset(),
         )
-        for budget, visits, own, size in zip(
-            budgets, num_visits, samplers, client_sizes, strict=True
+        for budget, visits, own, size, spent in zip(
+            budgets, num_visits, samplers, client_sizes, before, strict=True
         )
     ]
     if num_shares is not None:
@@ -184,8 +212,27 @@ def of_gradients(
             num_shares=num_shares or 1,
             contributions=contributions[m],
         )
-        clients.append(ClientPlan(budget, mechanism, num_visits[m], releases_per_visit))
+        visits = num_visits[m]
+        clients.append(ClientPlan(budget, mechanism, visits, releases_per_visit, before[m]))
     return PrivacyPlan(tuple(clients))
+
+
+def _checked_before(
+    budgets: Sequence[PrivacyBudget], num_visits: Sequence[int], before: Sequence[Composition]
+) -> Sequence[Composition]:
+    """What each client had released; refused where nothing is left for what is planned."""
+    before = before or [frozenset()] * len(budgets)
+    for m, (budget, visits, spent) in enumerate(zip(budgets, num_visits, before, strict=True)):
+        if visits and calibrate.is_used_up(budget, spent):
+            epsilon = accounting.epsilon(spent, budget.delta, budget.relation)
+            raise BudgetExceededError(
+                f"client {m}'s budget is used up: other runs on the ledger file have spent "
+                f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
+                "nothing was computed. All runs on a file share one budget: write a larger one, "
+                f"budget=PrivacyBudget(epsilon={2 * max(epsilon, budget.epsilon):.3g}, ...) say, "
+                "if these records may cost as much in all."
+            )
+    return before
 
 
 def _check_equal_shares(samplers: Sequence[Sampler], client_sizes: Sequence[int]) -> None:
@@ -219,6 +266,7 @@ def of_changes(
     client_sizes: Sequence[int],
     num_shares: int | None = None,
     noise_law: Noise = Gaussian(),
+    before: Sequence[Composition] = (),
 ) -> PrivacyPlan:
     """Plans noisy sums (or means) of changes, one a shard; one release a visit.
 
@@ -227,9 +275,12 @@ def of_changes(
     change.
     """
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
+    before = _checked_before(budgets, num_visits, before)
     noise = [
-        _noise_of_changes(noise_law, budget, max(1, visits), size)
-        for budget, visits, size in zip(budgets, num_visits, client_sizes, strict=True)
+        _noise_of_changes(noise_law, budget, max(1, visits), size, spent if visits else frozenset())
+        for budget, visits, size, spent in zip(
+            budgets, num_visits, client_sizes, before, strict=True
+        )
     ]
     weights = shard_weights(clip_norms, num_shards, averaged, num_shares is not None)
     contributions = [units.shards_changed(b, n) for b, n in zip(budgets, num_shards, strict=True)]
@@ -249,7 +300,7 @@ def of_changes(
             noise=noise_law,
         )
         mechanism.sensitivity(budget.relation)  # refuses a relation that has none
-        clients.append(ClientPlan(budget, mechanism, num_visits[m], 1))
+        clients.append(ClientPlan(budget, mechanism, num_visits[m], 1, before[m]))
     return PrivacyPlan(tuple(clients))
 
 
@@ -270,12 +321,19 @@ def shard_weights(
 
 
 def _noise_of_changes(
-    noise_law: Noise, budget: PrivacyBudget, num_releases: int, num_records: int
+    noise_law: Noise,
+    budget: PrivacyBudget,
+    num_releases: int,
+    num_records: int,
+    before: Composition,
 ) -> float:
     """Noise that keeps a budget, in units of what one unit of protection contributes."""
     if isinstance(noise_law, DiscreteGaussian):
-        return calibrate.discrete_noise_multiplier(budget, num_releases)
-    return calibrate.noise_multiplier(budget, num_releases, FullBatch(), num_records, num_records)
+        return calibrate.discrete_noise_multiplier(budget, num_releases, before)
+    everything = FullBatch()
+    return calibrate.noise_multiplier(
+        budget, num_releases, everything, num_records, num_records, before
+    )
 
 
 def table(clients: Sequence[ClientPlan]) -> list[str]:

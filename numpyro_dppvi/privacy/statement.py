@@ -161,6 +161,7 @@ class PrivacyStatement:
                     "epsilon_to_participant": accounting.epsilon_to_participant(
                         composition, budget.delta, budget.relation, mechanism.num_shares
                     ),
+                    "epsilon_spent_before": client.epsilon_before,
                     "epsilon_budget": budget.epsilon,
                     "delta": budget.delta,
                     "accountant": accounting.describe(composition),
@@ -249,6 +250,7 @@ class PrivacyStatement:
             f"Each line is a client's own; {facts['unit']} of the whole is protected by epsilon = "
             f"{words.rounded_up(facts['max_epsilon'])} at delta = {facts['max_delta']:.10g}.",
             *[to_others] * (shares > 1),
+            *([self.plan.before_in_words] if self.plan.before_in_words else []),
             words.in_other_words(worst, budget, attack),
         ]
 
