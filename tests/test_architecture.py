@@ -59,6 +59,7 @@ MAY_IMPORT_PRIVACY = frozenset(
         "selection",
         "describe",
         "progress",
+        "loop",
         "replay",
         "compare",
         "diagnostics",

@@ -54,7 +54,7 @@ class TestValue:
         for field in dataclasses.fields(Ledger):
             with pytest.raises(dataclasses.FrozenInstanceError):
                 setattr(ledger, field.name, ())
-            assert isinstance(getattr(ledger, field.name), tuple)
+            assert isinstance(getattr(ledger, field.name), tuple | str)
         with pytest.raises(AttributeError):
             ledger.entries[0].num_releases = 0
 

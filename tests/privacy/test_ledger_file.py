@@ -35,6 +35,17 @@ EVENTS = [
 ]
 
 
+# What LedgerFile wrote at 3adf52d, with a line that was left unfinished.
+OF_FIRST = (PrivacyBudget(1.0),)
+FIRST_VERSION = (
+    '{"schema": "numpyro_dppvi/ledger/1", "budgets": [{"epsilon": 1.0, "delta": 1e-05, '
+    '"relation": "replace_one", "unit": "record", "max_records_per_person": 1}]}\n'
+    '{"client": 0, "rou unfinished\n'
+    '{"client": 0, "round": 0, "num_releases": 2, "event": {"GaussianDpEvent": '
+    '{"noise_multiplier": 20.0}}, "check": "16a49ac376a962d0"}\n'
+)
+
+
 def entry(client=0, event=EVENTS[0], count=1, number=0):
     return Entry(number, client, event, count)
 
@@ -54,7 +65,7 @@ class TestWhatIsWritten:
         # Nothing checks these costs against a budget.
         unlimited = (PrivacyBudget(math.inf),)
         entries = [entry(0, event, 3, number) for number in range(4)]
-        assert ledger_file._event_from_json(ledger_file._event_to_json(event)) == event
+        assert ledger_file.event_from_json(ledger_file.event_to_json(event)) == event
         file = LedgerFile(path)
         if not isinstance(event, dpa.SampledWithoutReplacementDpEvent):
             ledger = file.charge(file.open(Ledger(unlimited)), entries)
@@ -63,10 +74,10 @@ class TestWhatIsWritten:
     def test_is_a_line_of_json_an_entry(self, path):
         file = LedgerFile(path)
         ledger = file.open(Ledger(BUDGETS))
-        assert len(path.read_text().splitlines()) == 1
+        assert not path.exists()  # made when something is charged
         ledger = file.charge(ledger, [entry(0), entry(1, EVENTS[2], 5)])
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        assert lines[0]["schema"] == "numpyro_dppvi/ledger/1"
+        assert lines[0]["schema"] == "numpyro_dppvi/ledger/2"
         assert [budget["epsilon"] for budget in lines[0]["budgets"]] == [1.0, 3.0]
         assert lines[2]["client"] == 1
         assert lines[2]["num_releases"] == 5
@@ -162,11 +173,38 @@ class TestWhatCounts:
         with pytest.raises(ValueError, match="was cut while in use"):
             file.charge(ledger, [entry()])
 
-    def test_other_budgets_are_refused(self, path):
-        reopened(path)
-        for other in (BUDGETS[:1], BUDGETS[::-1], (*BUDGETS, BUDGETS[0]), ()):
-            with pytest.raises(ValueError, match="was made for other budgets"):
-                reopened(path, other)
+    def test_other_clients_relations_and_units_are_refused(self, path):
+        LedgerFile(path).charge(Ledger(BUDGETS), [entry()])
+        for other, words in (
+            (BUDGETS[:1], "for 2 clients, got 1"),
+            ((*BUDGETS, BUDGETS[0]), "for 2 clients, got 3"),
+            ((), "for 2 clients, got 0"),
+            (BUDGETS[::-1], "for relation='replace_one' of client 0, got 'add_or_remove_one'"),
+            (
+                (PrivacyBudget(1.0, unit="client"), BUDGETS[1]),
+                "for unit='record' of client 0, got 'client'",
+            ),
+            (
+                (PrivacyBudget(1.0, max_records_per_person=2), BUDGETS[1]),
+                "for max_records_per_person=1 of client 0, got 2",
+            ),
+        ):
+            for use in (LedgerFile(path).open, lambda one: LedgerFile(path).charge(one, [entry()])):
+                with pytest.raises(ValueError, match=f"was made {words}: all runs on a file"):
+                    use(Ledger(other))
+        assert len(reopened(path).entries) == 1
+
+    def test_other_epsilons_and_deltas_are_not_and_are_written_down(self, path):
+        LedgerFile(path).charge(Ledger(BUDGETS), [entry()])
+        raised = (PrivacyBudget(2.0, 1e-6), BUDGETS[1])
+        for _ in range(2):
+            ledger = LedgerFile(path).open(Ledger(raised))
+            LedgerFile(path).charge(ledger, [entry(count=2)])
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        promised = [[b["epsilon"] for b in line["budgets"]] for line in lines if "budgets" in line]
+        assert promised == [[1.0, 3.0], [2.0, 3.0]]
+        with pytest.raises(BudgetExceededError, match="client 0's budget is used up"):
+            LedgerFile(path).charge(Ledger(BUDGETS), [entry(count=10)])
 
 
 class TestDamage:
@@ -200,6 +238,61 @@ class TestDamage:
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
             with pytest.raises(ValueError, match=r"^/\S+ (is|was) .* restore the right file, or"):
                 reopened(path)
+
+    @pytest.mark.parametrize(
+        "added",
+        [
+            b" unfinished\n",
+            b" unfinished",
+            b"x",
+            b" ",
+            b" \n",
+            b",\n",
+            b"}",
+            b'{"run": "',
+            b"\nx",
+            b"\n\n",
+            b'\n{"event": 1',
+            b"\n{}\n",
+            b"\0x",
+        ],
+    )
+    def test_what_is_added_to_the_last_line_takes_no_charge_away(self, path, whole, added):
+        """A charge counts, or the file is refused; a repair may not turn one into nothing."""
+        path.write_bytes(whole[:-1] + added)
+        with pytest.raises(ValueError, match=r"is damaged, and what was spent cannot be told"):
+            reopened(path)
+        with pytest.raises(ValueError, match="is damaged"):
+            LedgerFile(path).charge(Ledger(BUDGETS), [entry()])
+        assert path.read_bytes() == whole[:-1] + added
+
+    @pytest.mark.parametrize("left", [0, 1, 9, 40])
+    def test_what_a_loss_of_power_leaves_is_repaired(self, path, whole, left):
+        """A part of a line, and zeros where the disk had not got the rest."""
+        path.write_bytes(whole + b'{"run": "", "client": 0, "round": 7, "num_'[:left] + b"\0" * 50)
+        assert len(reopened(path).entries) == 4
+        LedgerFile(path).charge(Ledger(BUDGETS), [entry(number=7)])
+        assert len(reopened(path).entries) == 5
+
+    def test_a_header_that_was_left_unfinished_binds_nobody(self, path):
+        """Nothing was charged under it, so that a run with another budget may begin."""
+        LedgerFile(path).charge(Ledger(BUDGETS), [entry()])
+        header = path.read_bytes().split(b"\n")[0]
+        for size in (1, 20, len(header) // 2, len(header) - 1):
+            path.write_bytes(header[:size])
+            LedgerFile(path).charge(Ledger(BUDGETS[::-1]), [entry(1)])
+            assert reopened(path, BUDGETS[::-1]).entries == (entry(1),)
+
+    def test_a_file_of_the_first_version_is_read_and_goes_on(self, path):
+        """As the library wrote them before runs had names."""
+        path.write_text(FIRST_VERSION)
+        before = reopened(path, OF_FIRST)
+        assert before.entries == (entry(0, dpa.GaussianDpEvent(20.0), 2),)
+        LedgerFile(path).charge(Ledger(OF_FIRST), [entry(count=3)])
+        assert [e.num_releases for e in reopened(path, OF_FIRST).entries] == [2, 3]
+        path.write_text(FIRST_VERSION.replace('"num_releases": 2', '"num_releases": 1'))
+        with pytest.raises(ValueError, match="is damaged"):
+            reopened(path, OF_FIRST)
 
     def test_a_line_that_is_missing_moved_or_doubled_is_found(self, path, whole):
         header, *lines = whole.splitlines(keepends=True)
@@ -273,7 +366,7 @@ class TestFit:
             fit(path)
 
     def test_nothing_is_released_if_the_disk_does_not_take_it(self, path, monkeypatch):
-        fit(path, num_rounds=1, budget=PrivacyBudget(0.5))
+        fit(path, num_rounds=1, budget=PrivacyBudget(0.3))
         ran = []
         monkeypatch.setattr(rounds, "run", lambda *arguments: ran.append(arguments))
 

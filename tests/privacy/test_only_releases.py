@@ -11,8 +11,10 @@ import dataclasses
 import functools
 import importlib
 import io
+import itertools
 import logging
 import re
+import secrets
 import stat
 import types
 import warnings
@@ -160,6 +162,13 @@ class Lines(logging.Handler):
 
 
 def fit(data, folder, method, trusted=False):
+    with pytest.MonkeyPatch.context() as patch:
+        names = itertools.count()  # random ones are of no record, and differ from run to run
+        patch.setattr(secrets, "token_hex", lambda size: f"{next(names):0{2 * size}x}")
+        return _fit(data, folder, method, trusted)
+
+
+def _fit(data, folder, method, trusted):
     return dppvi.fit(
         model,
         None,
@@ -231,12 +240,13 @@ def kept_files(folder):
     snapshots, keep = [], checkpoint.Journal.keep
 
     def watched(journal, *arguments):
-        keep(journal, *arguments)
+        state = keep(journal, *arguments)
         for path in sorted(folder.iterdir()):
             mode = stat.filemode(path.stat().st_mode)
             # A client's own state carries no noise: it is told that it is there, and how guarded.
             private = ".private-" in path.name
             snapshots.append((path.name, mode, "private" if private else file_facts(path)))
+        return state
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint.Journal, "keep", watched)
@@ -445,8 +455,8 @@ def test_a_refused_round_shows_no_value(tmp_path):
     for number, data in enumerate((ONE, OTHER)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        ledger = Ledger((dppvi.PrivacyBudget(2.0),) * 2)
-        LedgerFile(folder / "ledger").charge(ledger, [Entry(0, 0, dpa.GaussianDpEvent(5.0), 1)])
+        ledger = Ledger((dppvi.PrivacyBudget(9.0),) * 2)  # others could spend more
+        LedgerFile(folder / "ledger").charge(ledger, [Entry(0, 0, dpa.GaussianDpEvent(5.0), 3)])
         with pytest.raises(dppvi.BudgetExceededError) as refused:
             fit(data, folder, *METHODS["gradients"])
         said.append(list(told(refused.value)))
