@@ -360,12 +360,12 @@ class TestSchedules:
 
 class TestPlaces:
     def test_a_ledger_in_a_missing_folder(self, tmp_path):
-        words = r"there is no folder \S+nowhere for the ledger file: create it first\."
+        words = r"there is no folder \S+nowhere: create it first\."
         with pytest.raises(FileNotFoundError, match=words):
             one_file.run(ledger_file=tmp_path / "nowhere" / "ledger.jsonl")
 
     def test_a_ledger_that_is_a_folder(self, tmp_path):
-        with pytest.raises(IsADirectoryError, match="ledger_file must be a file, got the folder"):
+        with pytest.raises(IsADirectoryError, match="is a folder: write a file's path"):
             one_file.run(ledger_file=tmp_path)
 
 

@@ -914,7 +914,7 @@ PLACES = {
 }
 WRITERS = {
     "checkpoint": lambda path: locked(path).__enter__(),
-    "ledger": lambda path: LedgerFile(path).open(Ledger(BUDGETS)),
+    "ledger": lambda path: LedgerFile(path).charge(Ledger(BUDGETS), ENTRIES),
     "save": lambda path: _files.write(path, "thing", {}, {}),
 }
 
