@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import ROOT, file_of, planted
+from tests.mutants.__main__ import ROOT, planted, read_package
 from tests.mutants.catalogue import MUTANTS, Mutant
+
+SOURCES = read_package()
 
 
 def names_in(path):
@@ -25,7 +27,8 @@ def names_in(path):
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_can_be_planted_and_its_tests_exist(mutant):
     assert mutant.after != mutant.before
-    ast.parse(planted(mutant))
+    _, source = planted(mutant, SOURCES)
+    ast.parse(source)
     assert bool(mutant.tests) != bool(mutant.equivalent)
     for test in mutant.tests:
         file, _, name = test.partition("::")
@@ -39,5 +42,5 @@ def test_every_mutant_is_another():
 
 @pytest.mark.parametrize("text", ["no such line", "import jax\n"])
 def test_a_text_that_does_not_stand_once_is_refused(text):
-    with pytest.raises(ValueError, match="must stand once in numpyro_dppvi/, and stands"):
-        file_of(Mutant("made up", text, ""))
+    with pytest.raises(ValueError, match="must replace what stands once in numpyro_dppvi/"):
+        planted(Mutant("made up", text, ""), SOURCES)

@@ -88,9 +88,9 @@ _NOISE = (
     ),
     Mutant(
         "noise drawn in 32 bits",
-        "noisy = value.astype(jnp.float64) + std * normal(words)",
-        "noisy = value.astype(jnp.float64) + std * normal(words).astype(jnp.float32)",
-        (f"{EXACT}test_every_point_of_the_grid_is_possible_whatever_the_sum[0.0]",),
+        "(half.astype(jnp.float64) for half in (words[0], words[1] >> 1))",
+        "(half.astype(jnp.float32) for half in (words[0], words[1] >> 1))",
+        (f"{EXACT}test_draws_are_right_to_the_last_bits",),
     ),
     Mutant(
         "noise of one sign",
