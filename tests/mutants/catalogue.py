@@ -40,6 +40,7 @@ CLIPPING = _of("tests/privacy", "clipping")
 CONCENTRATED = _of("tests/privacy", "concentrated")
 DISCRETE = _of("tests/privacy", "discrete_noise")
 EXACT = _of("tests/privacy", "exact")
+HOSTILE = _of("tests/privacy", "hostile")
 KEY_USE = _of("tests/privacy", "key_use")
 LEDGER = _of("tests/privacy", "ledger")
 LEDGER_FILE = _of("tests/privacy", "ledger_file")
@@ -64,14 +65,14 @@ _NOISE = (
     ),
     Mutant(
         "noise on changes, a fifth too little",
-        "add_noise(by_purpose(secret_key).noise, mean_or_sum, data.noise_std, like=each)",
-        "add_noise(by_purpose(secret_key).noise, mean_or_sum, 0.8 * data.noise_std, like=each)",
+        "released = add_noise(noise_key, mean_or_sum, data.noise_std, like=each)",
+        "released = add_noise(noise_key, mean_or_sum, 0.8 * data.noise_std, like=each)",
         (f"{SABOTAGE}test_a_release_is_the_weighted_sum_and_its_noise",),
     ),
     Mutant(
         "noise on changes, from a key that is no secret",
-        "add_noise(by_purpose(secret_key).noise, mean_or_sum, data.noise_std, like=each)",
-        "add_noise(by_purpose(keys[0]).noise, mean_or_sum, data.noise_std, like=each)",
+        "noise_key = by_purpose(secret_key).noise",
+        "noise_key = by_purpose(keys[0]).noise",
         (f"{SABOTAGE}test_a_release_is_the_weighted_sum_and_its_noise",),
     ),
     Mutant(
@@ -220,13 +221,13 @@ _CLIP = (
         "no margin for the rounding of norms",
         "_ROUNDING_MARGIN = 1e-5",
         "_ROUNDING_MARGIN = 0.0",
-        (f"{CLIPPING}test_the_bound_holds_against_rounding",),
+        (f"{SABOTAGE}test_norms_that_round_down_do_not_break_the_bound",),
     ),
     Mutant(
         "no margin for the rounding of entries",
         "return float(num_entries**0.5 * (4 / 3) * 2.0 ** -(_ENTRY_BITS + 1))",
         "return 0.0",
-        (f"{CLIPPING}test_the_bound_holds_against_rounding",),
+        (f"{SABOTAGE}test_entries_that_all_round_up_do_not_break_the_bound",),
     ),
     Mutant(
         "squares that vanish count as nothing",
@@ -275,9 +276,8 @@ _ROUNDING = (
     ),
     Mutant(
         "chunks that are added in 32 bits",
-        "return exact.add(total, sum_of(*piece)), None",
-        "return jax.tree.map(lambda a, b: (a + b).astype(jnp.float32).astype(a.dtype), "
-        "total, sum_of(*piece)), None",
+        "return jax.tree.map(jnp.add, one, other)",
+        "return jax.tree.map(lambda a, b: (a + b).astype(jnp.float32).astype(a.dtype), one, other)",
         (f"{SABOTAGE}test_sums_that_get_noise_are_exact",),
     ),
 )
@@ -342,6 +342,12 @@ _KEYS = (
         "own = (keys[0], jax.random.fold_in(keys[1], number))",
         "own = keys",
         (f"{KEY_USE}test_no_secret_key_is_used_twice[global steps]",),
+    ),
+    Mutant(
+        "one key for all runs of a compiled step",
+        "if traced or isinstance(jnp.zeros(()), jax.core.Tracer):",
+        "if False:",
+        ("tests/test_transformations.py::test_a_step_is_refused_before_it_is_charged",),
     ),
     Mutant(
         "keys that share blocks of the cipher",
@@ -602,15 +608,15 @@ _PRIVATE_STATE = (
     ),
     Mutant(
         "private factors that follow the noise",
-        "return Message(in_natural(released), jax.vmap(in_natural)(each) if layout.private",
+        "kept = jax.vmap(in_natural)(each) if layout.private else None",
         "each = jax.tree.map(lambda e, r: e + r - jnp.sum(e, 0), each, released)\n"
-        "    return Message(in_natural(released), jax.vmap(in_natural)(each) if layout.private",
+        "    kept = jax.vmap(in_natural)(each) if layout.private else None",
         (f"{SABOTAGE}test_private_factors_do_not_see_the_noise",),
     ),
     Mutant(
         "private factors that follow what was not clipped",
-        "return Message(in_natural(released), jax.vmap(in_natural)(each) if layout.private",
-        "return Message(in_natural(released), jax.vmap(in_natural)(changes) if layout.private",
+        "kept = jax.vmap(in_natural)(each) if layout.private else None",
+        "kept = jax.vmap(in_natural)(changes) if layout.private else None",
         (f"{SABOTAGE}test_no_kept_change_is_longer_than_the_clip",),
     ),
     Mutant(
@@ -650,6 +656,12 @@ _PRIVATE_STATE = (
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
     Mutant(
+        "shards whose solves failed, told",
+        "return Message(in_natural(released), kept, hidden)",
+        "return Message(in_natural(released), kept, ~factors.is_finite(changes))",
+        (f"{SABOTAGE}test_a_shard_that_fails_is_not_told",),
+    ),
+    Mutant(
         "a history of private state",
         "movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients))",
         "movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients "
@@ -664,7 +676,7 @@ _WHITE = (
         "return natural_gradient.measured(rule, family, q, change) if rule else change",
         "return natural_gradient.measured(rule, family, factors.multiply(q, own), change) "
         "if rule else change",
-        (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
+        (f"{SABOTAGE}test_a_change_within_the_clip_is_what_the_solve_found",),
     ),
     Mutant(
         "noise unmeasured where private factors are",
@@ -678,12 +690,12 @@ _WHITE = (
         "white lengths without the spread's weight",
         "return whitening.weighted(family, white, weights, rule.spread_weight)",
         "return whitening.weighted(family, white, weights, 1.0)",
-        (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
+        (f"{SABOTAGE}test_a_change_within_the_clip_is_what_the_solve_found",),
     ),
     Mutant(
         "changes that are noised as they were measured",
-        "return Message(in_natural(released), jax.vmap(in_natural)(each) if layout.private",
-        "return Message(released, jax.vmap(in_natural)(each) if layout.private",
+        "return Message(in_natural(released), kept, hidden)",
+        "return Message(released, kept, hidden)",
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
 )
@@ -800,8 +812,8 @@ _REFUSALS = (
     ),
     Mutant(
         "a failed solve that is shown",
-        "return Message(factors.select(finite, change, factors.unit(change)), None)",
-        "return Message(change, None)",
+        "return Message(factors.select(finite, change, factors.unit(change)), None, ~finite)",
+        "return Message(change, None, ~finite)",
         (f"{SABOTAGE}test_a_solve_that_fails_sends_nothing",),
     ),
 )
@@ -844,6 +856,18 @@ _ROWS = (
         "padding in a shard",
         "present = (places < data.num_records) & (number < data.num_shards)",
         "present = (places >= 0) & (number < data.num_shards)",
+        (f"{METHODS}test_virtual_clients_without_privacy_are_so_many_synchronous_clients",),
+    ),
+    Mutant(
+        "rows past a shard's end, taken from the client's last record",
+        "places = jnp.where(present, places, first)",
+        "places = jnp.minimum(places, data.num_records - 1)",
+        (f"{HOSTILE}test_no_record_moves_a_release_by_more_than_its_sensitivity[virtual]",),
+    ),
+    Mutant(
+        "rows that do not count, added up all the same",
+        "return jnp.sum(jnp.where(present, jax.vmap(of_row)(dict(rows)), 0))",
+        "return jnp.sum(jax.vmap(of_row)(dict(rows)))",
         (f"{METHODS}test_virtual_clients_without_privacy_are_so_many_synchronous_clients",),
     ),
     Mutant(

@@ -18,7 +18,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from benchmarks.audit import taken
 from numpyro_dppvi import client, factors, guides, latents, natural_gradient, rounds
-from numpyro_dppvi.privacy import add_noise, by_purpose, discrete, exact
+from numpyro_dppvi.privacy import add_noise, by_purpose, clipped, clipped_sum, discrete, exact
 
 CLIP, DAMPING = 0.3, 0.5
 NATURAL = {"num_local_steps": 1, "optimizer": dppvi.NaturalGradient()}
@@ -60,12 +60,42 @@ def assert_equal(one, other):
 
 
 # ---------------------------------------------------------------------------------------------
+# Margins below the clip: norms that round down, and entries that all round up.
+
+
+def test_norms_that_round_down_do_not_break_the_bound():
+    """Vectors that are not rounded to a grid have no margin but that of the norm."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(2000, 7))
+    rows *= (1 + 1e-7 * rng.normal(size=(2000, 1))) / np.linalg.norm(rows, axis=1, keepdims=True)
+    found = clipped(rows.astype(np.float32), np.ones(2000, bool), 1.0)
+    norms = np.linalg.norm(np.asarray(found, np.float64), axis=1)
+    assert 1 - 2e-5 <= norms.min() <= norms.max() <= 1
+
+
+@pytest.mark.parametrize("size", [60_000, 299_900])
+def test_entries_that_all_round_up_do_not_break_the_bound(size):
+    """Half a step in every entry of a long vector is more than the margin of its norm."""
+    step = 2.0**-20
+    entry = np.floor(1 / (size**0.5 * step) - 0.51) + 0.5 + 1 / 64
+    row = np.full((1, size), entry * step, np.float32)
+    before = np.linalg.norm(row.astype(np.float64))
+    rounded_up = np.ceil(entry) * step * size**0.5
+    assert before < 1 - 1e-5
+    assert rounded_up > 1
+    assert np.linalg.norm(clipped_sum(row, np.ones(1, bool), 1.0)) <= 1
+
+
+# ---------------------------------------------------------------------------------------------
 # One visit: clip, sum, noise.
 
 
 @functools.cache
-def visit(method):
-    """One visit of a client whose shards have private factors; q is not the prior."""
+def visit(method, clip_norm=CLIP, shard=None):
+    """One visit of a client of four shards, which have private factors, at a q that is no prior.
+
+    Or of a client that holds nothing but one of these shards, and its factor.
+    """
     data = {name: jnp.asarray(leaf) for name, leaf in records(12).items()}
     space = latents.from_model(logistic, data)
     family = guides.family_of(None, logistic, space)
@@ -73,11 +103,15 @@ def visit(method):
     rng = np.random.default_rng(1)
     own = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.1, (4, *leaf.shape))), q)
     own = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), own, q)
-    layout = client.Layout(0, 4, 3, private=True)
+    size, num_shards = 12, 4
+    if shard is not None:
+        data = {name: leaf[shard::4] for name, leaf in data.items()}
+        own, size, num_shards = jax.tree.map(lambda leaf: leaf[shard], own), 3, 1
+    layout = client.Layout(0, num_shards, 3, private=shard is None)
 
     @jax.jit
     def run(noise_std, secret_key, drawn=None):
-        numbers = (12, 4, noise_std, weight_of(method), CLIP, 1.0)
+        numbers = (size, num_shards, noise_std, weight_of(method), clip_norm, 1.0)
         held = client.LocalData(data, *(jnp.asarray(number) for number in numbers))
         rate, key = jnp.asarray(0.05), jax.random.key(0)
         return client.visit(
@@ -106,6 +140,18 @@ def test_no_kept_change_is_longer_than_the_clip(name):
         found = kept_lengths(name, message)
         assert max(found) <= CLIP * (1 + 1e-5)
         assert max(found) >= CLIP * (1 - 1e-4)  # cut, and no further than it must be
+
+
+@pytest.mark.parametrize("name", ["virtual", "virtual, natural"])
+def test_a_change_within_the_clip_is_what_the_solve_found(name):
+    """Each shard's, from q and its own cavity, as of a client without privacy."""
+    method, key = METHODS[name], dppvi.SecretKeys(0).round_key(0)
+    kept = visit(method, clip_norm=1e6)[0](0.0, key).kept
+    alone = dppvi.NonPrivate(method.num_local_steps, method.optimizer, method.expectation)
+    for shard in range(4):
+        found = visit(alone, shard=shard)[0](0.0, key).change
+        for one, all_ in zip(*map(jax.tree.leaves, (found, kept)), strict=True):
+            np.testing.assert_allclose(all_[shard], one, rtol=1e-4, atol=1e-5)
 
 
 @each_method
@@ -279,7 +325,7 @@ def prepared(run):
 
 
 @each_run
-@pytest.mark.parametrize("told", [0.0, -3.0, 100.0], ids=["nothing", "much less", "far more"])
+@pytest.mark.parametrize("told", [0.0, -1e3, 100.0], ids=["nothing", "much less", "far more"])
 def test_a_shard_shows_nothing_but_its_own_clipped_change(run, told):
     """Whatever a shard has kept to itself, improper factors among it."""
     mine = prepared(run)
@@ -312,6 +358,19 @@ def test_a_record_shows_nothing_but_its_shards_clipped_change_in_any_round(run):
         assert moved > 1e-2 * CLIP or number == 0  # the record does reach its own shard's factor
         # What was released is the same in both from here; what was kept is not.
         now, other = after, other_after._replace(clients=after.clients)
+
+
+@each_run
+def test_a_shard_that_fails_is_not_told(run):
+    """Its change is zero before noise, and nothing says so."""
+    mine = prepared(run)
+    data = [{name: leaf.copy() for name, leaf in part.items()} for part in mine.data]
+    data[0]["X"][TOUCHED[1]] = 3e38
+    shards = mine.shards._replace(records=dppvi.stack_clients(data).records)
+    start = mine.some_rounds_later()
+    after, info = mine.after(start, shards)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(mine.kept(start, after)))
+    assert info.failed == info.rejected == info.projected == 0
 
 
 @each_run
