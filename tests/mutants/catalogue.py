@@ -523,7 +523,7 @@ _CHARGING = (
         "noise for one visit",
         "budget, max(1, visits * releases_per_visit), own, size, physical_size",
         "budget, max(1, releases_per_visit), own, size, physical_size",
-        (f"{PLAN}TestPlan::test_calibrates_each_client_to_its_own_budget_and_visits",),
+        (f"{UNITS}TestPlans::test_of_gradients_cover_all_records_of_a_person",),
     ),
     Mutant(
         "noise on changes for one visit",
@@ -748,9 +748,15 @@ _AGGREGATOR = (
         (f"{METHODS}test_with_an_aggregator_each_share_falls_and_the_sum_stays",),
     ),
     Mutant(
-        "a server that sees every client's change",
+        "a sum over clients of the first one's change",
         "    if problem.aggregated:\n",
         "    if False:\n",
+        (f"{NATURAL}test_without_clip_shards_of_one_record_are_exact[True-virtual]",),
+    ),
+    Mutant(
+        "factors of single clients under an aggregator",
+        "factors=start.of_clients(first, held, num_clients, aggregated),",
+        "factors=start.of_clients(first, held, num_clients, False),",
         (f"{METHODS}test_q_is_a_product_of_released_factors_and_a_result_keeps_no_private_one",),
     ),
 )
@@ -856,7 +862,9 @@ _ROWS = (
         "padding in a shard",
         "present = (places < data.num_records) & (number < data.num_shards)",
         "present = (places >= 0) & (number < data.num_shards)",
-        (f"{METHODS}test_virtual_clients_without_privacy_are_so_many_synchronous_clients",),
+        (
+            f"{METHODS}test_in_a_conjugate_family_the_number_of_shards_does_not_matter[VirtualClients-num_shards2]",
+        ),
     ),
     Mutant(
         "rows past a shard's end, taken from the client's last record",
@@ -868,7 +876,9 @@ _ROWS = (
         "rows that do not count, added up all the same",
         "return jnp.sum(jnp.where(present, jax.vmap(of_row)(dict(rows)), 0))",
         "return jnp.sum(jax.vmap(of_row)(dict(rows)))",
-        (f"{METHODS}test_virtual_clients_without_privacy_are_so_many_synchronous_clients",),
+        (
+            f"{METHODS}test_in_a_conjugate_family_the_number_of_shards_does_not_matter[VirtualClients-num_shards2]",
+        ),
     ),
     Mutant(
         "shards that a client does not have",
