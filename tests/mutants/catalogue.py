@@ -755,8 +755,8 @@ _AGGREGATOR = (
     ),
     Mutant(
         "factors of single clients under an aggregator",
-        "factors=start.of_clients(first, held, num_clients, aggregated),",
-        "factors=start.of_clients(first, held, num_clients, False),",
+        "clients = of_clients(prior, begin, num_clients, problem.aggregated)",
+        "clients = of_clients(prior, begin, num_clients, False)",
         (f"{METHODS}test_q_is_a_product_of_released_factors_and_a_result_keeps_no_private_one",),
     ),
 )
