@@ -899,7 +899,7 @@ _SELECTION = (
         "the best of several runs, charged as one",
         "accountant.compose(runs.dp_event(dpa.GaussianDpEvent(1 / mu)))",
         "accountant.compose(dpa.GaussianDpEvent(1 / mu))",
-        (f"{SELECTION}TestCost::test_one_runs_cost_would_be_too_little",),
+        (f"{SELECTION}TestCost::test_is_the_theorem",),
     ),
     Mutant(
         "a run that takes the score's share, too",
@@ -954,7 +954,7 @@ _SELECTION = (
         "value = _noisy_score(score(run), plan.mechanisms, noise_key)",
         "value = _noisy_score(score(run), [dataclasses.replace(m, noise_multiplier=0.0) "
         "for m in plan.mechanisms], noise_key)",
-        (f"{SELECT}test_the_number_of_runs_settings_and_keys_are_secret",),
+        (f"{SABOTAGE}test_the_score_that_is_compared_and_shown_has_noise",),
     ),
 )
 

@@ -17,8 +17,25 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from benchmarks.audit import taken
-from numpyro_dppvi import client, factors, guides, latents, natural_gradient, rounds
-from numpyro_dppvi.privacy import add_noise, by_purpose, clipped, clipped_sum, discrete, exact
+from numpyro_dppvi import (
+    client,
+    factors,
+    guides,
+    latents,
+    natural_gradient,
+    rounds,
+    selection,
+)
+from numpyro_dppvi.privacy import (
+    NegativeBinomialRuns,
+    add_noise,
+    by_purpose,
+    clipped,
+    clipped_sum,
+    discrete,
+    exact,
+    plan_selection,
+)
 
 CLIP, DAMPING = 0.3, 0.5
 NATURAL = {"num_local_steps": 1, "optimizer": dppvi.NaturalGradient()}
@@ -438,3 +455,23 @@ def test_joint_noise_keeps_the_smallest_budget(method):
     np.testing.assert_allclose(plan.noise_std, together / math.sqrt(3), rtol=1e-12)
     for mine in plan.clients:
         assert mine.epsilon <= mine.budget.epsilon
+
+
+# ---------------------------------------------------------------------------------------------
+# The best of several runs.
+
+
+def test_the_score_that_is_compared_and_shown_has_noise(monkeypatch):
+    """Scores that are all zero come out as noise, as large as was planned for it."""
+    monkeypatch.setattr(selection, "_check", lambda run, plan: None)
+    plan = plan_selection(
+        dppvi.PrivacyBudget(1.0), NegativeBinomialRuns(1.01), client_sizes=[50], score_bound=4.0
+    )
+    found = [
+        dppvi.select([0], lambda *_: None, lambda _: [np.zeros(50)], plan=plan, insecure_seed=seed)
+        for seed in range(30)
+    ]
+    scores = np.array([best.score for best in found]) * 50 / plan.mechanisms[0].noise_std
+    assert np.unique(scores).size == 30
+    # The sum of 30 squares of standard normals; outside with probability 10^-6 on fresh seeds.
+    assert 4 < np.sum(scores**2) < 87
