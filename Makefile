@@ -4,6 +4,8 @@
 PYTHON ?=
 # Passed on to pytest, as in: make test PYTEST_ARGS="-k ledger -n 0"
 PYTEST_ARGS ?=
+# Which sabotages to plant, by words in their names, as in: make mutants MUTANTS="clip keys"
+MUTANTS ?=
 # Passed on to the paper's experiments, as in: make paper PAPER="--figure adult-10"
 PAPER ?=
 # Passed on to the tutorials, as in: make tutorials TUTORIALS="--quick hello"
@@ -18,7 +20,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(RUN) pytest -n logical --maxprocesses=4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo readme docs tutorials test slow oldest lint types check format bench paper clean
+.PHONY: help setup demo readme docs tutorials test slow mutants oldest lint types check format bench paper clean
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +45,9 @@ test: setup ## run the test suite, but for the tests marked slow
 
 slow: setup ## run the tests marked slow
 	$(PYTEST) -m slow $(PYTEST_ARGS)
+
+mutants: setup ## break the privacy path line by line, and print what no test noticed
+	$(RUN) tests.mutants $(MUTANTS)
 
 # pip cannot choose the oldest versions that are allowed; uv can.
 oldest: ## run the test suite with the oldest dependencies that pyproject.toml allows
