@@ -115,6 +115,7 @@ def stubbed(patch, world):
     space, family, laid_out, prior, first = read_once()
     patch.setattr(latents, "from_model", lambda *arguments: space)
     patch.setattr(latents, "check_additive", lambda *arguments: None)
+    patch.setattr(latents, "check_records", lambda *arguments: None)
     patch.setattr(guides, "approximation", lambda *arguments: (space, family))
     patch.setattr(algorithm, "first_factor", lambda *arguments: prior)
     patch.setattr(fit_module, "lay_out", lambda *arguments: laid_out)
