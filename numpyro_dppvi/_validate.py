@@ -1,9 +1,10 @@
 """One validator a rule, one sentence each: what was wrong, what came, what to write instead."""
 
+import inspect
 import math
 import numbers
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,12 @@ import numpy as np
 
 T = TypeVar("T")
 
+# Numbers go to programs of 32-bit floats. Between these not only they are held, but also their
+# products with grids of 2^-20 and the like; beyond, some would become 0 or infinite in silence.
+LEAST, MOST = 1e-30, 1e30
+# JAX counts in 32 bits.
+MOST_INT = 2**31 - 1
+
 
 def shown(value: Any) -> str:
     """A value as a sentence shows it: itself if it is one short word or number, else its kind.
@@ -20,8 +27,11 @@ def shown(value: Any) -> str:
     Whatever was passed by mistake may be data, and a sentence must not show a record.
     """
     if value is None or isinstance(value, (str, numbers.Number)):
-        text = repr(value.item() if isinstance(value, np.generic) else value)
-        return text if len(text) <= 40 else f"a long {type(value).__name__}"
+        try:
+            text = repr(value.item() if isinstance(value, np.generic) else value)
+        except ValueError:  # Python writes no integer of more than some thousand digits
+            text = ""
+        return text if 0 < len(text) <= 40 else f"a long {type(value).__name__}"
     if isinstance(value, (np.ndarray, jax.Array)):
         return f"an array of {value.dtype} of shape {value.shape}"
     if callable(value):
@@ -34,45 +44,237 @@ def _article(noun: str) -> str:
     return f"{'an' if noun[:1] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
-def _is_real(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+def _real(value: Any) -> float:
+    """A number as a float; NaN, which no range has in it, if it is none."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # an integer or a fraction beyond all floats, and not an infinite one
+        return math.nan
 
 
-def positive(name: str, value: float, *, infinite: bool = False) -> float:
-    """Returns a number as a float; refuses one not above zero (or infinite, unless allowed)."""
-    good = _is_real(value) and value > 0 and (infinite or math.isfinite(value))
-    if not good:
+def positive(name: str, value: float, *, infinite: bool = False, most: float = MOST) -> float:
+    """Returns a number as a float; refuses one not above zero, or too near to it or too large.
+
+    Args:
+        name: The argument.
+        value: What was passed.
+        infinite: Whether it may be infinite.
+        most: The largest number that is allowed; the smallest is one over it.
+    """
+    number = _real(value)
+    if infinite and number == math.inf:
+        return number
+    if not 0 < number < math.inf:
         raise ValueError(
             f"{name} must be a number above 0, got {shown(value)}: write {name}=1.0, say."
         )
-    return float(value)
-
-
-def not_negative(name: str, value: float) -> None:
-    """Refuses a number below 0, or infinite."""
-    if not (_is_real(value) and 0 <= value < math.inf):
+    if not 1 / most <= number <= most:
         raise ValueError(
-            f"{name} must be a number not below 0, got {shown(value)}: write {name}=0.0, say."
+            f"{name} must lie between {1 / most:g} and {most:g}, got {shown(value)}: write "
+            f"{name}=1.0, say."
         )
+    return number
 
 
-def open_unit(name: str, value: float, example: str) -> float:
-    """Returns a number as a float; refuses one outside the open interval (0, 1)."""
-    if not (_is_real(value) and 0 < value < 1):
+def not_negative(name: str, value: float) -> float:
+    """Returns a number as a float; refuses one below 0, or too large."""
+    number = _real(value)
+    if not 0 <= number <= MOST:
+        raise ValueError(
+            f"{name} must be a number not below 0 and at most {MOST:g}, got {shown(value)}: write "
+            f"{name}=0.0, say."
+        )
+    return number
+
+
+def open_unit(name: str, value: float, example: str, least: float = LEAST) -> float:
+    """Returns a number as a float; refuses one outside the open interval (0, 1), or next to 0."""
+    number = _real(value)
+    if not 0 < number < 1:
         raise ValueError(
             f"{name} must lie strictly between 0 and 1, got {shown(value)}: "
             f"write {name}={example}, say."
         )
-    return float(value)
+    if number < least:
+        raise ValueError(
+            f"{name} must be at least {least:g}, got {shown(value)}: write {name}={example}, say."
+        )
+    return number
 
 
-def one_or_each(value: Any, check: Callable[[Any], T]) -> T | tuple[T, ...]:
+def half_open_unit(name: str, value: float, least: float = LEAST) -> float:
+    """Returns a number as a float; refuses one outside (0, 1], or next to 0."""
+    number = _real(value)
+    if not 0 < number <= 1:
+        raise ValueError(
+            f"{name} must lie above 0 and be at most 1, got {shown(value)}: write {name}=0.5, say."
+        )
+    if number < least:
+        raise ValueError(
+            f"{name} must be at least {least:g}, got {shown(value)}: write {name}=0.5, say."
+        )
+    return number
+
+
+def finite(name: str, value: float, example: str) -> float:
+    """Returns a number as a float; refuses one that is infinite or none."""
+    number = _real(value)
+    if not math.isfinite(number):
+        raise ValueError(
+            f"{name} must be a finite number, got {shown(value)}: write {name}={example}, say."
+        )
+    return number
+
+
+def positive_int(name: str, value: int, most: int = MOST_INT) -> int:
+    """Returns a whole number as an ``int``; refuses one below 1 or above ``most``.
+
+    NumPy's own would wrap around in a product: 10 times an ``int8`` of 100 is -24.
+    """
+    if not _is_whole(value) or value < 1:
+        raise ValueError(
+            f"{name} must be a whole number of at least 1, got {shown(value)}: "
+            f"write {name}=10, say."
+        )
+    _check_most(name, value, most, 10)
+    return int(value)
+
+
+def not_negative_int(name: str, value: int, most: int = MOST_INT) -> int:
+    """Returns a whole number as an ``int``; refuses one below 0 or above ``most``."""
+    if not _is_whole(value) or value < 0:
+        raise ValueError(
+            f"{name} must be a whole number of at least 0, got {shown(value)}: write {name}=0, say."
+        )
+    _check_most(name, value, most, 0)
+    return int(value)
+
+
+def whole(name: str, value: int) -> int:
+    """Returns a whole number of any size as an ``int``; refuses everything else."""
+    if not _is_whole(value):
+        raise ValueError(f"{name} must be a whole number, got {shown(value)}: write {name}=0, say.")
+    return int(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _check_most(name: str, value: int, most: int, example: int) -> None:
+    if value > most:
+        raise ValueError(
+            f"{name} must be at most {most:,}, got {shown(value)}: write {name}={example}, say."
+        )
+
+
+def flag(name: str, value: bool) -> bool:
+    """Returns a flag as a ``bool``; refuses words, numbers and everything else that is no flag."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(
+            f"{name} must be True or False, got {shown(value)}: write {name}=True, say."
+        )
+    return bool(value)
+
+
+def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuses a word that is not in the list."""
+    if not isinstance(value, str) or value not in allowed:
+        words = " or ".join(repr(word) for word in allowed)
+        raise ValueError(f"{name} must be {words}, got {shown(value)}.")
+
+
+def mapping(name: str, value: Any, example: str) -> dict[str, Any]:
+    """Returns a mapping from names as a ``dict``; ``None`` is an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"{name} must be a mapping from names, got {shown(value)}: write {name}={example}, say."
+        )
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(
+                f"{name} must be a mapping from names, got {shown(key)} for a name: write "
+                f"{name}={example}, say."
+            )
+    return dict(value)
+
+
+def listed(value: Any) -> list[Any] | None:
+    """The entries of a sequence or of an array of one axis; ``None`` if it is neither.
+
+    Text and bytes are values, not sequences of some.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return None
+    if isinstance(value, (np.ndarray, jax.Array)):
+        is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+        return None if value.ndim != 1 or is_key else list(np.asarray(value).tolist())
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview)):
+        return list(value)
+    return None
+
+
+def entries(name: str, value: Any, example: str) -> list[Any]:
+    """The entries of a sequence or of an array of one axis; refuses everything else."""
+    found = listed(value)
+    if found is None:
+        raise TypeError(f"{name} must be a list, got {shown(value)}: write {name}={example}, say.")
+    return found
+
+
+def host_array(name: str, value: Any) -> np.ndarray:
+    """A NumPy array of any dtype; refuses what makes none, and masked entries."""
+    masked = isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+    is_tracer = isinstance(value, jax.core.Tracer)
+    try:
+        array = None if masked or is_tracer else np.asarray(value)
+    except (TypeError, ValueError):
+        array = None
+    if array is None:
+        kind = "a masked array" if masked else shown(value)
+        raise ValueError(
+            f"{name} must be an array without gaps, got {kind}: write a NumPy array of one axis."
+        )
+    return array
+
+
+def client_sizes(value: Any, name: str = "client_sizes") -> tuple[int, ...]:
+    """The number of records of each client; refuses what is no sequence of whole numbers."""
+    sizes = entries(name, value, "[1000, 500]")
+    if not sizes:
+        raise ValueError(
+            f"{name} must hold a number a client, got an empty list: write {name}=[1000, 500], say."
+        )
+    return tuple(positive_int(f"{name}[{number}]", size) for number, size in enumerate(sizes))
+
+
+def shape(name: str, value: Any) -> tuple[int, ...]:
+    """A shape; refuses what is no sequence of whole numbers, and more entries than JAX counts."""
+    axes = entries(name, value, "(1000,)")
+    axes = [not_negative_int(name, axis) for axis in axes]
+    if math.prod(axes) > MOST_INT:
+        raise ValueError(
+            f"{name} must have at most {MOST_INT} entries, got {shown(math.prod(axes))}: write "
+            f"{name}=(1000,), say."
+        )
+    return tuple(axes)
+
+
+def one_or_each(name: str, value: Any, check: Callable[[str, Any], T]) -> T | tuple[T, ...]:
     """Checks a value that is one for all clients, or a sequence with one a client."""
-    if isinstance(value, np.ndarray) and value.ndim == 1:
-        value = value.tolist()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(check(one) for one in value)
-    return check(value)
+    each = listed(value)
+    if each is None:
+        return check(name, value)
+    if not each:
+        raise ValueError(
+            f"{name} must be one number or one a client, got an empty {type(value).__name__}: "
+            "write one number."
+        )
+    return tuple(check(name, one) for one in each)
 
 
 def by_client(name: str, value: T | tuple[T, ...], num_clients: int) -> tuple[T, ...]:
@@ -87,34 +289,32 @@ def by_client(name: str, value: T | tuple[T, ...], num_clients: int) -> tuple[T,
     return value
 
 
-def half_open_unit(name: str, value: float) -> None:
-    """Refuses a number outside (0, 1]."""
-    if not (_is_real(value) and 0 < value <= 1):
-        raise ValueError(
-            f"{name} must lie above 0 and be at most 1, got {shown(value)}: write {name}=0.5, say."
+def function(name: str, value: Any, parameters: Iterable[str], example: str) -> None:
+    """Refuses what cannot be called by position with so many arguments: classes, too."""
+    names = tuple(parameters)
+    fits = callable(value) and not isinstance(value, type)
+    if fits:
+        try:
+            inspect.signature(value).bind(*names)
+        except TypeError:
+            fits = False
+        except ValueError:  # some functions written in C do not tell
+            pass
+    if not fits:
+        raise TypeError(
+            f"{name} must be a function of ({', '.join(names)}), got {shown(value)}: write "
+            f"{name}={example}, say."
         )
 
 
-def positive_int(name: str, value: int) -> None:
-    """Refuses anything but a whole number of at least 1."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"{name} must be a whole number of at least 1, got {shown(value)}: "
-            f"write {name}=10, say."
+def instance(name: str, value: Any, kind: type | tuple[type, ...], example: str) -> None:
+    """Refuses a value of another kind, its class among them."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        names = " or ".join(one.__name__ for one in kinds)
+        raise TypeError(
+            f"{name} must be {_article(names)}, got {shown(value)}: write {name}={example}, say."
         )
-
-
-def whole(name: str, value: int) -> None:
-    """Refuses anything but a whole number."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-        raise ValueError(f"{name} must be a whole number, got {shown(value)}: write {name}=0, say.")
-
-
-def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuses a word that is not in the list."""
-    if value not in allowed:
-        words = " or ".join(repr(word) for word in allowed)
-        raise ValueError(f"{name} must be {words}, got {shown(value)}.")
 
 
 def path(name: str, value: Any) -> Path:
@@ -170,7 +370,9 @@ def outside_transformations(caller: str, *arguments: Any) -> None:
     secret key and be charged once. Arguments that are traced give it away, and so does an
     operation that is recorded and not run.
     """
-    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments))
+    # A generator, passed by mistake, would be looked into, and used up.
+    leaves = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, Iterator))
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     if traced or isinstance(jnp.zeros(()), jax.core.Tracer):
         raise TypeError(
             f"{caller} must not be called inside a JAX transformation (jit, vmap, scan, grad), "

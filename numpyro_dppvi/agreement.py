@@ -1,11 +1,12 @@
 """Refuses what does not go together: a method with a plan, an aggregator, a seed or shards."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from numpyro_dppvi import methods
+from numpyro_dppvi import _validate, methods
 from numpyro_dppvi.methods import DPOptimization, GlobalVI, LocalAveraging, NonPrivate
 from numpyro_dppvi.partition import Shards
 from numpyro_dppvi.privacy import (
@@ -117,14 +118,47 @@ def _planned(
     ]
 
 
-def check_shards(shards: Shards, client_sizes: Sequence[int]) -> None:
-    """Refuses records of other clients than those that the algorithm was built for."""
+def check_state(state: Any, kind: type) -> None:
+    """Refuses what is no state of an algorithm."""
+    if not isinstance(state, kind):
+        raise TypeError(
+            f"state must be what init or step returned, got {_validate.shown(state)}: write "
+            "state = algorithm.init(rng_key)."
+        )
+
+
+def check_shards(
+    shards: Shards, client_sizes: Sequence[int], row: Mapping[str, jax.ShapeDtypeStruct]
+) -> None:
+    """Refuses records of other clients, or other arrays, than the algorithm was built for.
+
+    Args:
+        shards: What ``step`` was given.
+        client_sizes: Records of each client.
+        row: Shapes and dtypes of one record.
+    """
+    if not isinstance(shards, Shards):
+        raise TypeError(
+            f"shards must be what stack or stack_clients returned, got {_validate.shown(shards)}: "
+            "write shards=stack_clients(data_per_client)."
+        )
+    found = {name: (leaf.shape[2:], leaf.dtype) for name, leaf in shards.records.items()}
+    wanted = {name: (struct.shape, struct.dtype) for name, struct in row.items()}
+    if found != wanted:
+        raise ValueError(
+            f"shards must hold the arrays that the algorithm was built for, got {_rows(found)} "
+            f"and records of {_rows(wanted)}: give pvi the same arrays that are stacked."
+        )
     sizes = np.asarray(shards.num_records).tolist()
     if sizes != [int(size) for size in client_sizes]:
         raise ValueError(
             f"shards must hold the clients that the algorithm was built for, got {_short(sizes)} "
             f"records and client_sizes of {_short(list(client_sizes))}: stack the same clients."
         )
+
+
+def _rows(arrays: Mapping[str, tuple[tuple[int, ...], Any]]) -> str:
+    return ", ".join(f"{name} ({dtype}, {shape})" for name, (shape, dtype) in arrays.items())
 
 
 def _short(numbers: list[int]) -> str:

@@ -37,7 +37,7 @@ from numpyro_dppvi.methods import (
     VirtualClients,
     default_learning_rate,
 )
-from numpyro_dppvi.partition import Shards
+from numpyro_dppvi.partition import Shards, record_shapes
 from numpyro_dppvi.posterior import Posterior, shapes
 from numpyro_dppvi.prior import Prior, check_proper, check_width, first_factor
 from numpyro_dppvi.privacy import (
@@ -161,17 +161,21 @@ def pvi(
         >>> state.round, bool((state.ledger.spent() < 0.4).all()), list(one.posterior(state).mean)
         (1, True, ['mean'])
     """
-    methods.check(method)
+    methods.check_assembled(method)
+    _validate.instance("secret_keys", secret_keys, SecretKeys, "SecretKeys()")
+    schedules.check_kind(schedule)
+    if plan is not None:
+        _validate.instance("plan", plan, PrivacyPlan, "plan_privacy(...)")
     return assemble(
         model,
         guide,
-        records,
+        record_shapes(records, "records"),
         method,
-        client_sizes,
+        _validate.client_sizes(client_sizes),
         plan,
         schedule,
         damping,
-        model_kwargs or {},
+        _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}"),
         secret_keys,
         server.aggregator(trusted_aggregator),
         prior_left_out=0.0,
@@ -204,8 +208,7 @@ def assemble(
     ``prior_left_out`` is the power of the prior that cavities lack. Clients who fit alone begin
     their solves at the start, which their factors do not hold.
     """
-    _validate.half_open_unit("damping", damping)
-    start.check(init_scale)
+    damping, init_scale = _validate.half_open_unit("damping", damping), start.check(init_scale)
     num_clients = len(client_sizes)
     agreement.check_noise(method, trusted)
     agreement.check_plan(method, plan, client_sizes, trusted)
@@ -241,7 +244,8 @@ def assemble(
 
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
-        agreement.check_shards(shards, client_sizes)
+        agreement.check_state(state, PVIState)
+        agreement.check_shards(shards, client_sizes, space.row)
         groups = schedules.check(schedule(state.round, num_clients), num_clients)
         if trusted:
             trusted.check(groups, num_clients)
@@ -256,6 +260,7 @@ def assemble(
         return PVIState(state.round + 1, *after), info
 
     def posterior(state: PVIState) -> Posterior:
+        agreement.check_state(state, PVIState)
         facts = shapes(records)
         return Posterior(
             state.natural, family, space, model, dict(model_kwargs), {}, facts, earlier

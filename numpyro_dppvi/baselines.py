@@ -89,7 +89,7 @@ def global_vi(
 ) -> Algorithm:
     """Central DP-VI (Jälkö et al. 2017) as ``init / step / posterior``; arguments as of ``pvi``."""
     num_clients = len(client_sizes)
-    start.check(init_scale)
+    init_scale = start.check(init_scale)
     agreement.check_plan(method, plan, client_sizes, trusted)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_additive(space, model_kwargs or {}, sum(client_sizes))
@@ -118,7 +118,8 @@ def global_vi(
 
     def step(rng_key: PRNGKey, state: GlobalState, shards: Shards) -> tuple[GlobalState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
-        agreement.check_shards(shards, client_sizes)
+        agreement.check_state(state, GlobalState)
+        agreement.check_shards(shards, client_sizes, space.row)
         groups = schedules.synchronous(state.round, num_clients)
         trusted.check(groups, num_clients)
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
@@ -129,6 +130,7 @@ def global_vi(
         return GlobalState(state.round + 1, natural, coordinates, optimizer_state, ledger), info
 
     def posterior(state: GlobalState) -> Posterior:
+        agreement.check_state(state, GlobalState)
         kwargs, facts = dict(model_kwargs or {}), shapes(records)
         return Posterior(state.natural, family, space, model, kwargs, {}, facts, earlier)
 

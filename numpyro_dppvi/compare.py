@@ -29,6 +29,7 @@ STAMP = (
 
 _VI = NonPrivate(num_local_steps=100)
 _ROUNDS, _DAMPING = 15, 0.6
+_MOST_DRAWS = 10**7
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +49,18 @@ class Comparison:
 
     def shift(self, name: str) -> float:
         """How far a posterior's means are from the pooled NUTS run's, in its sds (RMS)."""
+        self._check(name)
         exact, width = _flat(self.mean[NUTS_NAME]), _flat(self.stddev[NUTS_NAME])
         return float(np.sqrt(np.mean(((_flat(self.mean[name]) - exact) / width) ** 2)))
 
     def width(self, name: str) -> float:
         """A posterior's standard deviations over the pooled NUTS run's (geometric mean)."""
+        self._check(name)
         ratio = _flat(self.stddev[name]) / _flat(self.stddev[NUTS_NAME])
         return float(np.exp(np.mean(np.log(ratio))))
+
+    def _check(self, name: str) -> None:
+        _validate.choice("name", name, tuple(self.mean))
 
     def __str__(self) -> str:
         """A table with a line a posterior."""
@@ -97,8 +103,11 @@ def compare(
         ValueError: If the data is not the fit's, or a latent is discrete, which NUTS cannot draw.
         TypeError: If there is no ``rng_key``.
     """
+    _validate.instance("result", result, FitResult, "fit(...)")
     key = _validate.rng_key(rng_key)
-    _validate.whole("max_clients", max_clients)
+    max_clients = _validate.not_negative_int("max_clients", max_clients)
+    num_warmup = _validate.not_negative_int("num_warmup", num_warmup, _MOST_DRAWS)
+    num_samples = _validate.positive_int("num_samples", num_samples, _MOST_DRAWS)
     discrete = [latent.name for latent in result.posterior.space.latents if latent.is_discrete]
     if discrete:
         raise ValueError(
@@ -123,7 +132,7 @@ def compare(
         THIS: _arrays(result.posterior.stddev),
         NUTS_NAME: {name: np.std(x, axis=0, ddof=1) for name, x in draws.items()},
     }
-    alone = {f"nonprivate_client_{m}": part for m, part in enumerate(parts[: max(0, max_clients)])}
+    alone = {f"nonprivate_client_{m}": part for m, part in enumerate(parts[:max_clients])}
     for name, records in {VI_NAME: pooled, **alone}.items():
         found = _variational(result.posterior, guide, records, key)
         mean[name], stddev[name] = _arrays(found.mean), _arrays(found.stddev)

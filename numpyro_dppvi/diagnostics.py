@@ -28,6 +28,7 @@ _SETTLED = 2.0
 # Likelihoods that are so many times sharper than the factors are worth a word.
 _SHARPER = 2.0
 _NAMED = 5
+_MOST_REPLAYS = 10**5
 _CURVATURE_DRAWS = 256
 
 
@@ -145,8 +146,9 @@ def diagnose(
     Returns:
         The facts.
     """
+    _validate.instance("result", result, FitResult, "fit(...)")
     key = jax.random.key(0) if rng_key is None else _validate.rng_key(rng_key)
-    _validate.positive_int("num_replays", num_replays)
+    num_replays = _validate.positive_int("num_replays", num_replays, _MOST_REPLAYS)
     family, natural = result.posterior.family, result.posterior.natural
     size = sum(math.prod(latent.base_shape) for latent in result.posterior.space.latents)
     damping = result.run.damping if result.run.damping is not None else 1.0

@@ -104,8 +104,12 @@ class FitResult:
             IndexError: If no such round ran.
         """
         rounds = len(self.history.movement)
+        _validate.whole("round_number", round_number)
         if not 1 <= round_number <= rounds:
-            raise IndexError(f"there are rounds 1 to {rounds}, got {round_number}.")
+            raise IndexError(
+                f"round_number must be one of the rounds 1 to {rounds}, got "
+                f"{_validate.shown(round_number)}."
+            )
         natural = jax.tree.map(lambda leaf: leaf[round_number - 1], self.history.natural)
         return dataclasses.replace(self.posterior, natural=natural)
 
@@ -208,7 +212,7 @@ def fit(
         method = DPOptimization() if method is None else method
         split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
         methods.check(method)
-        _validate.positive_int("num_rounds", num_rounds)
+        num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
         path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
         charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
         shards, sizes = lay_out(data, clients, split_key)
@@ -216,9 +220,8 @@ def fit(
         run = planning.asked(planning.settled(run, damping, init_scale), len(sizes))
         shapes = pooled_shapes(shards, sum(sizes))
         file = None if charges is None else LedgerFile(charges)
-        task = _Task(
-            model, guide, shapes, sizes, model_kwargs or {}, prior, insecure_noise_seed, file
-        )
+        constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
+        task = _Task(model, guide, shapes, sizes, constants, prior, insecure_noise_seed, file)
     return _fitted(task, run, budget, shards, keys, path, progress_bar)
 
 
@@ -401,7 +404,8 @@ def lay_out(
 
 def _check_per_client(data: Any) -> None:
     """Refuses data that is neither one mapping nor a sequence of them."""
-    if not isinstance(data, Sequence) or not all(isinstance(part, Mapping) for part in data):
+    is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes, bytearray))
+    if not is_list or not all(isinstance(part, Mapping) for part in data):
         received = _validate.shown(data)
     elif not data:
         received = "an empty list"

@@ -1,7 +1,6 @@
 """The methods: what a client does in a visit, as frozen values."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from numpyro_dppvi.privacy import (
     Noise,
     PoissonSampling,
     Sampler,
+    sampling,
 )
 
 Optimizer: TypeAlias = optax.GradientTransformation | NaturalGradient
@@ -30,19 +30,21 @@ Optimizer: TypeAlias = optax.GradientTransformation | NaturalGradient
 # whose priors have a width of about one: see default_learning_rate.
 _NOISE_TRAVEL = 1 / 3
 _NOISELESS_LEARNING_RATE = 0.05
+# Every step of a visit has keys of its own, which are made beforehand.
+_MOST_STEPS = 10**6
 # A visit of 20 steps goes no further than the small clips of these methods let through.
 _SHARD_LEARNING_RATE = 0.02
 
 
-def _positive_int(name: str, value: int) -> int:
-    _validate.positive_int(name, value)
-    return int(value)
-
-
 def _set_each(method: Any, name: str, check: Callable[[str, Any], Any]) -> None:
     """Checks a field that holds one number for all clients or one a client."""
-    each = _validate.one_or_each(getattr(method, name), functools.partial(check, name))
+    each = _validate.one_or_each(name, getattr(method, name), check)
     object.__setattr__(method, name, each)
+
+
+def _set_steps(method: Any) -> None:
+    steps = _validate.positive_int("num_local_steps", method.num_local_steps, _MOST_STEPS)
+    object.__setattr__(method, "num_local_steps", steps)
 
 
 def _check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) -> None:
@@ -61,14 +63,6 @@ def _check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) ->
         )
 
 
-def _check_sampler(sampler: Any) -> None:
-    if isinstance(sampler, type) or not hasattr(sampler, "dp_event"):
-        raise TypeError(
-            "sampler must be FullBatch(), PoissonSampling(...) or FixedSizeSampling(...), got "
-            f"{_validate.shown(sampler)}: write sampler=PoissonSampling(0.1), say."
-        )
-
-
 @dataclass(frozen=True)
 class DPOptimization:
     """Privacy by perturbing the local optimisation: DP-SGD at every client (paper, Theorem 1).
@@ -83,7 +77,9 @@ class DPOptimization:
             deviation) of all latents; one number for all clients, or one a client.
         num_local_steps: Noisy gradients a visit; each is charged.
         optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam at
-            :func:`default_learning_rate`, which suits any number of clients and rounds.
+            :func:`default_learning_rate`, which suits any number of clients and rounds. Make it
+            once and use it in every fit: to optax, ``adam(0.05)`` is another optimiser each time it
+            is written, and each is compiled anew.
         sampler: ``FullBatch()``, ``PoissonSampling(sampling_prob)`` or
             ``FixedSizeSampling(batch_size)``.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
@@ -102,9 +98,9 @@ class DPOptimization:
 
     def __post_init__(self) -> None:
         _set_each(self, "clip_norm", _validate.positive)
-        _validate.positive_int("num_local_steps", self.num_local_steps)
+        _set_steps(self)
         _check_pieces(self.optimizer, self.expectation)
-        _check_sampler(self.sampler)
+        sampling.check_kind(self.sampler)
 
 
 @dataclass(frozen=True)
@@ -128,7 +124,7 @@ class NonPrivate:
     expectation: Expectation = Automatic()
 
     def __post_init__(self) -> None:
-        _validate.positive_int("num_local_steps", self.num_local_steps)
+        _set_steps(self)
         _check_pieces(self.optimizer, self.expectation, natural=True)
 
 
@@ -291,7 +287,7 @@ class GlobalVI:
     def __post_init__(self) -> None:
         _set_each(self, "clip_norm", _validate.positive)
         _check_pieces(self.optimizer, self.expectation)
-        _check_sampler(self.sampler)
+        sampling.check_kind(self.sampler)
 
 
 ShardMethod: TypeAlias = ParameterPerturbation | LocalAveraging | VirtualClients
@@ -307,6 +303,16 @@ def check(method: Any) -> None:
         raise TypeError(
             f"method must be one of {names}, got {_validate.shown(method)}: write "
             "method=DPOptimization(), say."
+        )
+
+
+def check_assembled(method: Any) -> None:
+    """Refuses what ``pvi`` cannot run as it is: what is no method, and what is wired otherwise."""
+    check(method)
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"method must be one that visits clients in rounds, got {_validate.shown(method)}: "
+            f"write fit(..., method={type(method).__name__}()), which wires it."
         )
 
 
@@ -374,9 +380,9 @@ def _check_shard_method(method: ShardMethod) -> None:
             f"{_validate.shown(method.noise)}: write noise=DiscreteGaussian(), say."
         )
     _set_each(method, "clip_norm", _validate.positive)
-    _validate.positive_int("num_local_steps", method.num_local_steps)
+    _set_steps(method)
     if hasattr(method, "num_shards"):
-        _set_each(method, "num_shards", _positive_int)
+        _set_each(method, "num_shards", _validate.positive_int)
 
 
 def default_learning_rate(method: Method, num_releases: int, damping: float) -> float:

@@ -54,9 +54,13 @@ class NaturalGradient:
     spread_weight: float = 7.0
 
     def __post_init__(self) -> None:
-        _validate.half_open_unit("location_rate", self.location_rate)
-        _validate.not_negative("ridge", self.ridge)
-        _validate.positive("spread_weight", self.spread_weight)
+        checked = {
+            "location_rate": _validate.half_open_unit("location_rate", self.location_rate),
+            "ridge": _validate.not_negative("ridge", self.ridge),
+            "spread_weight": _validate.positive("spread_weight", self.spread_weight, most=1e15),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
 
 def change(

@@ -27,6 +27,11 @@ It is asked for the continuous latents alone, and not at all if there are none.
 """
 
 
+_MOST_DRAWS = 10**6
+# The weights of more nodes leave the range of 64-bit floats.
+_MOST_NODES = 300
+
+
 @dataclass(frozen=True)
 class MonteCarlo:
     """Antithetic draws from q, shared by all records of a batch.
@@ -38,7 +43,8 @@ class MonteCarlo:
     num_draws: int = 10
 
     def __post_init__(self) -> None:
-        _validate.positive_int("num_draws", self.num_draws)
+        draws = _validate.positive_int("num_draws", self.num_draws, _MOST_DRAWS)
+        object.__setattr__(self, "num_draws", draws)
 
     def __call__(
         self, rng_key: PRNGKey, family: MeanField, coordinates: Coordinates
@@ -79,7 +85,8 @@ class GaussHermite:
     num_nodes: int = 20
 
     def __post_init__(self) -> None:
-        _validate.positive_int("num_nodes", self.num_nodes)
+        nodes = _validate.positive_int("num_nodes", self.num_nodes, _MOST_NODES)
+        object.__setattr__(self, "num_nodes", nodes)
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,8 @@ class Automatic:
     num_draws: int = 10
 
     def __post_init__(self) -> None:
-        _validate.positive_int("num_draws", self.num_draws)
+        draws = _validate.positive_int("num_draws", self.num_draws, _MOST_DRAWS)
+        object.__setattr__(self, "num_draws", draws)
 
 
 Expectation: TypeAlias = PointRule | GaussHermite | Automatic

@@ -20,6 +20,7 @@ from numpyro_dppvi.methods import (
 )
 from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan, plan
 from numpyro_dppvi.privacy.accounting import Composition
+from numpyro_dppvi.privacy.budget import budget_of_each
 from numpyro_dppvi.server import TrustedAggregator
 
 
@@ -88,10 +89,10 @@ def plan_privacy(
         ([102.2, 102.2], 30)
     """
     methods.check(method)
-    _validate.positive_int("num_rounds", num_rounds)
-    sizes = [int(size) for size in client_sizes]
-    for number, size in enumerate(sizes):
-        _validate.positive_int(f"client_sizes[{number}]", size)
+    num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
+    sizes = _validate.client_sizes(client_sizes)
+    if ledger_file is not None:
+        _validate.instance("ledger_file", ledger_file, LedgerFile, "LedgerFile('ledger.jsonl')")
     run = asked(wiring(method, schedule, num_rounds, trusted_aggregator), len(sizes))
     return plan_wired(run, budget, sizes, None if ledger_file is None else ledger_file.spent)
 
@@ -128,7 +129,12 @@ def plan_wired(
             "NonPrivate() adds no noise, and no budget covers that: write "
             "method=DPOptimization() to keep to the budget, or leave budget out."
         )
-    budgets = _one_each(budget, len(sizes))
+    if budget is None:
+        raise ValueError(
+            "budget must be given for a private method, got None: write "
+            "budget=PrivacyBudget(epsilon=1.0, delta=1e-5), or method=NonPrivate()."
+        )
+    budgets = budget_of_each(budget, len(sizes))
     before = () if spent is None else spent(budgets)
     visits = schedules.num_visits(run.groups, len(sizes)).tolist()
     num_shares = None if run.trusted is None else run.trusted.num_shares(len(sizes))
@@ -193,11 +199,11 @@ def settled(run: Wiring, damping: float, init_scale: float | None) -> Wiring:
     """The same with what was left to the caller.
 
     Raises:
-        ValueError: If ``init_scale`` is outside (0, 1].
+        ValueError: If ``damping`` is outside (0, 1], or ``init_scale`` outside [1e-6, 1].
     """
-    start.check(init_scale)
+    damping = _validate.half_open_unit("damping", damping)
     return run._replace(
-        damping=damping if run.damping is None else run.damping, init_scale=init_scale
+        damping=damping if run.damping is None else run.damping, init_scale=start.check(init_scale)
     )
 
 
@@ -218,28 +224,3 @@ def _alone(method: DPOptimization) -> DPOptimization:
 def _adam(learning_rate: float) -> optax.GradientTransformation:
     """One object a rate, so that equal methods share a compilation."""
     return optax.adam(learning_rate)
-
-
-def _one_each(
-    budget: PrivacyBudget | Sequence[PrivacyBudget] | None, num_clients: int
-) -> tuple[PrivacyBudget, ...]:
-    if budget is None:
-        raise ValueError(
-            "budget must be given for a private method, got None: write "
-            "budget=PrivacyBudget(epsilon=1.0, delta=1e-5), or method=NonPrivate()."
-        )
-    if isinstance(budget, PrivacyBudget):
-        return (budget,) * num_clients
-    budgets = tuple(budget) if isinstance(budget, Sequence) else (budget,)
-    wrong = [b for b in budgets if not isinstance(b, PrivacyBudget)]
-    if wrong:
-        raise TypeError(
-            f"budget must be a PrivacyBudget or a list of them, got {_validate.shown(wrong[0])}: "
-            "write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
-        )
-    if len(budgets) != num_clients:
-        raise ValueError(
-            f"budget must be one for all clients or one a client, got {len(budgets)} budgets for "
-            f"{num_clients} clients: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
-        )
-    return budgets

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi.diagnostics import Diagnostics, diagnose, labels, moments
 from numpyro_dppvi.fit import FitResult
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
@@ -53,13 +54,21 @@ def convergence(
     Raises:
         ModuleNotFoundError: Without matplotlib; says what to install.
     """
+    _validate.instance("result", result, FitResult, "fit(...)")
+    if scores is not None:
+        scores = _numbers("scores", scores)
+    lines_of = _validate.mapping("references", references, "{'accuracy': {'pooled': 0.9}}")
+    lines_of = {
+        label: _reference_lines(f"references[{label!r}]", lines)
+        for label, lines in lines_of.items()
+    }
     figure, axes = _panels(len(scores or {"parameters": ()}) + 1)
     if scores is None:
         _parameters(axes[0], result)
     for axis, (label, values) in zip(axes, (scores or {}).items(), strict=False):
         rounds = np.arange(1, len(values) + 1)
         axis.plot(rounds, values, color=_BLUE, marker="o", markersize=4, label="this fit")
-        lines = (references or {}).get(label, {})
+        lines = lines_of.get(label, {})
         for index, (name, value) in enumerate(lines.items()):
             style = _STYLES[index % len(_STYLES)]
             color = _REFERENCES[index % len(_REFERENCES)]
@@ -87,6 +96,7 @@ def privacy(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
         ModuleNotFoundError: Without matplotlib; says what to install.
         ValueError: If the fit was not private.
     """
+    _check(result, diagnostics)
     if result.plan is None:
         raise ValueError(
             "there is no privacy to draw, because the fit added no noise: draw convergence(result)."
@@ -113,6 +123,7 @@ def clients(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
         ModuleNotFoundError: Without matplotlib; says what to install.
         ValueError: If no client's share of a precision is known.
     """
+    _check(result, diagnostics)
     found = diagnose(result) if diagnostics is None else diagnostics
     if not found.share:
         raise ValueError(
@@ -126,6 +137,41 @@ def clients(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
     if len(found.contributors) <= _BARS:
         return _bars(found.contributors, flat, records)
     return _cloud(flat, records)
+
+
+def _check(result: FitResult, diagnostics: Diagnostics | None) -> None:
+    _validate.instance("result", result, FitResult, "fit(...)")
+    if diagnostics is not None:
+        _validate.instance("diagnostics", diagnostics, Diagnostics, "diagnose(result)")
+
+
+def _numbers(name: str, values: Any) -> dict[str, list[float]]:
+    """Numbers by round, by the label of their panel."""
+    by_label = _validate.mapping(name, values, "{'accuracy': [0.8, 0.9]}")
+    if not by_label:
+        raise ValueError(f"{name} must hold a panel, got none: leave {name} out.")
+    return {
+        label: [
+            _drawn(f"{name}[{label!r}]", one)
+            for one in _validate.entries(f"{name}[{label!r}]", numbers, "[0.8, 0.9]")
+        ]
+        for label, numbers in by_label.items()
+    }
+
+
+def _reference_lines(name: str, lines: Any) -> dict[str, float]:
+    by_label = _validate.mapping(name, lines, "{'pooled': 0.9}")
+    return {label: _drawn(f"{name}[{label!r}]", value) for label, value in by_label.items()}
+
+
+def _drawn(name: str, value: Any) -> float:
+    """A number that can be drawn; what is not finite leaves a gap."""
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be a number, got {_validate.shown(value)}: write 0.9, say."
+        ) from None
 
 
 def _panels(number: int, height: float = _PANEL[1]) -> tuple[Any, Any]:

@@ -18,6 +18,8 @@ from numpyro_dppvi.latents.outputs import prior_draws
 from numpyro_dppvi.prior import Prior
 from numpyro_dppvi.to_arviz import to_arviz
 
+_MOST_SAMPLES = 10**8
+
 _NOTE = (
     "These are the approximation's own numbers. Its draws are independent: R-hat and effective\n"
     "sample size do not apply, and say nothing about how far it is from the true posterior."
@@ -76,8 +78,9 @@ class Posterior:
             Arrays by latent, shape ``(*shape, *latent shape)``.
         """
         key = _validate.rng_key(rng_key)
+        shape = _validate.shape("shape", shape)
         coordinates = self.family.coordinates(self.natural)
-        return self.space.constrain(self.family.sample(key, coordinates, tuple(shape)))
+        return self.space.constrain(self.family.sample(key, coordinates, shape))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,8 +93,10 @@ class Posterior:
         Raises:
             KeyError: If the model has no such latent.
         """
-        if latent not in self.names:
-            raise KeyError(f"there is no latent {latent!r}; there are {', '.join(self.names)}.")
+        if not isinstance(latent, str) or latent not in self.names:
+            raise KeyError(
+                f"there is no latent {_validate.shown(latent)}; there are {', '.join(self.names)}."
+            )
         base = self.family.distribution(self.family.coordinates(self.natural))[latent]
         return pushed(base, self._latent(latent).transform)
 
@@ -120,7 +125,10 @@ class Posterior:
         Raises:
             ValueError: If a number is not between 0 and 1.
         """
-        levels = [_validate.open_unit("probs", prob, "(0.05, 0.95)") for prob in probs]
+        each = _validate.entries("probs", probs, "(0.05, 0.95)")
+        levels = [_validate.open_unit("probs", prob, "(0.05, 0.95)", 1e-30) for prob in each]
+        if not levels:
+            raise ValueError("probs must hold a number, got none: write probs=(0.05, 0.95), say.")
         return {name: marginals.quantiles(self.distribution(name), levels) for name in self.names}
 
     def log_density(self, values: Mapping[str, Array]) -> Array:
@@ -135,6 +143,7 @@ class Posterior:
         Raises:
             ValueError: If a latent is missing, unknown or of another shape.
         """
+        values = _validate.mapping("values", values, "posterior.sample(rng_key)")
         if set(values) != set(self.names):
             raise ValueError(
                 f"values must hold every latent and nothing else, got {sorted(values)}: write "
@@ -142,7 +151,7 @@ class Posterior:
             )
         terms = []
         for name in self.names:
-            value, shape = jnp.asarray(values[name]), self._latent(name).shape
+            value, shape = _number(f"values[{name!r}]", values[name]), self._latent(name).shape
             if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
                 raise ValueError(
                     f"values[{name!r}] must end in the latent's shape {shape}, got shape "
@@ -184,10 +193,10 @@ class Posterior:
             ValueError: If an array has other columns than in the fit, or too few or many rows.
         """
         draw_key, site_key = jax.random.split(_validate.rng_key(rng_key))
-        _validate.positive_int("num_samples", num_samples)
+        num_samples = _validate.positive_int("num_samples", num_samples, _MOST_SAMPLES)
         rows, constants = self._arguments(model_args, "predictive", "predictive(key, {}=...)")
         if batch_size is not None:
-            _validate.positive_int("batch_size", batch_size)
+            batch_size = _validate.positive_int("batch_size", batch_size)
         draws = self.sample(draw_key, (num_samples,))
         return predictions.predict(self.model, draws, rows, constants, site_key, batch_size)
 
@@ -235,9 +244,13 @@ class Posterior:
             TypeError: If an argument of the model is missing or unknown.
         """
         key = jax.random.key(0) if rng_key is None else _validate.rng_key(rng_key)
-        _validate.positive_int("num_samples", num_samples)
+        num_samples = _validate.positive_int("num_samples", num_samples, _MOST_SAMPLES)
+        dims = _validate.mapping("dims", dims, "{'w': ['column']}")
+        coords = _validate.mapping("coords", coords, "{'column': ['a', 'b']}")
         rows: Mapping[str, Any] = {}
         constants: Mapping[str, Any] = {}
+        if public_data is not None:
+            public_data = _validate.mapping("public_data", public_data, "{'X': X_test}")
         if public_data is not None:
             rows, constants = self._arguments(
                 public_data, "public_data", 'public_data={{"{}": ...}}'
@@ -255,7 +268,7 @@ class Posterior:
             groups |= exported.of_public_data(
                 self.model, draws, rows, constants, public_data, site_key
             )
-        return to_arviz(groups, dims or {}, coords or {}, self.attrs)
+        return to_arviz(groups, dims, coords, self.attrs)
 
     def _prior_draws(self, rng_key: PRNGKey, num_draws: int) -> dict[str, Array]:
         """Draws from the prior: the model's, or the earlier posterior that was the prior."""
@@ -330,8 +343,20 @@ def load(
         ValueError: If the file is damaged, larger than 4 GiB, of another program or of a newer
             version, or the model or guide is another.
     """
-    pieces = saved.read(path, model, guide, model_kwargs)
+    constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
+    pieces = saved.read(path, model, guide, constants)
     return Posterior(model=model, **pieces._asdict())
+
+
+def _number(name: str, value: Any) -> Array:
+    """A value of a latent as an array."""
+    array = value if isinstance(value, jax.Array) else predictions.held(name, value)
+    if not predictions.is_number(array.dtype):
+        raise ValueError(
+            f"{name} must be numbers, got {_validate.shown(value)}: write values as sample(...) "
+            "returns them."
+        )
+    return jnp.asarray(array)
 
 
 def shapes(records: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

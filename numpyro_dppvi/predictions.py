@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import Predictive
 from numpyro.infer import log_likelihood as numpyro_log_likelihood
@@ -165,6 +166,11 @@ def check_arguments(
         name: _validated(name, given[name], records[name]) for name in given if name in records
     }
     lengths = {name: len(array) for name, array in arrays.items()}
+    if 0 in lengths.values():
+        raise ValueError(
+            f"arrays of {caller} must have at least one row, got lengths {lengths}: pass rows to "
+            "predict for."
+        )
     if len(set(lengths.values())) > 1:
         raise ValueError(
             f"arrays of {caller} must have one entry a record, got unequal lengths {lengths}: "
@@ -174,15 +180,48 @@ def check_arguments(
 
 
 def _validated(name: str, value: Any, like: jax.ShapeDtypeStruct) -> np.ndarray | Array:
-    array = value if isinstance(value, (np.ndarray, jax.Array)) else np.asarray(value)
+    is_traced = isinstance(value, jax.core.Tracer)
+    array = value if is_traced else held(name, value)
     wanted = like.shape[1:]
-    if array.ndim == 0 or array.shape[1:] != wanted or array.dtype.kind not in "biufc":
+    if array.ndim == 0 or array.shape[1:] != wanted or not is_number(array.dtype):
         columns = ", ".join(map(str, wanted))
         raise ValueError(
             f"{name} must be numbers of shape (rows{', ' if columns else ''}{columns}) as in the "
             f"fit, got {_validate.shown(array)}: give it the columns that the model was fitted to."
         )
     return array
+
+
+def is_number(dtype: Any) -> bool:
+    """Whether NumPyro's distributions take arrays of a dtype; keys and the like are none."""
+    return bool(dtype == jnp.bfloat16) or getattr(dtype, "kind", "none") in "biuf"
+
+
+def held(name: str, value: Any) -> np.ndarray | Array:
+    """An argument as an array whose numbers JAX holds; it may lack some, which are not looked at.
+
+    What was NaN or infinite stays it. What JAX makes infinite is refused.
+    """
+    if isinstance(value, jax.Array):
+        return value
+    array = _validate.host_array(name, value)
+    if array.dtype == np.longdouble and array.dtype != np.float64:
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float64)
+    if not is_number(array.dtype):
+        return array
+    held = jax.dtypes.canonicalize_dtype(array.dtype)
+    with np.errstate(over="ignore", under="ignore"):
+        cast = array.astype(held)
+    if array.dtype.kind == "f":
+        kept = np.array_equal(np.isfinite(array), np.isfinite(cast))
+    else:
+        kept = np.array_equal(array, cast)
+    if not kept:
+        raise ValueError(
+            f"{name} must fit JAX's {held}, got larger numbers: rescale them as those of the fit."
+        )
+    return cast
 
 
 def _check_names(

@@ -9,6 +9,7 @@ import dp_accounting as dpa
 import numpy as np
 from tqdm.auto import tqdm
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan, accounting
 from numpyro_dppvi.privacy.accounting import Composition
 
@@ -37,11 +38,14 @@ def progress(
         num_clients: Clients of the run.
         shown: Whether to show anything; ``None`` for: on a terminal.
 
+    Raises:
+        TypeError: If ``shown`` is neither a flag nor ``None``.
+
     Yields:
         A function to be called after each round with its number, from 0, and its movement. It does
         nothing where nothing is shown.
     """
-    hidden = None if shown is None else not shown
+    hidden = None if shown is None else not _validate.flag("progress_bar", shown)
     visits = [np.bincount(of_round.ravel(), minlength=num_clients) for of_round in groups]
     meter = _meter(plan, spent, num_clients)
     with tqdm(total=len(groups), initial=first, desc="rounds", disable=hidden) as bar:

@@ -16,7 +16,8 @@ from numpyro_dppvi import _validate
 Schedule: TypeAlias = Callable[[int, int], np.ndarray]
 
 # A slip of the hand, and not a run, asks for more; each of them is planned before the first.
-_MOST_ROUNDS = 1_000_000
+MOST_ROUNDS = 1_000_000
+_MOST_SEED = 2**128
 
 
 def sequential(round_number: int, num_clients: int) -> np.ndarray:
@@ -33,7 +34,7 @@ def sequential(round_number: int, num_clients: int) -> np.ndarray:
         >>> sequential(0, 3).tolist()
         [[0], [1], [2]]
     """
-    del round_number
+    _check_round(round_number, num_clients)
     return np.arange(num_clients)[:, None]
 
 
@@ -51,7 +52,7 @@ def synchronous(round_number: int, num_clients: int) -> np.ndarray:
         >>> synchronous(0, 3).tolist()
         [[0, 1, 2]]
     """
-    del round_number
+    _check_round(round_number, num_clients)
     return np.arange(num_clients)[None, :]
 
 
@@ -72,7 +73,8 @@ def random_subset(group_size: int, seed: int = 0) -> Schedule:
         >>> random_subset(2)(0, 5).shape
         (1, 2)
     """
-    _validate.positive_int("group_size", group_size)
+    group_size = _validate.positive_int("group_size", group_size)
+    seed = _validate.not_negative_int("seed", seed, _MOST_SEED)
 
     def schedule(round_number: int, num_clients: int) -> np.ndarray:
         if group_size > num_clients:
@@ -99,6 +101,7 @@ class Asynchronous:
 
     Raises:
         ValueError: If a latency is not above 0.
+        TypeError: If there is no sequence of them.
 
     Example:
         >>> Asynchronous(latencies=(1.0, 3.0))(0, 2).tolist()  # the fast client twice
@@ -108,12 +111,13 @@ class Asynchronous:
     latencies: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "latencies", tuple(self.latencies))
-        for latency in self.latencies:
-            _validate.positive("latencies", latency)
+        each = _validate.entries("latencies", self.latencies, "(1.0, 2.0)")
+        checked = tuple(_validate.positive("latencies", latency) for latency in each)
+        object.__setattr__(self, "latencies", checked)
 
     def __call__(self, round_number: int, num_clients: int) -> np.ndarray:
         """The clients whose messages arrive in this round, in their order; shape (M, 1)."""
+        _check_round(round_number, num_clients)
         if len(self.latencies) != num_clients:
             raise ValueError(
                 f"latencies must be one a client, got {len(self.latencies)} for {num_clients} "
@@ -124,6 +128,11 @@ class Asynchronous:
         arrivals = np.outer(np.arange(1, last + 1), self.latencies).ravel()
         order = np.argsort(arrivals, kind="stable")[first:last]
         return (order % num_clients)[:, None]
+
+
+def _check_round(round_number: int, num_clients: int) -> None:
+    _validate.not_negative_int("round_number", round_number)
+    _validate.positive_int("num_clients", num_clients)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,21 +172,16 @@ def all_groups(schedule: Schedule, num_rounds: int, num_clients: int) -> tuple[n
     """The groups of every round, checked; asks the schedule once a round.
 
     Raises:
-        ValueError: If there are more rounds than any run has, or the schedule names a client that
-            does not exist, or one twice in a group.
+        ValueError: If the schedule names a client that does not exist, or one twice in a group.
         TypeError: If the schedule is no function.
     """
-    if num_rounds > _MOST_ROUNDS:
-        raise ValueError(
-            f"num_rounds must be at most {_MOST_ROUNDS:,}, got {_validate.shown(num_rounds)}: "
-            "write num_rounds=10, say."
-        )
-    if not callable(schedule):
-        raise TypeError(
-            f"schedule must be a function of the round and the number of clients, got "
-            f"{_validate.shown(schedule)}: write schedule=numpyro_dppvi.sequential."
-        )
+    check_kind(schedule)
     return tuple(check(schedule(r, num_clients), num_clients) for r in range(num_rounds))
+
+
+def check_kind(schedule: Schedule) -> None:
+    """Refuses what is no function of a round's number and the number of clients."""
+    _validate.function("schedule", schedule, ("round", "num_clients"), "numpyro_dppvi.sequential")
 
 
 def check(groups: np.ndarray, num_clients: int) -> np.ndarray:
@@ -192,7 +196,13 @@ def check(groups: np.ndarray, num_clients: int) -> np.ndarray:
             "a schedule must return groups of one size, got groups of unequal length: visit the "
             "larger ones in several rounds, or see numpyro_dppvi.sequential."
         ) from None
-    if groups.ndim != 2 or groups.size == 0 or not np.issubdtype(groups.dtype, np.integer):
+    except TypeError:  # keys, or arrays inside a JAX transformation
+        raise TypeError(
+            "a schedule must return whole numbers of shape (num_groups, group_size), got "
+            f"{_validate.shown(groups)}: see numpyro_dppvi.sequential."
+        ) from None
+    whole = np.issubdtype(groups.dtype, np.integer)
+    if groups.ndim != 2 or groups.size == 0 or not whole:
         raise ValueError(
             "a schedule must return whole numbers of shape (num_groups, group_size), got an "
             f"array of {groups.dtype} of shape {groups.shape}: see numpyro_dppvi.sequential."

@@ -195,7 +195,10 @@ def select(
         >>> chosen.setting in (0.5, 2.5), plan.run_budgets[0].epsilon < 2.0
         (True, True)
     """
-    settings = tuple(settings)
+    settings = tuple(_validate.entries("settings", settings, "[0.5, 2.5]"))
+    _validate.function("fit_one", fit_one, ("setting", "budgets", "rng_key"), "fit_one")
+    _validate.function("score", score, ("result",), "score")
+    _validate.instance("plan", plan, SelectionPlan, "privacy.plan_selection(...)")
     if not settings:
         raise ValueError("settings must hold at least one setting, got none: write [{}], say.")
     keys = SecretKeys(insecure_seed)
@@ -247,6 +250,11 @@ def _noisy_score(
     scores: Sequence[Array], mechanisms: Sequence[GaussianSum], secret_key: PRNGKey
 ) -> float:
     """Mean score of all records: each client's clipped sum with noise of its own."""
+    if not isinstance(scores, Sequence):
+        raise TypeError(
+            f"score must return one array a client, got {_validate.shown(scores)}: write "
+            "return [scores of client 0, ...]."
+        )
     if len(scores) != len(mechanisms):
         raise ValueError(
             f"score must return one array a client, got {len(scores)} for the {len(mechanisms)} "

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from numpyro_dppvi import factors, local, objective
+from numpyro_dppvi import _validate, factors, local, objective
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.guides import PriorFactor
@@ -32,17 +32,14 @@ class TrustedAggregator:
         max_dropouts: How many clients may be missing from a round.
 
     Raises:
-        ValueError: If the number is negative.
+        ValueError: If it is no whole number, or negative.
     """
 
     max_dropouts: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_dropouts < 0:
-            raise ValueError(
-                f"max_dropouts must be at least 0, got {self.max_dropouts}: write "
-                "TrustedAggregator(max_dropouts=1), say."
-            )
+        most = _validate.not_negative_int("max_dropouts", self.max_dropouts)
+        object.__setattr__(self, "max_dropouts", most)
 
     def num_shares(self, num_clients: int) -> int:
         """The least number of clients whose shares make up the noise of a sum.
@@ -81,10 +78,14 @@ class TrustedAggregator:
 
 
 def aggregator(trusted: bool | TrustedAggregator) -> TrustedAggregator | None:
-    """What ``trusted_aggregator=`` means: ``True`` allows no client to drop out."""
+    """What ``trusted_aggregator=`` means: ``True`` allows no client to drop out.
+
+    Raises:
+        TypeError: If it is anything but True, False or a :class:`TrustedAggregator`.
+    """
     if isinstance(trusted, TrustedAggregator):
         return trusted
-    return TrustedAggregator() if trusted else None
+    return TrustedAggregator() if _validate.flag("trusted_aggregator", trusted) else None
 
 
 class MergeInfo(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array
 
 _SAMPLE_DIMS = ("chain", "draw")
@@ -58,7 +59,10 @@ def to_arviz(
     import xarray
 
     _check_names(groups, dims)
-    labels = {name: list(values) for name, values in coords.items()}
+    labels = {
+        name: _validate.entries(f"coords[{name!r}]", values, "['a', 'b']")
+        for name, values in coords.items()
+    }
     attrs = {name: _short(x) if isinstance(x, str) else x for name, x in attrs.items()}
     datasets, used = {}, set()
     for group, variables in groups.items():
@@ -92,7 +96,14 @@ def _check_names(groups: Groups, dims: Mapping[str, Sequence[str]]) -> None:
                 f"dims[{name!r}] must be a list of names, got {names!r}: write "
                 f"dims={{{name!r}: [{names!r}]}}."
             )
-        wrong = [d for d in names if d in _SAMPLE_DIMS or d == name or names.count(d) > 1]
+        own = _validate.entries(f"dims[{name!r}]", names, "['row']")
+        for one in own:
+            if not isinstance(one, str):
+                raise ValueError(
+                    f"dims[{name!r}] must be a list of names, got {_validate.shown(one)} among "
+                    f"them: write dims={{{name!r}: ['row']}}."
+                )
+        wrong = [d for d in own if d in _SAMPLE_DIMS or d == name or own.count(d) > 1]
         if wrong:
             raise ValueError(
                 f"dims[{name!r}] must be names that differ from each other, from the variable's "

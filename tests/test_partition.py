@@ -360,7 +360,7 @@ class TestStack:
         ("data", "words"),
         [
             ({}, ["data", "empty mapping", '{"X": X, "y": y}']),
-            (np.ones(3), ["data", "map names to arrays", "ndarray"]),
+            (np.ones(3), ["data", "map names to arrays", "float64 of shape (3,)"]),
             ({"X": np.ones((3, 2)), "y": np.ones(2)}, ["unequal", "'X': 3", "'y': 2"]),
             ({"X": np.ones((1, 2))}, ["row 2", "1 rows"]),
             ({"X": np.ones((0, 2))}, ["data", "empty arrays"]),
@@ -378,7 +378,7 @@ class TestStack:
             words = ["data['id']", "int32", "jax_enable_x64"]
             assert_refuses(words, stack, {"id": np.array([1, 2**40])}, Partition(([0], [1])))
 
-    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, complex(0, np.nan)])
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
     def test_refuses_numbers_that_are_not_finite(self, value):
         # One bad entry, placed where a look at the first or last row would miss it.
         X = np.ones((5, 2), type(value))
@@ -386,7 +386,8 @@ class TestStack:
         data = {"y": np.ones(5), "X": X}
         words = ["data['X']", "finite", "NaN or infinite", "drop or impute"]
         refusal = assert_refuses(words, stack, data, Partition(([0, 1], [3, 4])))
-        assert not re.search(r"\d", refusal)  # neither a record nor a count of them
+        # neither a record nor a count of them
+        assert not re.search(r"\d", refusal.replace("float32", ""))
         words = ["client 1's data['X']", "finite"]
         assert_refuses(words, stack_clients, [{"X": np.ones((5, 2))}, {"X": X}])
 

@@ -23,7 +23,7 @@ def check_arguments(
             f"{both[0]!r} is in both data and model_kwargs: keep it in data if it holds records, "
             "in model_kwargs if it is public."
         )
-    parameters = inspect.signature(model).parameters
+    parameters = _parameters(model)
     unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
     if unnamed:
         raise UnsupportedModelError(
@@ -55,7 +55,17 @@ def check_arguments(
         )
 
 
+def _parameters(model: Model) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(model).parameters
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        raise UnsupportedModelError(
+            f"model must be a function with numpyro.sample statements, got {shown(model)}: pass "
+            "the function itself."
+        ) from None
+
+
 def absent_arguments(model: Model, given: set[str]) -> tuple[str, ...]:
     """Arguments that are ``None`` unless given, and were not: an outcome left out, perhaps."""
-    parameters = inspect.signature(model).parameters
+    parameters = _parameters(model)
     return tuple(name for name, p in parameters.items() if p.default is None and name not in given)

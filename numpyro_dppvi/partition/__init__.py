@@ -10,7 +10,13 @@ JAX.
 """
 
 from numpyro_dppvi.partition.clients import Partition, split_evenly
-from numpyro_dppvi.partition.shards import Shards, record_arrays, stack, stack_clients
+from numpyro_dppvi.partition.shards import (
+    Shards,
+    record_arrays,
+    record_shapes,
+    stack,
+    stack_clients,
+)
 from numpyro_dppvi.partition.unequal import partition
 
 __all__ = [
@@ -18,6 +24,7 @@ __all__ = [
     "Shards",
     "partition",
     "record_arrays",
+    "record_shapes",
     "split_evenly",
     "stack",
     "stack_clients",

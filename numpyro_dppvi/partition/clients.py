@@ -1,5 +1,6 @@
 """Which client holds which row: the value, and the two everyday ways to make one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy.typing as npt
 from numpyro_dppvi import _validate
 
 Rows = npt.NDArray[np.int64]
+
+_MOST_ROW = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,6 +36,13 @@ class Partition:
 
     def __post_init__(self) -> None:
         """Check the rows and keep read-only copies, so that a partition cannot change later."""
+        is_array = isinstance(self.rows, np.ndarray) and self.rows.ndim > 0
+        is_text = isinstance(self.rows, (str, bytes))
+        if is_text or not (is_array or isinstance(self.rows, Sequence)):
+            raise TypeError(
+                f"rows must be a sequence, got {_validate.shown(self.rows)}: "
+                "write one array of row numbers per client."
+            )
         if len(self.rows) == 0:
             raise ValueError(
                 "rows must hold at least one client, got an empty sequence: "
@@ -129,7 +139,7 @@ def check_counts(num_rows: int, num_clients: int, name: str = "num_clients") -> 
 
 def label_column(labels: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return labels as an array, or refuse what is not one label per row."""
-    column = np.asarray(labels)
+    column = _validate.host_array("labels", labels)
     if column.ndim != 1 or len(column) == 0:
         raise ValueError(
             f"labels must be a one-dimensional array, one label per row, got shape {column.shape}: "
@@ -164,7 +174,7 @@ def distinct(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
 
 def _row_numbers(client: int, rows: npt.ArrayLike) -> Rows:
     """Check one client's rows; return them as a read-only int64 copy."""
-    array = np.asarray(rows)
+    array = _validate.host_array(f"rows of client {client}", rows)
     if array.size == 0:
         raise ValueError(
             f"every client must hold a row, got an empty client {client}: "
@@ -174,6 +184,10 @@ def _row_numbers(client: int, rows: npt.ArrayLike) -> Rows:
         raise ValueError(
             f"rows of client {client} must be a one-dimensional array of integers, got "
             f"{array.dtype} of shape {array.shape}: write np.flatnonzero(mask), say."
+        )
+    if array.max() > _MOST_ROW:
+        raise ValueError(
+            f"rows of client {client} must be below 2**63, got {array.max()}: count rows from 0."
         )
     if array.min() < 0:
         raise ValueError(

@@ -1,6 +1,7 @@
 """The paper's scheme for clients that differ in size and in their balance of classes."""
 
 import math
+import numbers
 from fractions import Fraction
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi.partition.clients import (
     Partition,
     Rows,
@@ -68,9 +70,12 @@ def partition(
         >>> partition(jax.random.key(0), 1000, 4, size_factor=0.5).sizes
         (125, 125, 375, 375)
     """
-    labels = None if np.ndim(labels_or_num_rows) == 0 else label_column(labels_or_num_rows)
+    is_number = isinstance(labels_or_num_rows, (numbers.Number, np.generic))
+    labels = None if is_number else label_column(labels_or_num_rows)
     num_rows: Any = labels_or_num_rows if labels is None else len(labels)
     check_counts(num_rows, num_clients)
+    size_factor = _validate.finite("size_factor", size_factor, "0.75")
+    class_balance_factor = _validate.finite("class_balance_factor", class_balance_factor, "0.95")
     _check_factors(num_clients, size_factor, class_balance_factor, labels is not None)
 
     num_small = num_clients // 2
@@ -183,11 +188,6 @@ def _check_factors(
         raise ValueError(
             f"size_factor must lie in [0, 1), got {size_factor}: write size_factor=0.75, say, or 0 "
             "for clients of equal size."
-        )
-    if not math.isfinite(class_balance_factor):
-        raise ValueError(
-            f"class_balance_factor must be finite, got {class_balance_factor}: "
-            "write class_balance_factor=0.95, say."
         )
     if class_balance_factor != 0 and not has_labels:
         raise ValueError(

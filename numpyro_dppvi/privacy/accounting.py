@@ -8,6 +8,7 @@ from typing import TypeAlias
 import dp_accounting as dpa
 import numpy as np
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import concentrated, loss
 from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
@@ -28,6 +29,22 @@ _NOT_WORTH_IT = 1e-3
 # Fourier transforms lose probability to rounding, at most some 4e-17 a composed event
 # (tests/privacy/test_accounting.py), which would make epsilon too small where delta is tiny.
 _ROUNDING_PER_EVENT = 1e-16
+
+
+def check_composition(composition: Composition) -> None:
+    """Refuses what is no composition.
+
+    Raises:
+        TypeError: In that case.
+    """
+    if not isinstance(composition, frozenset) or not all(
+        isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], dpa.DpEvent)
+        for pair in composition
+    ):
+        raise TypeError(
+            f"composition must be a frozenset of events and counts, got "
+            f"{_validate.shown(composition)}: write composition=ledger.composition(0), say."
+        )
 
 
 def compose(events: Iterable[tuple[dpa.DpEvent, int]]) -> Composition:

@@ -9,6 +9,7 @@ claims are held there: noise that is a fifth too small shows after some thousand
 An audit can refute a claim and never prove one.
 """
 
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -98,9 +99,14 @@ def audit(
         >>> audit(honest, runs, others).holds, audit(false, runs, others).holds
         (True, False)
     """
+    _validate.function("claim", claim, ("delta",), "budget_to_epsilon")
     one, other = (_checked(s) for s in (scores, other_scores))
-    _validate.open_unit("failure_prob", failure_prob, "1e-3")
-    epsilons = np.array([claim(delta) for delta in deltas])
+    failure_prob = _validate.open_unit("failure_prob", failure_prob, "1e-3")
+    each_delta = _validate.entries("deltas", deltas, "(0.1, 0.4)")
+    if not each_delta:
+        raise ValueError("deltas must hold at least one delta, got none: write deltas=(0.1, 0.4).")
+    deltas = tuple(_validate.open_unit("deltas", delta, "(0.1, 0.4)") for delta in each_delta)
+    epsilons = np.array([_claimed(claim(delta)) for delta in deltas])
     each = failure_prob / (2 * len(deltas))
     shown = [
         max(_shown(epsilon, one, other, each), _shown(epsilon, -other, -one, each))
@@ -109,8 +115,24 @@ def audit(
     return Report(epsilons, np.array(deltas), np.array(shown), failure_prob)
 
 
+def _claimed(epsilon: float) -> float:
+    if not isinstance(epsilon, numbers.Real) or not epsilon >= 0:
+        raise ValueError(
+            f"claim must return an epsilon of at least 0, got {_validate.shown(epsilon)}: write "
+            "claim=lambda delta: epsilon_from_noise(noise, num_releases, delta=delta)."
+        )
+    return float(epsilon)
+
+
 def _checked(scores: np.ndarray) -> np.ndarray:
-    scores = np.asarray(scores, np.float64).ravel()
+    scores = _validate.host_array("scores", scores)
+    if scores.dtype.kind not in "biuf":
+        raise ValueError(
+            f"scores must be at least four numbers a data set, got dtype {scores.dtype}: give one "
+            "score a run."
+        )
+    with np.errstate(over="ignore"):
+        scores = scores.astype(np.float64).ravel()
     if len(scores) < 4 or np.isnan(scores).any():
         raise ValueError(
             f"scores must be at least four numbers a data set, got {_validate.shown(scores)} with "

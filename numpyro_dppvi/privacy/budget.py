@@ -1,5 +1,6 @@
 """What is promised: a privacy budget and the neighbouring relation it is meant for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -16,13 +17,19 @@ Unit: TypeAlias = Literal["record", "client"]
 _RELATIONS: tuple[str, ...] = get_args(Relation)
 _UNITS: tuple[str, ...] = get_args(Unit)
 
+# What accountants compute without losing all digits; a larger epsilon is no promise, and a smaller
+# one is all but that of delta alone.
+_MOST_EPSILON = 1e6
+_LEAST_DELTA = 1e-100
+
 
 @dataclass(frozen=True)
 class PrivacyBudget:
     """The most that a client's records may cost: an (epsilon, delta) guarantee.
 
     Args:
-        epsilon: Above 0. ``math.inf`` asks for clipping without noise, which is no privacy.
+        epsilon: Between 1e-6 and 1e6. ``math.inf`` asks for clipping without noise, which is no
+            privacy.
         delta: Strictly between 0 and 1; well below one over the number of records.
         relation: ``"replace_one"`` (the paper's: a neighbour has one record replaced, and the
             number of records is public) or ``"add_or_remove_one"``: one record more or less,
@@ -54,13 +61,14 @@ class PrivacyBudget:
     max_records_per_person: int = 1
 
     def __post_init__(self) -> None:
-        epsilon = _validate.positive("epsilon", self.epsilon, infinite=True)
+        epsilon = _validate.positive("epsilon", self.epsilon, infinite=True, most=_MOST_EPSILON)
         object.__setattr__(self, "epsilon", epsilon)
-        object.__setattr__(self, "delta", _validate.open_unit("delta", self.delta, "1e-5"))
+        delta = _validate.open_unit("delta", self.delta, "1e-5", _LEAST_DELTA)
+        object.__setattr__(self, "delta", delta)
         _validate.choice("relation", self.relation, _RELATIONS)
         _validate.choice("unit", self.unit, _UNITS)
-        _validate.positive_int("max_records_per_person", self.max_records_per_person)
-        object.__setattr__(self, "max_records_per_person", int(self.max_records_per_person))
+        most = _validate.positive_int("max_records_per_person", self.max_records_per_person)
+        object.__setattr__(self, "max_records_per_person", most)
         if self.unit == "client":
             self._check_client()
 
@@ -77,12 +85,43 @@ class PrivacyBudget:
             )
 
 
+def budget_of_each(
+    budget: PrivacyBudget | Sequence[PrivacyBudget], num_clients: int
+) -> tuple[PrivacyBudget, ...]:
+    """One budget a client.
+
+    Raises:
+        TypeError: If it is no budget, nor a sequence of some.
+        ValueError: If there is another number of budgets than of clients.
+    """
+    if isinstance(budget, PrivacyBudget):
+        return (budget,) * num_clients
+    budgets = _validate.listed(budget)
+    wrong = [b for b in budgets or () if not isinstance(b, PrivacyBudget)]
+    if budgets is None or wrong:
+        received = _validate.shown(wrong[0] if wrong else budget)
+        raise TypeError(
+            f"budget must be a PrivacyBudget or a list of them, got {received}: "
+            "write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
+        )
+    if len(budgets) != num_clients:
+        raise ValueError(
+            f"budget must be one for all clients or one a client, got {len(budgets)} budgets for "
+            f"{num_clients} clients: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
+        )
+    return tuple(budgets)
+
+
 def unit_sensitivity(relation: Relation) -> float:
     """How far a sum of vectors of norm <= 1 moves, at most, between neighbouring data sets.
 
     The only place where a sensitivity is written: replacing one record takes a vector out and
     puts another in (2); adding or removing one does half of that (1).
+
+    Raises:
+        ValueError: If the relation is another.
     """
+    _validate.choice("relation", relation, _RELATIONS)
     return 2.0 if relation == "replace_one" else 1.0
 
 

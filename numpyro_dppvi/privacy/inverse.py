@@ -10,10 +10,12 @@ from collections.abc import Callable
 from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, calibrate, units
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation
-from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
+from numpyro_dppvi.privacy.sampling import FullBatch, Sampler, check_kind
 
 # More releases than these are not looked for.
 _MOST_RELEASES = 10**9
+# With less noise, or more, than the one over this, epsilon has no digits.
+_MOST_NOISE = 1e9
 
 
 def epsilon_from_noise(
@@ -52,8 +54,8 @@ def epsilon_from_noise(
         >>> epsilon_from_noise(4.0, 1000, sampler=sampler, num_records=5000) < 8
         True
     """
-    noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
-    _validate.positive_int("num_releases", num_releases)
+    noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier, most=_MOST_NOISE)
+    num_releases = _validate.positive_int("num_releases", num_releases, _MOST_RELEASES)
     delta = PrivacyBudget(1.0, delta, relation).delta
     sampler, size, physical_size = _one_client(sampler, num_records, relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
@@ -86,7 +88,8 @@ def noise_from_epsilon(
         >>> round(noise, 1), epsilon_from_noise(noise, 30) <= 1
         (40.9, True)
     """
-    _validate.positive_int("num_releases", num_releases)
+    _validate.instance("budget", budget, PrivacyBudget, "PrivacyBudget(epsilon=1.0)")
+    num_releases = _validate.positive_int("num_releases", num_releases, _MOST_RELEASES)
     sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
     return calibrate.noise_multiplier(budget, num_releases, sampler, size, physical_size)
 
@@ -121,12 +124,16 @@ def rounds_from_epsilon(
         >>> rounds_from_epsilon(budget, 41.0, releases_per_round=3)
         10
     """
-    noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
-    _validate.positive_int("releases_per_round", releases_per_round)
+    _validate.instance("budget", budget, PrivacyBudget, "PrivacyBudget(epsilon=1.0)")
+    noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier, most=_MOST_NOISE)
+    releases_per_round = _validate.positive_int(
+        "releases_per_round", releases_per_round, _MOST_RELEASES
+    )
     if math.isinf(budget.epsilon):
         raise ValueError(
             "epsilon must be finite, got inf: an unlimited budget lasts for any number of rounds."
         )
+    check_kind(sampler)
     units.check_sampler(budget, sampler)
     sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
@@ -186,6 +193,7 @@ def _one_client(
     sampler: Sampler, num_records: int | None, relation: Relation
 ) -> tuple[Sampler, int, int]:
     """The client's own sampler, its records and the rows of a batch."""
+    check_kind(sampler)
     if num_records is None:
         if not isinstance(sampler, FullBatch):
             raise ValueError(
@@ -193,6 +201,6 @@ def _one_client(
                 "num_records=1000, say."
             )
         num_records = 1
-    _validate.positive_int("num_records", num_records)
+    num_records = _validate.positive_int("num_records", num_records)
     sampler.check([num_records], relation)
     return sampler.of_client(0), num_records, sampler.physical_size([num_records])

@@ -68,6 +68,12 @@ class Ledger:
     run: str = ""
     kept: str = ""
 
+    def __post_init__(self) -> None:
+        for name in ("budgets", "affordable", "entries"):
+            _validate.instance(name, getattr(self, name), tuple, "()")
+        for budget in self.budgets:
+            _validate.instance("budgets", budget, PrivacyBudget, "(PrivacyBudget(epsilon=1.0),)")
+
     def charge(self, entries: Iterable[Entry]) -> "Ledger":
         """A ledger with more entries, made before the releases happen.
 
@@ -76,7 +82,13 @@ class Ledger:
                 the epsilon it would reach and its budget. Nothing is charged then.
             ValueError: If an entry has a client without a budget, or less than one release.
         """
-        entries = tuple(entries)
+        try:
+            entries = tuple(entries)
+        except TypeError:
+            raise TypeError(
+                f"entries must be a sequence of Entry, got {_validate.shown(entries)}: write "
+                "entries=[Entry(round=0, client=0, event=event, num_releases=1)], say."
+            ) from None
         for entry in entries:
             self._check_entry(entry)
         charged = replace(self, entries=self.entries + entries)
@@ -88,6 +100,7 @@ class Ledger:
 
     def composition(self, client: int) -> Composition:
         """What one client has released."""
+        _validate.not_negative_int("client", client)
         return self._totals.get(client, frozenset())
 
     @functools.cached_property
@@ -104,6 +117,8 @@ class Ledger:
         Returns:
             Shape ``(num_clients,)``; empty for a run without privacy.
         """
+        if delta is not None:
+            delta = PrivacyBudget(1.0, delta).delta
         return np.array([self._epsilon(m, delta) for m in range(len(self.budgets))])
 
     def _epsilon(self, client: int, delta: float | None = None) -> float:
@@ -112,6 +127,14 @@ class Ledger:
         return accounting.epsilon(self.composition(client), delta, budget.relation)
 
     def _check_entry(self, entry: Entry) -> None:
+        if not isinstance(entry, Entry):
+            raise TypeError(
+                f"entries must be a sequence of Entry, got {_validate.shown(entry)} among them: "
+                "write entries=[Entry(round=0, client=0, event=event, num_releases=1)], say."
+            )
+        _validate.not_negative_int("round", entry.round)
+        _validate.whole("client", entry.client)
+        _validate.instance("event", entry.event, dpa.DpEvent, "dpa.GaussianDpEvent(25.0)")
         _validate.positive_int("num_releases", entry.num_releases)
         if not 0 <= entry.client < len(self.budgets):
             raise ValueError(

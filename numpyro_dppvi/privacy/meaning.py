@@ -8,10 +8,11 @@ distributions that the accountant composes (Dong, Roth and Su 2022).
 import functools
 import math
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, concentrated, loss
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import Relation
@@ -42,7 +43,6 @@ class Attack(NamedTuple):
     true_positive_rate: float
 
 
-@functools.lru_cache(maxsize=4096)
 def best_attack(
     composition: Composition, relation: Relation, false_positive_rate: float = FALSE_POSITIVE_RATE
 ) -> Attack:
@@ -56,8 +56,20 @@ def best_attack(
     Returns:
         The attack: from the closed form for Gaussians, else from privacy loss distributions that
         are rounded up, or for discrete Gaussian noise from its Rényi divergences.
+
+    Raises:
+        ValueError: If a rate is outside (0, 1) or there is no such relation.
+        TypeError: If the composition is none.
     """
-    rate = false_positive_rate
+    accounting.check_composition(composition)
+    _validate.choice("relation", relation, get_args(Relation))
+    rate = _validate.open_unit("false_positive_rate", false_positive_rate, "0.01", 1e-100)
+    return _best_attack(composition, relation, rate)
+
+
+@functools.lru_cache(maxsize=4096)
+def _best_attack(composition: Composition, relation: Relation, rate: float) -> Attack:
+    """What :func:`best_attack` returns."""
     rho = concentrated.total_rho(composition, relation)
     if rho is not None:
         return Attack(concentrated.advantage(rho), rate, concentrated.detected(rho, rate))

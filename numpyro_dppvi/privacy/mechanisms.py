@@ -23,6 +23,9 @@ from numpyro_dppvi.privacy.discrete import (
 )
 from numpyro_dppvi.privacy.sampling import Sampler
 
+# Next to the smallest 32-bit floats, which a device may take for 0, and to the largest.
+_LEAST_STD, _MOST_STD = 1e-35, 1e35
+
 
 @dataclass(frozen=True)
 class GaussianSum:
@@ -54,6 +57,7 @@ class GaussianSum:
     def check(self, budget: PrivacyBudget) -> None:
         """Refuses a budget whose unit can change more than ``contributions`` vectors."""
         units.check_sampler(budget, self.sampler)
+        _check_std(self.share_std)
         _check_contributions(self.contributions, units.records_changed(budget), budget)
 
     def sensitivity(self, relation: Relation) -> float:
@@ -131,6 +135,7 @@ class GaussianShardSum:
                     "noise=Gaussian(), or leave trusted_aggregator out."
                 )
             std_in_steps(self.unweighted_std, self.clip_norm)
+        _check_std(self.share_std)
         self.sensitivity(budget.relation)
         changed = units.shards_changed(budget, self.num_shards)
         _check_contributions(self.contributions, changed, budget)
@@ -183,6 +188,15 @@ class GaussianShardSum:
 
 Mechanism: TypeAlias = GaussianSum | GaussianShardSum
 """What makes a client's release private, for sums of gradients and for sums of shards' changes."""
+
+
+def _check_std(noise_std: float) -> None:
+    """Refuses noise that 32-bit programs would take for none, or for infinite."""
+    if noise_std != 0 and not _LEAST_STD <= noise_std <= _MOST_STD:
+        raise ValueError(
+            f"noise must have a standard deviation between {_LEAST_STD:g} and {_MOST_STD:g}, "
+            f"got {noise_std:g}: write a clip_norm nearer to 1, or fewer max_records_per_person."
+        )
 
 
 def _check_contributions(accounted: int, changed: int, budget: PrivacyBudget) -> None:

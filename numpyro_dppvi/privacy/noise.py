@@ -62,7 +62,8 @@ class SecretKeys:
 
     def __post_init__(self) -> None:
         if self.insecure_seed is not None:
-            _validate.whole("insecure_noise_seed", self.insecure_seed)
+            seed = _validate.whole("insecure_noise_seed", self.insecure_seed)
+            object.__setattr__(self, "insecure_seed", seed)
         if self.generator is not None:
             _validate.choice("generator", self.generator, get_args(Generator))
         if self.generator == "chacha20":
@@ -70,6 +71,7 @@ class SecretKeys:
 
     def round_key(self, round_number: int) -> PRNGKey:
         """The secret key of one round; a fresh one at every call unless a seed was given."""
+        _validate.not_negative_int("round_number", round_number)
         generator = _best_generator() if self.generator is None else self.generator
         num_bytes = 4 * chacha.KEY_WORDS if generator == "chacha20" else _THREEFRY_BYTES
         if self.insecure_seed is None:

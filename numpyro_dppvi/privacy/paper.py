@@ -32,9 +32,9 @@ def paper_epsilon(
     Raises:
         ValueError: If a number is out of its range.
     """
-    noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
-    prob = _validate.open_unit("sampling_prob", sampling_prob, "0.1")
-    _validate.positive_int("num_releases", num_releases)
+    noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier, most=1e9)
+    prob = _validate.open_unit("sampling_prob", sampling_prob, "0.1", 1e-8)
+    num_releases = _validate.positive_int("num_releases", num_releases, 10**9)
     delta = PrivacyBudget(1.0, delta).delta
     event = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(noise_multiplier))
     return accounting.epsilon(accounting.compose([(event, num_releases)]), delta, "replace_one")

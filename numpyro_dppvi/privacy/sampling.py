@@ -27,6 +27,8 @@ _PADDING_DEVIATIONS = 5.0
 _PADDING_SKEW = 4.0
 # Inclusion compares 30 random bits with a threshold: see PoissonSampling.draw.
 _BITS = 30
+# With so few bits, records of a smaller probability would never be drawn.
+_LEAST_PROB = 1e-8
 # More records than these do not share one word: it happens in one of 10^40 draws of 10^4 records.
 _MOST_EQUALS = 8
 
@@ -41,6 +43,15 @@ class Batch(NamedTuple):
 
     rows: Array | None
     mask: Array
+
+
+def check_kind(sampler: "Sampler") -> None:
+    """Refuses what is no sampler."""
+    if isinstance(sampler, type) or not hasattr(sampler, "dp_event"):
+        raise TypeError(
+            "sampler must be FullBatch(), PoissonSampling(...) or FixedSizeSampling(...), got "
+            f"{_validate.shown(sampler)}: write sampler=PoissonSampling(0.1), say."
+        )
 
 
 class Sampler(Protocol):
@@ -147,7 +158,7 @@ class PoissonSampling:
     is kept, and the event says so (Ganesh, McMahan and Thakurta 2025, arXiv 2508.15089).
 
     Args:
-        sampling_prob: In (0, 1); one number for all clients, or one a client.
+        sampling_prob: At least 1e-8 and below 1; one number for all clients, or one a client.
 
     Raises:
         ValueError: If a probability is outside (0, 1).
@@ -156,9 +167,10 @@ class PoissonSampling:
     sampling_prob: float | tuple[float, ...]
 
     def __post_init__(self) -> None:
-        probs = _validate.one_or_each(
-            self.sampling_prob, lambda prob: _validate.open_unit("sampling_prob", prob, "0.1")
-        )
+        def checked(name: str, prob: float) -> float:
+            return _validate.open_unit(name, prob, "0.1", _LEAST_PROB)
+
+        probs = _validate.one_or_each("sampling_prob", self.sampling_prob, checked)
         object.__setattr__(self, "sampling_prob", probs)
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
@@ -254,8 +266,8 @@ class FixedSizeSampling:
     batch_size: int
 
     def __post_init__(self) -> None:
-        _validate.positive_int("batch_size", self.batch_size)
-        object.__setattr__(self, "batch_size", int(self.batch_size))
+        size = _validate.positive_int("batch_size", self.batch_size)
+        object.__setattr__(self, "batch_size", size)
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
         """Refuses clients with fewer records than a batch, and ``add_or_remove_one``.

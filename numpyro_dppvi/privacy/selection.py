@@ -16,7 +16,7 @@ from dp_accounting import rdp
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import units
-from numpyro_dppvi.privacy.budget import PrivacyBudget, unit_sensitivity
+from numpyro_dppvi.privacy.budget import PrivacyBudget, budget_of_each, unit_sensitivity
 from numpyro_dppvi.privacy.mechanisms import GaussianSum
 from numpyro_dppvi.privacy.sampling import FullBatch
 
@@ -26,6 +26,9 @@ _ORDERS = tuple(1 + 2.0 ** (e / 8) for e in range(-32, 113))
 _ENOUGH = 0.999
 # A run's own calibration is right to some 1e-12 of its distance.
 _ROUNDING = 1e-9
+# Nobody waits for more, not even for their number to be drawn.
+_MOST_RUNS = 1e5
+_LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class PoissonRuns:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", _mean(self.mean))
+        if math.exp(-self.mean) == 0:
+            raise ValueError(f"mean must be at most 745, got {self.mean:g}: write mean=10.0, say.")
 
     @property
     def name(self) -> str:
@@ -83,10 +88,13 @@ class NegativeBinomialRuns:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", _mean(self.mean))
-        if self.mean == 1 or not (0 <= self.shape < math.inf):
+        object.__setattr__(self, "shape", _validate.not_negative("shape", self.shape))
+        if self.mean == 1:
+            raise ValueError("mean must be above 1, got 1: write NegativeBinomialRuns(10.0), say.")
+        if not self._first():
             raise ValueError(
-                f"mean must be above 1 and shape at least 0 and finite, got mean={self.mean:g} and "
-                f"shape={_validate.shown(self.shape)}: write NegativeBinomialRuns(10.0), say."
+                f"mean and shape must leave a single run some probability, got mean={self.mean:g} "
+                f"and shape={self.shape:g}: write NegativeBinomialRuns(10.0), say."
             )
 
     @property
@@ -104,15 +112,22 @@ class NegativeBinomialRuns:
 
         def probabilities() -> Iterator[tuple[int, float]]:
             # P(1), and then the ratio of neighbours: (1 - gamma) (k + shape) / (k + 1).
-            first = (
-                -1 / math.log(gamma) if shape == 0 else shape / math.expm1(-shape * math.log(gamma))
-            )
-            k, prob = 1, first * (1 - gamma)
+            k, prob = 1, self._first()
             while True:
                 yield k, prob
                 k, prob = k + 1, prob * (1 - gamma) * (k + shape) / (k + 1)
 
         return _quantile(probabilities(), uniform)
+
+    def _first(self) -> float:
+        """The probability of a single run."""
+        gamma, shape = self._gamma(), self.shape
+        if gamma == 1:  # shapes so large that no number tells it from 1
+            return 0.0
+        if shape == 0:
+            return -1 / math.log(gamma) * (1 - gamma)
+        exponent = -shape * math.log(gamma)
+        return 0.0 if exponent > _LARGEST_EXPONENT else shape / math.expm1(exponent) * (1 - gamma)
 
     def _gamma(self) -> float:
         """The parameter whose distribution has the mean; found by halving an interval."""
@@ -134,7 +149,7 @@ Runs: TypeAlias = PoissonRuns | NegativeBinomialRuns
 
 
 def _mean(mean: float) -> float:
-    mean = _validate.positive("mean", mean)
+    mean = _validate.positive("mean", mean, most=_MOST_RUNS)
     if mean < 1:
         raise ValueError(f"mean must be at least 1, got {mean:g}: write mean=10.0, say.")
     return mean
@@ -239,14 +254,10 @@ def plan_selection(
             f"runs must be PoissonRuns(...) or NegativeBinomialRuns(...), got "
             f"{_validate.shown(runs)}: write runs=NegativeBinomialRuns(10.0), say."
         )
+    sizes = _validate.client_sizes(client_sizes)
     bound = _validate.positive("score_bound", score_bound)
     share = _validate.open_unit("score_share", score_share, "0.1")
-    budgets = [budget] * len(client_sizes) if isinstance(budget, PrivacyBudget) else list(budget)
-    if len(budgets) != len(client_sizes):
-        raise ValueError(
-            f"budget must be one for all clients or one a client, got {len(budgets)} budgets for "
-            f"{len(client_sizes)} clients."
-        )
+    budgets = budget_of_each(budget, len(sizes))
     mus = [_largest_mu(mine, runs) for mine in budgets]
     fit_mus = [math.sqrt(1 - share) * mu for mu in mus]
     return SelectionPlan(
@@ -254,7 +265,7 @@ def plan_selection(
         tuple(_run_budget(b, mu) for b, mu in zip(budgets, fit_mus, strict=True)),
         tuple(
             _score_mechanism(mine, math.sqrt(share) * mu, bound, size)
-            for mine, mu, size in zip(budgets, mus, client_sizes, strict=True)
+            for mine, mu, size in zip(budgets, mus, sizes, strict=True)
         ),
         runs,
         tuple(mus),

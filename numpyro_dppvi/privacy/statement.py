@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, units, words
 from numpyro_dppvi.privacy.discrete import DiscreteGaussian
 from numpyro_dppvi.privacy.ledger import Ledger
@@ -59,6 +60,9 @@ class PrivacyStatement:
         ledger: What was charged.
         insecure_seed: Whether noise came from a known seed, so that it can be removed.
 
+    Raises:
+        TypeError: If a field is of another kind.
+
     Example:
         >>> import numpyro_dppvi as dppvi
         >>> method, budget = dppvi.DPOptimization(), dppvi.PrivacyBudget(epsilon=1.0)
@@ -75,6 +79,18 @@ class PrivacyStatement:
     plan: PrivacyPlan | None
     ledger: Ledger
     insecure_seed: bool
+
+    def __post_init__(self) -> None:
+        """Refuse a flag that is none: a seed of 0 is a seed."""
+        if not isinstance(self.method, str):
+            raise TypeError(
+                f"method must be a method's name, got {_validate.shown(self.method)}: write "
+                "method='DPOptimization', say."
+            )
+        if self.plan is not None:
+            _validate.instance("plan", self.plan, PrivacyPlan, "plan_privacy(...)")
+        _validate.instance("ledger", self.ledger, Ledger, "plan.ledger()")
+        _validate.flag("insecure_seed", self.insecure_seed)
 
     def as_dict(self) -> dict[str, Any]:
         """The statement as plain values."""

@@ -67,9 +67,12 @@ class TestNumberOfRuns:
             ("mean must be at least 1, got 0.5", lambda: PoissonRuns(0.5)),
             ("mean must be a number above 0", lambda: PoissonRuns(-1)),
             ("mean must be a number above 0", lambda: PoissonRuns(math.inf)),
-            ("mean must be above 1 and shape at least 0", lambda: NegativeBinomialRuns(1)),
-            ("got mean=5 and shape=-1", lambda: NegativeBinomialRuns(5, -1)),
-            ("got mean=5 and shape=nan", lambda: NegativeBinomialRuns(5, math.nan)),
+            ("mean must be above 1, got 1", lambda: NegativeBinomialRuns(1)),
+            ("shape must be a number not below 0 .* got -1", lambda: NegativeBinomialRuns(5, -1)),
+            (
+                "shape must be a number not below 0 .* got nan",
+                lambda: NegativeBinomialRuns(5, math.nan),
+            ),
         ],
     )
     def test_refuses_what_is_out_of_range(self, words, make):
