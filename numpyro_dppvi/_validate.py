@@ -152,6 +152,11 @@ def not_negative_int(name: str, value: int, most: int = MOST_INT) -> int:
     return int(value)
 
 
+def damping(value: float) -> float:
+    """Returns the share of a change that is merged as a float; refuses one outside [1e-6, 1]."""
+    return half_open_unit("damping", value, 1e-6)
+
+
 def whole(name: str, value: int) -> int:
     """Returns a whole number of any size as an ``int``; refuses everything else."""
     if not _is_whole(value):
@@ -212,7 +217,9 @@ def listed(value: Any) -> list[Any] | None:
         return None
     if isinstance(value, (np.ndarray, jax.Array)):
         is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
-        return None if value.ndim != 1 or is_key else list(np.asarray(value).tolist())
+        has_fields = not is_key and getattr(value.dtype, "names", None) is not None
+        one_axis = value.ndim == 1 and not is_key and not has_fields
+        return list(np.asarray(value).tolist()) if one_axis else None
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview)):
         return list(value)
     return None

@@ -127,7 +127,7 @@ def pvi(
         client_sizes: Number of records of each client.
         plan: The privacy plan of a private method; ``None`` for ``NonPrivate``.
         schedule: Which clients each round visits.
-        damping: In (0, 1]; the share of a change that is merged.
+        damping: In [1e-6, 1]; the share of a change that is merged.
         model_kwargs: The model's public arguments.
         secret_keys: Where noise and batches come from.
         trusted_aggregator: Whether the server sees only the sum of a round's changes, so that the
@@ -208,7 +208,7 @@ def assemble(
     ``prior_left_out`` is the power of the prior that cavities lack. Clients who fit alone begin
     their solves at the start, which their factors do not hold.
     """
-    damping, init_scale = _validate.half_open_unit("damping", damping), start.check(init_scale)
+    damping, init_scale = _validate.damping(damping), start.check(init_scale)
     num_clients = len(client_sizes)
     agreement.check_noise(method, trusted)
     agreement.check_plan(method, plan, client_sizes, trusted)

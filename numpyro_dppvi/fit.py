@@ -178,7 +178,7 @@ def fit(
         schedule: ``sequential``, ``synchronous`` or any function of the round's number and the
             number of clients.
         num_rounds: Rounds; in each, the schedule's clients send one change.
-        damping: In (0, 1]; the share of a change that is merged.
+        damping: In [1e-6, 1]; the share of a change that is merged.
         model_kwargs: Public arguments of the model.
         trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.

@@ -199,9 +199,9 @@ def settled(run: Wiring, damping: float, init_scale: float | None) -> Wiring:
     """The same with what was left to the caller.
 
     Raises:
-        ValueError: If ``damping`` is outside (0, 1], or ``init_scale`` outside [1e-6, 1].
+        ValueError: If ``damping`` or ``init_scale`` is outside [1e-6, 1].
     """
-    damping = _validate.half_open_unit("damping", damping)
+    damping = _validate.damping(damping)
     return run._replace(
         damping=damping if run.damping is None else run.damping, init_scale=start.check(init_scale)
     )

@@ -167,11 +167,12 @@ def _reference_lines(name: str, lines: Any) -> dict[str, float]:
 def _drawn(name: str, value: Any) -> float:
     """A number that can be drawn; what is not finite leaves a gap."""
     try:
-        return float(value)
+        number = None if np.ma.is_masked(value) else float(value)
     except (OverflowError, TypeError, ValueError):
-        raise ValueError(
-            f"{name} must be a number, got {_validate.shown(value)}: write 0.9, say."
-        ) from None
+        number = None
+    if number is None:
+        raise ValueError(f"{name} must be a number, got {_validate.shown(value)}: write 0.9, say.")
+    return number
 
 
 def _panels(number: int, height: float = _PANEL[1]) -> tuple[Any, Any]:
