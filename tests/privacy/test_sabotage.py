@@ -236,20 +236,10 @@ def test_sums_that_get_noise_are_exact(monkeypatch):
 def test_a_solve_that_fails_sends_nothing():
     """No NaN, which the server would have to refuse, and all others' changes with it."""
     method = dppvi.DPOptimization(CLIP, 1, optax.sgd(3e38), expectation=dppvi.MonteCarlo(2))
-    result = dppvi.fit(
-        logistic,
-        None,
-        [records(12)],
-        rng_key=jax.random.key(0),
-        method=method,
-        budget=dppvi.PrivacyBudget(1.0),
-        num_rounds=1,
-        progress_bar=False,
-        insecure_noise_seed=0,
-    )
-    assert result.history.failed.tolist() == [1]
-    assert result.history.rejected.tolist() == [0]
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(result.state.factors))
+    run, *_ = visit(method, shard=0)
+    message = run(100.0, dppvi.SecretKeys(0).round_key(0))
+    assert message.failed
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(message.change))
 
 
 # ---------------------------------------------------------------------------------------------
