@@ -509,26 +509,26 @@ _CHARGING = (
     ),
     Mutant(
         "two visits of a round, charged as one",
-        "int(visits[m]) * mine.releases_per_visit)\n",
-        "mine.releases_per_visit)\n",
+        "visits[m] * mine.releases_per_visit, run)\n",
+        "mine.releases_per_visit, run)\n",
         (f"{DISCRETE}TestRuns::test_clients_may_join_late_or_drop_out[asynchronous]",),
     ),
     Mutant(
         "the steps of a visit, charged as one",
-        "int(visits[m]) * mine.releases_per_visit)\n",
-        "int(visits[m]))\n",
+        "visits[m] * mine.releases_per_visit, run)\n",
+        "visits[m], run)\n",
         (f"{KEY_USE}test_no_secret_key_is_used_twice[Poisson batches, in turn]",),
     ),
     Mutant(
         "noise for one visit",
-        "budget, max(1, visits * releases_per_visit), own, size, physical_size",
-        "budget, max(1, releases_per_visit), own, size, physical_size",
+        "            max(1, visits * releases_per_visit),\n            own,\n",
+        "            max(1, releases_per_visit),\n            own,\n",
         (f"{UNITS}TestPlans::test_of_gradients_cover_all_records_of_a_person",),
     ),
     Mutant(
         "noise on changes for one visit",
-        "_noise_of_changes(noise_law, budget, max(1, visits), size)",
-        "_noise_of_changes(noise_law, budget, 1, size)",
+        "_noise_of_changes(noise_law, budget, max(1, visits), size, spent",
+        "_noise_of_changes(noise_law, budget, 1, size, spent",
         (f"{UNITS}TestPlans::test_of_changes_cover_all_shards_of_a_unit",),
     ),
     Mutant(
@@ -569,8 +569,8 @@ _CHARGING = (
     ),
     Mutant(
         "a charge that is not flushed to the disk",
-        "            file.flush()\n            os.fsync(file.fileno())\n        self._seen",
-        "            file.flush()\n        self._seen",
+        "        file.flush()\n        os.fsync(file.fileno())\n        self._seen",
+        "        file.flush()\n        self._seen",
         (f"{LEDGER_FILE}TestWhatIsWritten::test_is_synced_before_charge_returns",),
     ),
     Mutant(
