@@ -19,8 +19,8 @@ import numpyro.distributions as dist
 import optax
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import baselines, planning, rounds, server
 from numpyro_dppvi.privacy import accounting, audit
+from numpyro_dppvi.protocol import global_vi, planning, rounds, server
 
 # A total cost at which a few thousand runs tell a fifth too little noise from enough of it.
 BUDGET = dppvi.PrivacyBudget(9.0)
@@ -152,7 +152,7 @@ def global_steps() -> Case:
     wired = planning.wiring(method, dppvi.synchronous, 1, True)
     plan = planning.plan_wired(wired, BUDGET, sizes)
     shapes = {"y": jax.ShapeDtypeStruct((10,), np.float32)}
-    algorithm = baselines.global_vi(
+    algorithm = global_vi.global_vi(
         model,
         None,
         shapes,
@@ -165,10 +165,10 @@ def global_steps() -> Case:
     for canary in (HUGE, -HUGE):
         mine = np.array([0, 0, 0, canary], np.float32)
         worlds.append(dppvi.stack_clients([{"y": mine}, {"y": np.zeros(6, np.float32)}]))
-    problem, numbers, moved, _, keys = taken(algorithm, worlds[0], baselines, "_step")
+    problem, numbers, moved, _, keys = taken(algorithm, worlds[0], global_vi, "_step")
 
     def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
-        end = baselines._step(problem, numbers, moved, shards, (keys[0], secret_key))
+        end = global_vi._step(problem, numbers, moved, shards, (keys[0], secret_key))
         return end[0]["mu"].loc
 
     return Case(_claim(plan), score, tuple(worlds))

@@ -21,7 +21,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dppvi as dppvi
 from models.examples import EXAMPLES, Example
-from numpyro_dppvi.partition import stack_clients
+from numpyro_dppvi.records import stack_clients
 
 CLIENTS = (1, 5, 50)
 DRAWS = 64

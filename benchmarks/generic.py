@@ -22,7 +22,7 @@ import numpyro_dppvi as dppvi
 from benchmarks import adult
 from models.bnn import bnn
 from models.logistic_regression import logistic_regression
-from numpyro_dppvi import objective
+from numpyro_dppvi.methods import objective
 
 NODES, DRAWS, CLIP = 20, 10, 2.5
 

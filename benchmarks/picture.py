@@ -20,7 +20,8 @@ from typing import Any
 import numpyro_dppvi as dppvi
 from models.evaluation import of_logits
 from models.logistic_regression import logistic_regression
-from numpyro_dppvi import methods, plots
+from numpyro_dppvi.analysis import plots
+from numpyro_dppvi.methods import values
 from tutorials import demo
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "convergence.png"
@@ -48,7 +49,7 @@ def origin() -> dict[str, Any]:
     damping = defaults["damping"].default
     return {
         "method": str(method),
-        "learning rate": methods.default_learning_rate(method, releases, damping),
+        "learning rate": values.default_learning_rate(method, releases, damping),
         "damping": damping,
         "schedule": defaults["schedule"].default.__name__,
         "plan": str(plan).splitlines()[:3],

@@ -7,29 +7,35 @@ Pieces: families, factors, the privacy package and the rest, as modules.
 
 import importlib.metadata
 
-from numpyro_dppvi import factors, families, privacy
-from numpyro_dppvi._result import History, Outcome, Status
+from numpyro_dppvi import families, privacy
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.algorithm import Algorithm, PVIState, pvi
-from numpyro_dppvi.citation import Citation, citation
-from numpyro_dppvi.compare import Comparison, compare
-from numpyro_dppvi.diagnostics import Diagnostics, diagnose
-from numpyro_dppvi.fit import FitResult, fit
+from numpyro_dppvi.analysis import (
+    Citation,
+    Comparison,
+    Diagnostics,
+    Selection,
+    citation,
+    compare,
+    diagnose,
+    plots,
+    select,
+)
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.methods import (
+    Automatic,
     BayesianCommitteeMachine,
     DPOptimization,
+    GaussHermite,
     GlobalVI,
     LocalAveraging,
+    MonteCarlo,
+    NaturalGradient,
     NonPrivate,
     ParameterPerturbation,
+    SphericalCubature,
     VirtualClients,
 )
-from numpyro_dppvi.natural_gradient import NaturalGradient
-from numpyro_dppvi.objective import Automatic, GaussHermite, MonteCarlo, SphericalCubature
-from numpyro_dppvi.partition import Partition, Shards, partition, split_evenly, stack, stack_clients
-from numpyro_dppvi.planning import plan_privacy
-from numpyro_dppvi.posterior import Posterior, load
-from numpyro_dppvi.prior import Prior
+from numpyro_dppvi.posterior import Posterior, Prior, load
 from numpyro_dppvi.privacy import (
     BudgetExceededError,
     DiscreteGaussian,
@@ -43,10 +49,20 @@ from numpyro_dppvi.privacy import (
     PrivacyStatement,
     SecretKeys,
 )
-from numpyro_dppvi.rounds import RoundInfo
-from numpyro_dppvi.schedules import Asynchronous, random_subset, sequential, synchronous
-from numpyro_dppvi.selection import Selection, select
-from numpyro_dppvi.server import TrustedAggregator
+from numpyro_dppvi.protocol import (
+    Algorithm,
+    Asynchronous,
+    PVIState,
+    RoundInfo,
+    TrustedAggregator,
+    plan_privacy,
+    pvi,
+    random_subset,
+    sequential,
+    synchronous,
+)
+from numpyro_dppvi.records import Partition, Shards, partition, split_evenly, stack, stack_clients
+from numpyro_dppvi.run import FitResult, History, Outcome, Status, fit
 
 __version__ = importlib.metadata.version("numpyro-dppvi")
 
@@ -112,5 +128,6 @@ __all__ = [
     "Shards",
     "factors",
     "families",
+    "plots",
     "privacy",
 ]

@@ -17,8 +17,9 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import factors, rounds
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.privacy import accounting
+from numpyro_dppvi.protocol import rounds
 
 NOISE = 1.7
 PRIOR_LOC, PRIOR_SCALE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7])

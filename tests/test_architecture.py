@@ -1,14 +1,17 @@
-"""The shape of the package: import arrows, silence on import, and a documented surface.
+"""The shape of the package: rooms and import arrows, silence on import, and a documented surface.
 
 Every check is a function from source text to a list of complaints, so that the last part of this
 file can show each of them complaining.
 """
 
 import ast
+import graphlib
 import importlib
+import pkgutil
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,62 +21,26 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = "numpyro_dppvi"
 
-# From top to bottom. A module may import from lower layers only; those of one layer do not know
-# each other. A sub-package is one name here and free within itself.
-LAYERS: tuple[frozenset[str], ...] = (
+# The rooms, from top to bottom. A room may import from lower floors only; those of one floor do not
+# know each other. Within a room imports are free, but for circles.
+FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__init__"}),
     frozenset({"flower"}),
-    frozenset({"citation"}),
-    frozenset({"plots", "compare", "selection"}),
-    frozenset({"diagnostics"}),
-    frozenset({"replay"}),
-    frozenset({"fit"}),
-    frozenset({"loop", "describe"}),
-    frozenset({"checkpoint", "progress"}),
-    frozenset({"baselines", "planning"}),
-    frozenset({"algorithm"}),
-    frozenset({"rounds", "agreement"}),
-    frozenset({"posterior"}),
-    frozenset({"exported", "saved"}),
-    frozenset({"client", "server", "schedules", "prior", "predictions", "start"}),
-    frozenset({"local", "methods"}),
-    frozenset({"objective", "guides", "natural_gradient"}),
-    frozenset({"latents", "partition"}),
+    frozenset({"analysis"}),
+    frozenset({"run"}),
+    frozenset({"protocol"}),
+    frozenset({"methods", "posterior", "records"}),
+    frozenset({"guides"}),
+    frozenset({"latents"}),
     frozenset({"families"}),
-    frozenset({"factors"}),
-    # These take arrays, names and numbers, and know nothing of fits.
-    frozenset({"to_arviz", "marginals", "_files"}),
-    frozenset({"_result", "_disk"}),
-    frozenset({"_typing", "_validate"}),
+    frozenset({"_files"}),
+    frozenset({"_disk", "_typing", "_validate"}),
 )
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
-# privacy/ stands beside the layers, so that it can be audited alone.
-PRIVACY_MAY_IMPORT = frozenset({"_typing", "_validate", "_disk"})
-MAY_IMPORT_PRIVACY = frozenset(
-    {
-        "__init__",
-        "flower",
-        "plots",
-        "checkpoint",
-        "selection",
-        "describe",
-        "progress",
-        "loop",
-        "replay",
-        "compare",
-        "diagnostics",
-        "fit",
-        "algorithm",
-        "agreement",
-        "posterior",
-        "planning",
-        "baselines",
-        "client",
-        "local",
-        "methods",
-    }
-)
+# privacy/ stands beside the floors, so that it can be audited alone.
+PRIVACY_MAY_IMPORT = frozenset({"_disk", "_typing", "_validate"})
+MAY_IMPORT_PRIVACY = frozenset({"__init__", "flower", "analysis", "run", "protocol", "methods"})
 
 # Tracing a model happens in one place, reading a guide in another, and nowhere else.
 MAY_IMPORT_HANDLERS = frozenset({"latents", "guides"})
@@ -95,7 +62,7 @@ def read_package(folder: Path) -> dict[str, str]:
 
 
 def top_level(module: str) -> str:
-    """Names the layer member that a module belongs to: `privacy.ledger` to `privacy`."""
+    """Names the room that a module belongs to: `privacy.ledger` to `privacy`."""
     return module.split(".", maxsplit=1)[0]
 
 
@@ -119,7 +86,7 @@ def imported_names(module: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def package_imports(sources: Sources, module: str) -> Iterator[tuple[int, str]]:
-    """Yields line and layer member of every import of the package by one of its modules."""
+    """Yields line and room of every import of the package by one of its modules."""
     members = {top_level(name) for name in sources} | LEVEL.keys() | {"privacy"}
     for line, name in imported_names(module, ast.parse(sources[module])):
         root, *rest = name.split(".")
@@ -128,13 +95,13 @@ def package_imports(sources: Sources, module: str) -> Iterator[tuple[int, str]]:
 
 
 def unplaced_modules(sources: Sources) -> list[str]:
-    """Complains of modules that are in no layer."""
+    """Complains of modules that are on no floor."""
     known = LEVEL.keys() | {"privacy"}
-    return [f"{name}: is in no layer" for name in sources if top_level(name) not in known]
+    return [f"{name}: is on no floor" for name in sources if top_level(name) not in known]
 
 
 def allowed(importer: str, imported: str) -> bool:
-    """Says whether one layer member may import another."""
+    """Says whether one room may import another."""
     if importer == imported:
         return True
     if importer == "privacy":
@@ -152,6 +119,24 @@ def wrong_arrows(sources: Sources) -> list[str]:
         for line, imported in package_imports(sources, module)
         if not allowed(top_level(module), imported)
     ]
+
+
+def circles(sources: Sources) -> list[str]:
+    """Complains of modules that import each other in a circle, within a room too."""
+    arrows: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        if module.endswith("__init__"):
+            continue
+        names = (name for _, name in imported_names(module, ast.parse(source)))
+        dotted = {name.removeprefix(f"{PACKAGE}.") for name in names}
+        # `from a.b import c` names a.b.c, which is a module or something inside of one.
+        inside = {name.rpartition(".")[0] for name in dotted}
+        arrows[module] = (dotted | inside) & set(sources)
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        return [f"{' -> '.join(error.args[1])}: is a circle"]
+    return []
 
 
 def handler_imports(sources: Sources) -> list[str]:
@@ -279,7 +264,7 @@ def sources() -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "check",
-    [unplaced_modules, wrong_arrows, handler_imports, hidden_imports, needed_extras],
+    [unplaced_modules, wrong_arrows, circles, handler_imports, hidden_imports, needed_extras],
 )
 def test_the_package_keeps_its_shape(check, sources):
     assert check(sources) == []
@@ -288,6 +273,23 @@ def test_the_package_keeps_its_shape(check, sources):
 def test_the_public_surface_is_complete_and_documented():
     package = importlib.import_module(PACKAGE)
     assert surface_faults(vars(package), list(package.__all__)) == []
+
+
+def shadowed_modules(package: types.ModuleType) -> Iterator[str]:
+    """Yields the submodules that an attribute of the same name hides."""
+    for info in pkgutil.iter_modules(package.__path__):
+        found = getattr(package, info.name, None)
+        if not isinstance(found, types.ModuleType):
+            yield f"{package.__name__}.{info.name}"
+        elif info.ispkg:
+            yield from shadowed_modules(found)
+
+
+def test_no_function_hides_a_module():
+    package = importlib.import_module(PACKAGE)
+    for info in pkgutil.walk_packages(package.__path__, f"{PACKAGE}."):
+        importlib.import_module(info.name)
+    assert list(shadowed_modules(package)) == []
 
 
 SILENT_IMPORT = f"""
@@ -332,35 +334,33 @@ def test_modules_are_named_by_their_path(tmp_path):
     assert read_package(tmp_path) == {"fit": "y = 2\n", "privacy.__init__": "x = 1\n"}
 
 
-def test_a_module_in_no_layer_is_found():
-    assert unplaced_modules({"utils": "", "fit": "", "privacy.ledger": ""}) == [
-        "utils: is in no layer"
+def test_a_module_on_no_floor_is_found():
+    assert unplaced_modules({"utils": "", "run.loop": "", "privacy.ledger": ""}) == [
+        "utils: is on no floor"
     ]
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("local", "from numpyro_dppvi import fit"),
-        ("local", "from numpyro_dppvi.fit import FitResult"),
-        ("local", "import numpyro_dppvi.fit"),
-        ("local", "from .fit import FitResult"),
-        ("local", "from . import fit"),
-        ("client", "from .server import merge"),  # neighbours
-        ("factors", "from .families import base"),
-        ("families.base", "from ..fit import FitResult"),
-        ("families.__init__", "from ..fit import FitResult"),
-        ("families.__init__", "from .. import fit"),
-        ("fit", "import numpyro_dppvi"),  # the top, and so a circle
-        ("fit", "from numpyro_dppvi import __version__"),
-        ("fit", "from . import __version__"),
-        ("__init__", "from . import utils"),  # in no layer, and so below nothing
-        ("local", "if TYPE_CHECKING:\n    from .fit import FitResult"),
-        ("local", "def solve():\n    from .fit import FitResult"),
-        ("privacy.ledger", "from ..factors import total"),
-        ("privacy.ledger", "from numpyro_dppvi._result import Status"),
-        ("server", "from .privacy import ledger"),
-        ("partition", "from numpyro_dppvi.privacy.sampling import Poisson"),
+        ("methods.local_solve", "from numpyro_dppvi import run"),
+        ("methods.local_solve", "from numpyro_dppvi.run.fitting import FitResult"),
+        ("methods.local_solve", "import numpyro_dppvi.run.fitting"),
+        ("methods.local_solve", "from ..run import fitting"),
+        ("posterior.prior", "from ..methods import objective"),  # neighbours
+        ("families.base", "from ..run.fitting import FitResult"),
+        ("families.__init__", "from ..run.fitting import FitResult"),
+        ("families.__init__", "from .. import run"),
+        ("run.loop", "import numpyro_dppvi"),  # the top, and so a circle
+        ("run.loop", "from numpyro_dppvi import __version__"),
+        ("run.loop", "from .. import __version__"),
+        ("__init__", "from . import utils"),  # on no floor, and so below nothing
+        ("methods.local_solve", "if TYPE_CHECKING:\n    from ..run.fitting import FitResult"),
+        ("methods.local_solve", "def solve():\n    from ..run.fitting import FitResult"),
+        ("privacy.ledger", "from ..families import factors"),
+        ("privacy.ledger", "from numpyro_dppvi.run.history import Status"),
+        ("posterior.file", "from ..privacy import ledger"),
+        ("records", "from numpyro_dppvi.privacy.sampling import Poisson"),
     ],
 )
 def test_an_arrow_that_does_not_point_downward_is_found(module, source):
@@ -372,20 +372,27 @@ def test_an_arrow_that_does_not_point_downward_is_found(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("__init__", "from .fit import fit\nfrom .privacy import PrivacyBudget"),
-        ("fit", "from numpyro_dppvi import algorithm, latents\nfrom .privacy.ledger import Ledger"),
-        ("client", "from . import local\nfrom ._typing import Natural"),
-        ("families.diagonal_normal", "from .base import Family\nfrom ..factors import total"),
-        (
-            "families.__init__",
-            "from .base import Family\nfrom .. import factors",
-        ),
+        ("__init__", "from .run import fit\nfrom .privacy import PrivacyBudget"),
+        ("run.fitting", "from numpyro_dppvi.protocol import client\nfrom ..privacy import Ledger"),
+        ("protocol.client", "from . import server\nfrom .._typing import Natural"),
+        ("families.diagonal_normal", "from .base import Family\nfrom .factors import total"),
+        ("families.__init__", "from .base import Family\nfrom . import factors"),
         ("privacy.ledger", "from .accounting import epsilon\nfrom .._validate import positive"),
-        ("posterior", "import numpyro\nimport jax.numpy as jnp\nfrom .to_arviz import to_arviz"),
+        ("posterior.posterior", "import numpyro\nfrom .to_arviz import to_arviz"),
     ],
 )
 def test_an_arrow_that_points_downward_is_left_alone(module, source):
     assert wrong_arrows({module: source}) == []
+
+
+def test_a_circle_is_found():
+    made_up = {
+        "run.a": "from numpyro_dppvi.run import b",
+        "run.b": "from numpyro_dppvi.run.c import name",
+        "run.c": "import numpyro_dppvi.run.a",
+    }
+    assert len(circles(made_up)) == 1
+    assert circles({**made_up, "run.c": "import json"}) == []
 
 
 @pytest.mark.parametrize(
@@ -406,8 +413,8 @@ def test_a_use_of_the_handlers_is_found(source):
 @pytest.mark.parametrize(
     "source",
     [
-        "def fit():\n    from .local import solve",
-        "def fit():\n    import numpyro_dppvi.local",
+        "def fit():\n    from .methods import solve",
+        "def fit():\n    import numpyro_dppvi.methods",
         "class Fit:\n    def run(self):\n        import pandas",
         "async def fit():\n    def inner():\n        import json",
     ],

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import _files, rounds
+from numpyro_dppvi import _files
 from numpyro_dppvi.privacy import Ledger, LedgerFile, accounting
 from numpyro_dppvi.privacy.words import rounded_up as words_of
+from numpyro_dppvi.protocol import rounds
 from tests import test_checkpoint as one_file
 from tests.test_checkpoint import NUM_CLIENTS, NUM_ROUNDS, killed_at
 

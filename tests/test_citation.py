@@ -91,7 +91,7 @@ def test_anything_else_is_refused(default):
         dppvi.citation(default.posterior)
 
 
-MODULE = importlib.import_module("numpyro_dppvi.citation")
+MODULE = importlib.import_module("numpyro_dppvi.analysis.citations")
 ENTRIES = {name: text for name, text in vars(MODULE).items() if str(text).startswith("@")}
 
 

@@ -13,8 +13,8 @@ import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import replay
-from numpyro_dppvi.diagnostics import curvature, precision
+from numpyro_dppvi.analysis import replay
+from numpyro_dppvi.analysis.diagnostics import curvature, precision
 from numpyro_dppvi.families import DiagonalNormal, NormalCoordinates, NormalNatural
 
 NOISE, PRIOR_SCALE = 1.5, 2.0

@@ -13,7 +13,8 @@ from numpyro.infer import Predictive
 
 import numpyro_dppvi as dppvi
 from models.examples import GUIDED
-from numpyro_dppvi import factors, guides, latents, objective, plots, server
+from numpyro_dppvi import guides, latents
+from numpyro_dppvi.analysis import plots
 from numpyro_dppvi.families import (
     MAX_JOINT_VALUES,
     Bernoulli,
@@ -21,8 +22,11 @@ from numpyro_dppvi.families import (
     DiagonalNormal,
     MeanField,
     enumeration,
+    factors,
 )
+from numpyro_dppvi.methods import objective
 from numpyro_dppvi.privacy import clipped_sum
+from numpyro_dppvi.protocol import server
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ import re
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import factors, plots, privacy
+from numpyro_dppvi import privacy
+from numpyro_dppvi.analysis import plots
+from numpyro_dppvi.families import factors
 
 # Modules whose docstrings hold an example: a module that loses all of its examples is noticed.
 WITH_EXAMPLES = (

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from numpyro_dppvi import factors
-from numpyro_dppvi.families import NormalNatural
+from numpyro_dppvi.families import NormalNatural, factors
 
 # Whole numbers: sums and differences of them are exact, so that laws can be held to the last bit.
 entries = st.integers(-1000, 1000).map(float)

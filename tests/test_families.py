@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from numpyro_dppvi import factors
 from numpyro_dppvi.families import (
     BY_DISTRIBUTION,
     Bernoulli,
@@ -35,6 +34,7 @@ from numpyro_dppvi.families import (
     NormalNatural,
     Part,
     enumeration,
+    factors,
 )
 from numpyro_dppvi.families.full_normal import pack
 

@@ -14,8 +14,8 @@ from numpyro.infer import SVI, Trace_ELBO, init_to_median
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import factors, server
-from numpyro_dppvi.families import DiagonalNormal, MeanField, NormalNatural
+from numpyro_dppvi.families import DiagonalNormal, MeanField, NormalNatural, factors
+from numpyro_dppvi.protocol import server
 
 NUM_GROUPS = 8
 # Clients hold whole groups: each knows of others' effects through the hierarchy alone.

@@ -26,14 +26,15 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import _disk, _files, saved
-from numpyro_dppvi._result import History
-from numpyro_dppvi.checkpoint import Journal, locked
+from numpyro_dppvi import _disk, _files
 from numpyro_dppvi.families import NormalNatural
 from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
-from numpyro_dppvi.posterior import Posterior, shapes
+from numpyro_dppvi.posterior import file
+from numpyro_dppvi.posterior.posterior import Posterior, shapes
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile, PrivacyBudget
+from numpyro_dppvi.run.checkpoint import Journal, locked
+from numpyro_dppvi.run.history import History
 
 MIB = 2**20
 NUM_CLIENTS, NUM_ROUNDS, ROUND = 3, 4, 2
@@ -115,7 +116,7 @@ def write_posterior(folder):
 
 
 def read_posterior(folder):
-    return _files.read(folder / "posterior.npz", "posterior", kinds=saved._FACTS)
+    return _files.read(folder / "posterior.npz", "posterior", kinds=file._FACTS)
 
 
 def load(folder):

@@ -8,7 +8,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from models.examples import EXAMPLES
-from numpyro_dppvi import local
+from numpyro_dppvi.methods import local_solve
 
 START = {"x": jnp.array([1.0, -2.0])}
 
@@ -21,19 +21,19 @@ def pulled_to_zero(scale, point):
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adam(0.1)])
 def test_a_step_whose_gradient_is_not_finite_is_not_taken(optimizer, bad):
     """The optimiser's state does not move, either: Adam would remember a NaN for good."""
-    skipped = local.solve(jnp.array([1.0, bad, 1.0]), START, pulled_to_zero, optimizer)
-    without = local.solve(jnp.array([1.0, 1.0]), START, pulled_to_zero, optimizer)
+    skipped = local_solve.solve(jnp.array([1.0, bad, 1.0]), START, pulled_to_zero, optimizer)
+    without = local_solve.solve(jnp.array([1.0, 1.0]), START, pulled_to_zero, optimizer)
     np.testing.assert_array_equal(skipped["x"], without["x"])
 
 
 def test_a_solve_whose_last_step_is_not_taken_has_failed():
-    end = local.solve(jnp.array([1.0, 1.0, jnp.nan]), START, pulled_to_zero, optax.sgd(0.1))
+    end = local_solve.solve(jnp.array([1.0, 1.0, jnp.nan]), START, pulled_to_zero, optax.sgd(0.1))
     assert np.isnan(end["x"]).all()
 
 
 def test_a_solve_that_diverges_has_failed():
     """It is not left at the last finite number before it overflowed."""
-    end = local.solve(jnp.ones(60), START, pulled_to_zero, optax.sgd(-9.0))
+    end = local_solve.solve(jnp.ones(60), START, pulled_to_zero, optax.sgd(-9.0))
     assert np.isnan(end["x"]).all()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpyro.distributions import transforms
 from scipy import stats
 
-from numpyro_dppvi import marginals
+from numpyro_dppvi.posterior import marginals
 
 PROBS = (0.01, 0.3, 0.5, 0.975)
 LOC, SCALE = np.array([0.3, -1.0]), np.array([0.2, 0.7])

@@ -12,7 +12,10 @@ import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import client, factors, guides, latents, natural_gradient
+from numpyro_dppvi import guides, latents
+from numpyro_dppvi.families import factors
+from numpyro_dppvi.methods import natural_gradient
+from numpyro_dppvi.protocol import client
 
 PRIOR_LOC, PRIOR_SCALE, NOISE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7]), 1.7
 NO_NOISE = dppvi.PrivacyBudget(math.inf)

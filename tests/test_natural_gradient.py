@@ -10,7 +10,9 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import factors, families, natural_gradient
+from numpyro_dppvi import families
+from numpyro_dppvi.families import factors
+from numpyro_dppvi.methods import natural_gradient
 
 EXACT = dppvi.NaturalGradient(location_rate=1.0, ridge=0.0)
 

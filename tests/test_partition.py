@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from models import adult
-from numpyro_dppvi.partition import Partition, partition, split_evenly, stack, stack_clients
+from numpyro_dppvi.records import Partition, partition, split_evenly, stack, stack_clients
 
 KEY = jax.random.key(0)
 

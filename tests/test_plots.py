@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import plots
+from numpyro_dppvi.analysis import plots
 
 mpl.use("Agg")
 

@@ -18,12 +18,12 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import predictions as predictions_module
 from numpyro_dppvi.families import NormalCoordinates
 from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
-from numpyro_dppvi.posterior import Posterior
-from numpyro_dppvi.predictions import predict
+from numpyro_dppvi.posterior import predictions as predictions_module
+from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.posterior.predictions import predict
 
 KEY = jax.random.key(0)
 NUM_COLUMNS = 3

@@ -11,7 +11,8 @@ import pytest
 import scipy.integrate
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import guides, latents, objective
+from numpyro_dppvi import guides, latents
+from numpyro_dppvi.methods import objective
 
 ROWS = {
     "X": np.random.default_rng(0).normal(size=(12, 3)),

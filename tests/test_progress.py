@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import progress as module
 from numpyro_dppvi.privacy import accounting
+from numpyro_dppvi.run import progress as module
 
 NUM_ROUNDS, NUM_CLIENTS = 4, 3
 GROUPS = tuple(dppvi.synchronous(r, NUM_CLIENTS) for r in range(NUM_ROUNDS))

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import replay
-from numpyro_dppvi.diagnostics import moments
+from numpyro_dppvi.analysis import replay
+from numpyro_dppvi.analysis.diagnostics import moments
 from numpyro_dppvi.families import NormalNatural
 
 NO_NOISE = dppvi.PrivacyBudget(float("inf"))

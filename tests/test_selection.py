@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import selection
+from numpyro_dppvi.analysis import selection
 from numpyro_dppvi.privacy import NegativeBinomialRuns, PoissonRuns, plan_selection
 
 SIZES = (40, 60)

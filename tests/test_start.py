@@ -13,7 +13,7 @@ import pytest
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import replay
+from numpyro_dppvi.analysis import replay
 
 PRIOR_LOC, PRIOR_SCALE, NOISE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7]), 1.7
 INIT_SCALE = 0.1

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi._result import History, status_of
+from numpyro_dppvi.run.history import History, status_of
 
 NUM_ROUNDS = 3
 

@@ -32,8 +32,8 @@ def parts(request):
         method, dppvi.PrivacyBudget(1.0), num_rounds=10, schedule=dppvi.synchronous, **setting
     )
     if of_all:
-        from numpyro_dppvi.baselines import global_vi
-        from numpyro_dppvi.server import TrustedAggregator
+        from numpyro_dppvi.protocol.global_vi import global_vi
+        from numpyro_dppvi.protocol.server import TrustedAggregator
 
         algorithm = global_vi(
             normal_mean,

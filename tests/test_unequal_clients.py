@@ -11,7 +11,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from benchmarks.audit import taken
-from numpyro_dppvi import rounds, server
+from numpyro_dppvi.protocol import rounds, server
 
 SIZES = (30, 20, 40)
 BUDGETS = (

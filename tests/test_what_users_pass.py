@@ -29,8 +29,10 @@ import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import plots, privacy, replay, rounds
+from numpyro_dppvi import privacy
+from numpyro_dppvi.analysis import plots, replay
 from numpyro_dppvi.privacy import audit
+from numpyro_dppvi.protocol import rounds
 
 PACKAGE = pathlib.Path(dppvi.__file__).parent
 HERE = pathlib.Path(__file__)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from numpyro_dppvi import factors, families
-from numpyro_dppvi.families import whitening
+from numpyro_dppvi import families
+from numpyro_dppvi.families import factors, whitening
 
 FAMILIES = {
     "normal": families.DiagonalNormal((3,)),

@@ -15,7 +15,8 @@ from numpyro.infer import init_to_median
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, AutoNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import guides, latents, predictions
+from numpyro_dppvi import guides, latents
+from numpyro_dppvi.posterior import predictions
 
 N = 12
 generator = np.random.default_rng(3)

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dppvi import factors
 from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.reading import log_odds
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_dppvi import factors
 from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.reading import log_odds
 
 

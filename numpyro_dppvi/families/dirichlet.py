@@ -9,8 +9,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, logsumexp
 
-from numpyro_dppvi import factors
 from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.reading import full, plain
 
 

@@ -17,8 +17,8 @@ import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
 from numpyro.distributions.util import cholesky_of_inverse
 
-from numpyro_dppvi import factors
 from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.diagonal_normal import NormalNatural, mirrored
 from numpyro_dppvi.families.reading import full, plain
 

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dppvi import factors
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
-from numpyro_dppvi.families import joint
+from numpyro_dppvi.families import factors, joint
 from numpyro_dppvi.families.base import LocatedFamily, NormalFamily
 from numpyro_dppvi.families.full_normal import FullNormal
 

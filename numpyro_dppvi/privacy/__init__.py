@@ -6,12 +6,12 @@ it can be read and audited alone.
 
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, Unit, unit_sensitivity
 from numpyro_dppvi.privacy.clipping import clipped, clipped_in_steps, clipped_sum
-from numpyro_dppvi.privacy.discrete import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.inverse import (
     epsilon_from_noise,
     noise_from_epsilon,
     rounds_from_epsilon,
 )
+from numpyro_dppvi.privacy.keys import SecretKeys, by_purpose
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Entry, Ledger
 from numpyro_dppvi.privacy.ledger_file import LedgerFile
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
@@ -22,7 +22,7 @@ from numpyro_dppvi.privacy.mechanisms import (
     add_noise,
     draw_noise,
 )
-from numpyro_dppvi.privacy.noise import SecretKeys, by_purpose
+from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.paper import paper_epsilon
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
 from numpyro_dppvi.privacy.sampling import (

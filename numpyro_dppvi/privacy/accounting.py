@@ -9,7 +9,7 @@ import dp_accounting as dpa
 import numpy as np
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.privacy import concentrated, loss
+from numpyro_dppvi.privacy import concentrated, loss_distributions
 from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
 Composition: TypeAlias = frozenset[tuple[dpa.DpEvent, int]]
@@ -130,13 +130,15 @@ def epsilon_to_participant(
     if num_shares == 1:
         return promised
     left = math.sqrt((num_shares - 1) / num_shares)
-    known = compose((loss.with_noise(event, left), count) for event, count in composition)
+    known = compose(
+        (loss_distributions.with_noise(event, left), count) for event, count in composition
+    )
     return max(promised, epsilon(known, delta, relation, settled_at=_SETTLED_BESIDE))
 
 
 @functools.lru_cache(maxsize=16384)
 def _bound(composition: Composition, delta: float, relation: Relation, grid: float) -> float:
-    distribution = loss.of_composition(composition, relation, grid)
+    distribution = loss_distributions.of_composition(composition, relation, grid)
     return float(distribution.get_epsilon_for_delta(delta))
 
 
@@ -156,10 +158,10 @@ def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
         ValueError: If none is proven for it under this relation.
     """
     for event, _ in composition:
-        loss.check_relation(event, relation)
+        loss_distributions.check_relation(event, relation)
     if is_concentrated(composition):
         return None
-    noise = [(loss.noise_multiplier(event), count) for event, count in composition]
+    noise = [(loss_distributions.noise_multiplier(event), count) for event, count in composition]
     if not all(multiplier > 0 for multiplier, _ in noise):  # a NaN, too
         return math.inf
     if not is_gaussian(composition):
@@ -212,7 +214,7 @@ def rounding_error(composition: Composition) -> float:
 
 def is_gaussian(composition: Composition) -> bool:
     """Whether everything that was released is a plain Gaussian: no record is ever left out."""
-    return all(loss.takes_all_records(event) for event, _ in composition)
+    return all(loss_distributions.takes_all_records(event) for event, _ in composition)
 
 
 def is_concentrated(composition: Composition) -> bool:

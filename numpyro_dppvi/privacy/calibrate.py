@@ -10,7 +10,7 @@ import dp_accounting as dpa
 from numpyro_dppvi.privacy import accounting, units
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
-from numpyro_dppvi.privacy.discrete import DiscreteGaussian
+from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian
 from numpyro_dppvi.privacy.sampling import FixedSizeSampling, Sampler
 
 # The search stops where at least this share of the target is spent.

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, PyTree
-from numpyro_dppvi.privacy import discrete, exact
+from numpyro_dppvi.privacy import arithmetic, noise_laws
 
 # A float32 norm is off by a few parts in 10^6 at worst (XLA adds in tiles, whatever the length):
 # clip a hair below the bound, so that what is released is within it in exact arithmetic.
@@ -67,12 +67,12 @@ def clipped_sum(
         [0.6, 1.3]
     """
     num_entries = sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
-    bound = (1 - exact.rounding_norm(num_entries)) * clip_norm
+    bound = (1 - arithmetic.rounding_norm(num_entries)) * clip_norm
     factor, kept = _factors(contributions, mask, bound)
 
     def total(leaf: Array, whole: Array) -> Array:
-        entries = exact.to_grid(factor[:, None] * leaf, clip_norm, rounded)
-        return exact.total_of_rounded(entries).reshape(whole.shape[1:])
+        entries = arithmetic.to_grid(factor[:, None] * leaf, clip_norm, rounded)
+        return arithmetic.total_of_rounded(entries).reshape(whole.shape[1:])
 
     return jax.tree.map(total, kept, contributions)
 
@@ -93,10 +93,10 @@ def clipped_in_steps(
         ``clip_norm / step`` in exact arithmetic.
     """
     num_entries = sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
-    bound = (1 - exact.rounding_norm(num_entries)) * clip_norm
+    bound = (1 - arithmetic.rounding_norm(num_entries)) * clip_norm
     factor, kept = _factors(contributions, mask, bound)
     return jax.tree.map(
-        lambda leaf, whole: discrete.in_steps(factor[:, None] * leaf, step).reshape(whole.shape),
+        lambda leaf, whole: noise_laws.in_steps(factor[:, None] * leaf, step).reshape(whole.shape),
         kept,
         contributions,
     )

@@ -11,7 +11,7 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting.rdp import RdpAccountant
 
-from numpyro_dppvi.privacy import loss
+from numpyro_dppvi.privacy import loss_distributions
 from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
 # Any order gives a valid bound; these lie so close that the best of them is the best there is, to
@@ -32,11 +32,11 @@ def total_rho(composition: frozenset[tuple[dpa.DpEvent, int]], relation: Relatio
 
 
 def _rho(event: dpa.DpEvent, relation: Relation) -> float:
-    loss.check_relation(event, relation)
+    loss_distributions.check_relation(event, relation)
     if isinstance(event, dpa.ZCDpEvent):
         return float(event.rho) if event.xi == 0 else math.inf
-    noise = loss.noise_multiplier(event)
-    if not loss.takes_all_records(event):
+    noise = loss_distributions.noise_multiplier(event)
+    if not loss_distributions.takes_all_records(event):
         raise ValueError(
             "discrete Gaussian noise is accounted together with releases on all records alone, got "
             f"a {type(event).__name__} of the same client: write noise=Gaussian(), or keep the "

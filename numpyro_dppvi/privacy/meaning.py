@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.privacy import accounting, concentrated, loss
+from numpyro_dppvi.privacy import accounting, concentrated, loss_distributions
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import Relation
 
@@ -88,7 +88,7 @@ def _best_attack(composition: Composition, relation: Relation, rate: float) -> A
 
     def surplus(grid: float) -> float:
         # Whatever is decided, P(caught) - e^slope P(false alarm) is at most delta(slope).
-        distribution = loss.of_composition(composition, relation, grid)
+        distribution = loss_distributions.of_composition(composition, relation, grid)
         advantages.append(float(distribution.get_delta_for_epsilon(0.0)) + rounding)
         deltas = distribution.get_delta_for_epsilon(slopes) + rounding
         return float(np.min(np.exp(slopes) * rate + deltas)) - rate

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from numpyro_dppvi._typing import Array, PRNGKey, PyTree
-from numpyro_dppvi.privacy import exact, units
+from numpyro_dppvi.privacy import arithmetic, units
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
-from numpyro_dppvi.privacy.discrete import (
+from numpyro_dppvi.privacy.noise_laws import (
     DiscreteGaussian,
     Gaussian,
     Noise,
@@ -226,11 +226,11 @@ def add_noise(
     """
     leaves, treedef = jax.tree.flatten(total)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(total if like is None else like)]
-    words = exact.random_words(rng_key, (sum(leaf.size for leaf in leaves),))
+    words = arithmetic.random_words(rng_key, (sum(leaf.size for leaf in leaves),))
     noisy, start = [], 0
     for leaf, dtype in zip(leaves, dtypes, strict=True):
         mine = words[:, start : start + leaf.size].reshape(2, *leaf.shape)
-        noisy.append(exact.released(mine, leaf, noise_std, dtype))
+        noisy.append(arithmetic.released(mine, leaf, noise_std, dtype))
         start += leaf.size
     return jax.tree.unflatten(treedef, noisy)
 

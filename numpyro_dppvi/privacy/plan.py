@@ -9,10 +9,10 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, calibrate, units, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
-from numpyro_dppvi.privacy.discrete import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.ledger import BudgetExceededError, Ledger
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
+from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, PRNGKey
-from numpyro_dppvi.privacy import loss
+from numpyro_dppvi.privacy import loss_distributions
 from numpyro_dppvi.privacy.budget import Relation
 
 # The batch is padded to its expected size plus this many standard deviations, beyond which it
@@ -277,7 +277,9 @@ class FixedSizeSampling:
         """
         for client, size in enumerate(client_sizes):
             self._check_size(client, size)
-        loss.check_relation(self.dp_event(1.0, self.batch_size, self.batch_size), relation)
+        loss_distributions.check_relation(
+            self.dp_event(1.0, self.batch_size, self.batch_size), relation
+        )
 
     def of_client(self, client: int) -> "FixedSizeSampling":
         """The same for every client."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, units, words
-from numpyro_dppvi.privacy.discrete import DiscreteGaussian
 from numpyro_dppvi.privacy.ledger import Ledger
 from numpyro_dppvi.privacy.meaning import best_attack
+from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian
 from numpyro_dppvi.privacy.plan import PrivacyPlan
 
 NOT_COVERED = (

@@ -77,8 +77,8 @@ _NOISE = (
     ),
     Mutant(
         "the mean over shards, without its weight",
-        "mean_or_sum = exact.weighted_total(each, data.weight)",
-        "mean_or_sum = exact.weighted_total(each, 1.0)",
+        "mean_or_sum = arithmetic.weighted_total(each, data.weight)",
+        "mean_or_sum = arithmetic.weighted_total(each, 1.0)",
         (f"{SABOTAGE}test_a_release_is_the_weighted_sum_and_its_noise",),
     ),
     Mutant(

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import dp_accounting as dpa
 
-from numpyro_dppvi import rounds
 from numpyro_dppvi.privacy import BudgetExceededError, Entry, Ledger, LedgerFile, PrivacyBudget
 from numpyro_dppvi.privacy import ledger_file as module
+from numpyro_dppvi.protocol import rounds
 
 BUDGETS = (PrivacyBudget(1.0), PrivacyBudget(1.0))
 EVENT = dpa.GaussianDpEvent(20.0)  # five of them fit the budget

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from numpyro_dppvi.privacy import PoissonSampling, accounting, loss
+from numpyro_dppvi.privacy import PoissonSampling, accounting, loss_distributions
 
 RELATIONS = ["replace_one", "add_or_remove_one"]
 relations = pytest.mark.parametrize("relation", RELATIONS)
@@ -196,7 +196,9 @@ class TestFixedSize:
 
         # The record is 1 or -1. Above, the others are like the new one; below, like the old one.
         sides = {1: (batch(-1, 1), batch(-1, -1)), -1: (batch(1, 1), batch(1, -1))}
-        distribution = loss.of_composition([(fixed_size(prob, noise), 1)], "replace_one", 1e-4)
+        distribution = loss_distributions.of_composition(
+            [(fixed_size(prob, noise), 1)], "replace_one", 1e-4
+        )
         for at in (0.01, 0.1, 0.5, 1.0):
             for side, pair in sides.items():
                 exact = hockey_stick(*pair, noise, side * at)
@@ -208,7 +210,9 @@ class TestFixedSize:
         # lies above what they give. In one dimension, where the densities are known.
         rng = np.random.default_rng(0)
         prob, noise = 0.3, 1.2
-        distribution = loss.of_composition([(fixed_size(prob, noise), 1)], "replace_one", 1e-3)
+        distribution = loss_distributions.of_composition(
+            [(fixed_size(prob, noise), 1)], "replace_one", 1e-3
+        )
         epsilons = [-1.0, -0.3, 0.0, 0.2, 0.8]
         bounds = [distribution.get_delta_for_epsilon(at) for at in epsilons]
         for old, new, other in rng.uniform(-1, 1, (200, 3)):
@@ -229,7 +233,7 @@ class TestFixedSize:
         one_branch = dpa.pld.privacy_loss_distribution.from_gaussian_mechanism(
             1.5 / 2, value_discretization_interval=1e-3, sampling_prob=0.3
         ).self_compose(10)
-        glued = loss.of_composition([(fixed_size(0.3, 1.5), 10)], "replace_one", 1e-3)
+        glued = loss_distributions.of_composition([(fixed_size(0.3, 1.5), 10)], "replace_one", 1e-3)
         assert one_branch.get_delta_for_epsilon(0.2) == pytest.approx(0.4555, abs=1e-4)
         assert 0.4902 < glued.get_delta_for_epsilon(0.2) == pytest.approx(0.5479, abs=1e-4)
 
@@ -240,7 +244,9 @@ class TestFixedSize:
             sampling_prob=0.1,
             adjacency_type=privacy_loss_mechanism.AdjacencyType.ADD,
         )
-        distribution = loss.of_composition([(fixed_size(0.1, 3.0), 1)], "replace_one", 1e-4)
+        distribution = loss_distributions.of_composition(
+            [(fixed_size(0.1, 3.0), 1)], "replace_one", 1e-4
+        )
         for at in (-0.001, -0.05, -0.3, -2.0):
             found = distribution.get_delta_for_epsilon(at)
             assert found == pytest.approx(lower.get_delta_for_epsilon(at), abs=1e-7)
@@ -252,7 +258,7 @@ class TestFixedSize:
         # And so do the limit, and the grids.
         nearly = epsilon([(fixed_size(0.999999, noise, 10**6), releases)])
         assert nearly == pytest.approx(exact, rel=1e-4)
-        distribution = loss.of_composition(
+        distribution = loss_distributions.of_composition(
             [(fixed_size(1.0, noise), releases)], "replace_one", 1e-3
         )
         assert distribution.get_epsilon_for_delta(1e-5) == pytest.approx(exact, rel=1e-3)

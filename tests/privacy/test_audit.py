@@ -18,10 +18,11 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from benchmarks import audit as audits
-from numpyro_dppvi import client, guides, latents, rounds
-from numpyro_dppvi.privacy import PoissonSampling, SecretKeys, accounting, noise
+from numpyro_dppvi import guides, latents
+from numpyro_dppvi.privacy import PoissonSampling, SecretKeys, accounting, keys
 from numpyro_dppvi.privacy.audit import Report, audit
 from numpyro_dppvi.privacy.sampling import Batch
+from numpyro_dppvi.protocol import client, rounds
 
 RUNS = 8000
 CASES = dict(audits.cases())
@@ -72,7 +73,7 @@ def test_the_sensitivity_of_the_other_relation_is_found():
 
 def test_noise_from_a_constant_key_is_found(planted):
     same = SecretKeys(0).round_key(0)
-    planted(client, "by_purpose", lambda key: noise.Purposes(same, key))
+    planted(client, "by_purpose", lambda key: keys.Purposes(same, key))
     refuted(audits.gradients(num_steps=1), 10)
 
 

@@ -15,7 +15,8 @@ import pytest
 import tqdm.std
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import client, progress, rounds
+from numpyro_dppvi.protocol import client, rounds
+from numpyro_dppvi.run import progress
 
 NUM_ROUNDS = 3
 REAL_NOISE = client.add_noise

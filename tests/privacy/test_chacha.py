@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numpyro_dppvi.privacy import SecretKeys, chacha, noise
+from numpyro_dppvi.privacy import SecretKeys, chacha, keys
 
 # RFC 8439, section 2.3.2 and appendix A.1, vectors 1, 2 and 4: key, nonce, counter, block.
 VECTORS = [
@@ -142,7 +142,7 @@ class TestWithoutIt:
             raise TypeError("define_prng_impl() got an unexpected keyword argument")
 
         monkeypatch.setattr(jax.extend.random, "define_prng_impl", gone)
-        caches = (chacha.implementation, noise._best_generator)
+        caches = (chacha.implementation, keys._best_generator)
         for cache in caches:
             cache.cache_clear()
         yield

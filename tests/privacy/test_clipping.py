@@ -10,7 +10,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from numpyro_dppvi.privacy import clipped, clipped_sum, exact
+from numpyro_dppvi.privacy import arithmetic, clipped, clipped_sum
 
 NUM_RECORDS = 6
 SHAPES = [
@@ -140,7 +140,7 @@ def test_the_bound_holds_against_rounding(dtype, size):
     norms = [norm(one(row)) for row in rows]
     assert max(norms) <= 1.0
     # Room for the rounding of entries, at worst all of them one way.
-    assert min(norms) >= 1 - 2e-5 - 2 * exact.rounding_norm(size)
+    assert min(norms) >= 1 - 2e-5 - 2 * arithmetic.rounding_norm(size)
 
 
 @precisions

@@ -19,7 +19,7 @@ from scipy import stats
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import privacy
-from numpyro_dppvi.privacy import discrete
+from numpyro_dppvi.privacy import noise_laws
 
 opendp = pytest.importorskip("opendp.prelude", reason="needs the extra: numpyro-dppvi[exact]")
 
@@ -53,8 +53,8 @@ def run(method=METHODS[2], **arguments):
 def step_noise(integers, step):
     """One visit's noise, of integers that were drawn elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(discrete, "integers", lambda scale, count: np.asarray(integers, np.int64))
-        drawn = discrete.drawn([1.0], [step], np.array([0]), len(integers))
+        patch.setattr(noise_laws, "integers", lambda scale, count: np.asarray(integers, np.int64))
+        drawn = noise_laws.drawn([1.0], [step], np.array([0]), len(integers))
     return jax.tree.map(lambda leaf: leaf[0], drawn)
 
 
@@ -63,18 +63,18 @@ def draws(monkeypatch):
     """All that is drawn, with what was asked for."""
     seen = []
 
-    def watched(scale, count, draw=discrete.integers):
+    def watched(scale, count, draw=noise_laws.integers):
         seen.append((scale, draw(scale, count)))
         return seen[-1][1]
 
-    monkeypatch.setattr(discrete, "integers", watched)
+    monkeypatch.setattr(noise_laws, "integers", watched)
     return seen
 
 
 class TestLaw:
     def test_many_steps_are_a_gaussian_of_the_right_size(self):
         count, scale = 20_000, 1e7
-        noise = discrete.integers(scale, count) / scale
+        noise = noise_laws.integers(scale, count) / scale
         assert abs(noise.mean()) < 6 / count**0.5
         assert abs(noise.var() - 1) < 6 * (2 / count) ** 0.5  # a twentieth too little would show
         assert stats.kstest(noise, "norm").pvalue > 1e-9
@@ -85,7 +85,7 @@ class TestLaw:
         values = np.arange(-4, 5)
         expected = np.exp(-(values**2) / 2)
         expected *= 20_000 / np.exp(-(np.arange(-30, 31) ** 2) / 2).sum()
-        noise = discrete.integers(1.0, 20_000)
+        noise = noise_laws.integers(1.0, 20_000)
         counts = np.array([np.sum(noise == value) for value in values])
         statistic = np.sum((counts - expected) ** 2 / expected)
         assert stats.chi2(len(values)).sf(statistic) > 1e-9
@@ -94,10 +94,10 @@ class TestLaw:
     @pytest.mark.parametrize("noise", [0.7, 5.0, 100.0])
     def test_opendp_proves_what_is_charged(self, noise):
         mechanism = privacy.GaussianShardSum(0.3, noise, 5, 50, noise=NOISE)
-        step = discrete.grid_step(0.3)
+        step = noise_laws.grid_step(0.3)
         space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
         opendp.enable_features("contrib")
-        scale = discrete.std_in_steps(mechanism.unweighted_std, 0.3)
+        scale = noise_laws.std_in_steps(mechanism.unweighted_std, 0.3)
         theirs = opendp.m.make_gaussian(*space, scale).map(
             mechanism.sensitivity("replace_one") / step
         )
@@ -109,7 +109,7 @@ class TestLaw:
         noise = privacy.draw_noise([mechanism], np.array([0]), 20_000)
         mine = jax.tree.map(lambda leaf: leaf[0], noise)
         zeros = jnp.zeros((3, 20_000))
-        found = discrete.released(zeros, mine, jnp.asarray(weight), like=zeros[0])
+        found = noise_laws.released(zeros, mine, jnp.asarray(weight), like=zeros[0])
         assert found.dtype == zeros.dtype
         share = float(jnp.var(found)) / mechanism.noise_std**2
         assert abs(share - 1) < 6 * (2 / 20_000) ** 0.5
@@ -124,7 +124,7 @@ class TestLaw:
 class TestArithmetic:
     @given(st.floats(1e-6, 1e6))
     def test_a_step_is_a_power_of_two_and_a_millionth_of_the_norm_at_most(self, clip_norm):
-        step = discrete.grid_step(clip_norm)
+        step = noise_laws.grid_step(clip_norm)
         assert np.frexp(step)[0] == 0.5
         assert 2**-21 * clip_norm < step <= 2**-20 * clip_norm
         assert np.float32(step) == step
@@ -134,7 +134,7 @@ class TestArithmetic:
     def test_the_norm_is_within_the_bound_in_exact_arithmetic(self, seed, clip_norm, size):
         rng = np.random.default_rng(seed)
         vectors = rng.normal(size=(4, size)) * clip_norm * 10.0 ** rng.integers(-2, 4, (4, 1))
-        step = discrete.grid_step(clip_norm)
+        step = noise_laws.grid_step(clip_norm)
         mask = np.array([True, True, True, False])
         found = privacy.clipped_in_steps(
             jnp.asarray(vectors), mask, jnp.asarray(clip_norm), jnp.asarray(step)
@@ -148,7 +148,7 @@ class TestArithmetic:
             assert squared * Fraction(step) ** 2 <= Fraction(clip_norm) ** 2
 
     def test_a_vector_that_is_short_is_rounded_and_one_that_is_none_is_zero(self):
-        step = discrete.grid_step(1.0)
+        step = noise_laws.grid_step(1.0)
         vectors = {"a": jnp.array([[0.25, 0.0], [np.nan, 0.1], [np.inf, 0.0]])}
         found = privacy.clipped_in_steps(vectors, np.ones(3, bool), 1.0, jnp.asarray(step))["a"]
         np.testing.assert_array_equal(np.asarray(found) * step, [[0.25, 0], [0, 0], [0, 0]])
@@ -162,7 +162,7 @@ class TestArithmetic:
             tree = {"a": jnp.asarray(steps[:, :2], float), "b": jnp.asarray(steps[:, 2:], float)}
         with jax.enable_x64(x64):
             noise = step_noise(integers, 2.0**-30)
-            found = jax.jit(discrete.noisy_steps)(tree, noise)
+            found = jax.jit(noise_laws.noisy_steps)(tree, noise)
         total = steps.sum(axis=0) + integers
         assert np.asarray(found["a"]).tolist() == total[:2].tolist()
         assert np.asarray(found["b"]).tolist() == total[2:].tolist()
@@ -172,14 +172,14 @@ class TestArithmetic:
         rng = np.random.default_rng(2)
         vectors = rng.normal(size=(7, 5))
         mechanism = privacy.GaussianShardSum(0.7, 3.0, 7, 70, weight, noise=NOISE)
-        step = discrete.grid_step(0.7)
+        step = noise_laws.grid_step(0.7)
         with jax.enable_x64(True):
             noise = jax.tree.map(
                 lambda leaf: leaf[0], privacy.draw_noise([mechanism], np.array([0]), 5)
             )
             steps = privacy.clipped_in_steps(vectors, np.ones(7, bool), 0.7, jnp.asarray(step))
-            found = discrete.released(steps, noise, jnp.asarray(weight), like=jnp.zeros(5))
-            kept = np.asarray(discrete.from_steps(steps, noise.step, like=steps))
+            found = noise_laws.released(steps, noise, jnp.asarray(weight), like=jnp.zeros(5))
+            kept = np.asarray(noise_laws.from_steps(steps, noise.step, like=steps))
         multiples = (np.asarray(found) - weight * kept.sum(axis=0)) / (weight * step)
         np.testing.assert_array_equal(multiples, np.round(multiples))
         high, low = (np.asarray(word).astype(np.int64) for word in noise[:2])
@@ -195,7 +195,7 @@ class TestRuns:
         assert entries.shape == (6, 4)
         assert len(np.unique(entries)) == entries.size  # 10^-7 that any two agree
         for (scale, _), client in zip(draws, result.plan.clients * 2, strict=True):
-            steps = discrete.grid_step(client.mechanism.clip_norm)
+            steps = noise_laws.grid_step(client.mechanism.clip_norm)
             weighed = scale * steps * client.mechanism.weight
             assert weighed == pytest.approx(client.mechanism.noise_std, rel=1e-12)
         spent = result.ledger.spent()
@@ -205,7 +205,7 @@ class TestRuns:
 
     def test_nothing_but_noise_differs_between_runs(self, monkeypatch):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(discrete, "integers", lambda scale, count: np.arange(count))
+            patch.setattr(noise_laws, "integers", lambda scale, count: np.arange(count))
             first, again = run(), run()
         np.testing.assert_array_equal(first.posterior.mean["w"], again.posterior.mean["w"])
         assert not np.array_equal(run().posterior.mean["w"], first.posterior.mean["w"])
@@ -213,7 +213,7 @@ class TestRuns:
     def test_what_a_client_sends_is_a_whole_number_of_steps(self):
         with jax.enable_x64(True):
             result = run(num_rounds=1, damping=1.0, budget=dppvi.PrivacyBudget(1000.0, 0.1))
-            step = discrete.grid_step(0.005)
+            step = noise_laws.grid_step(0.005)
             for leaf in jax.tree.leaves(result.state.factors):
                 multiples = np.asarray(leaf) / step
                 assert leaf.dtype == np.float64

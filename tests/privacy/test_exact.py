@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from numpyro_dppvi.privacy import add_noise, clipped, clipped_sum, exact
+from numpyro_dppvi.privacy import add_noise, arithmetic, clipped, clipped_sum
 
 NOISE_STD = 4.0
 STEP = 2.0**-8  # four times 2^-10
@@ -124,7 +124,7 @@ def words_for(normal):
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.3, 1234.567])
 def test_every_point_of_the_grid_is_possible_whatever_the_sum(value):
-    release = jax.jit(lambda words, x: exact.released(words, x, NOISE_STD, jnp.float32))
+    release = jax.jit(lambda words, x: arithmetic.released(words, x, NOISE_STD, jnp.float32))
     rng = np.random.default_rng(0)
     centre = np.round(value / STEP)
     places = np.concatenate([rng.integers(-8000, 8000, 20_000), np.arange(-300, 300)])
@@ -163,7 +163,7 @@ def test_no_noise_means_no_grid():
 def test_extreme_words_give_finite_draws():
     ends = np.array([0, 1, 2, 2**31, 2**32 - 2, 2**32 - 1], np.uint32)
     words = np.stack([a.ravel() for a in np.meshgrid(ends, ends)])
-    draws = np.asarray(exact.normal(words))
+    draws = np.asarray(arithmetic.normal(words))
     assert draws.dtype == np.float64
     assert np.isfinite(draws).all()
     assert 9.0 < np.abs(draws).max() < 9.2
@@ -176,17 +176,17 @@ def test_draws_are_right_to_the_last_bits():
     words[0, ::2] >>= np.random.default_rng(5).integers(0, 32, 50_000, np.uint32)
     tail = (words[0] + ((words[1] >> 1) + 0.5) * 2.0**-31) * 2.0**-33
     expected = np.where(words[1] & 1, -1, 1) * special.ndtri(tail)
-    draws = np.asarray(jax.jit(exact.normal)(words))
+    draws = np.asarray(jax.jit(arithmetic.normal)(words))
     np.testing.assert_allclose(draws, expected, rtol=0, atol=1e-14)
 
 
 def test_draws_are_normal_far_into_the_tails():
     words = np.random.default_rng(3).integers(0, 2**32, (2, 400_000), np.uint32)
-    draws = np.asarray(exact.normal(words))
+    draws = np.asarray(arithmetic.normal(words))
     assert stats.kstest(draws, "norm").pvalue > 1e-6
     # Words that only one of 2^20 draws has: the law given that.
     words[0] >>= 20
-    tails = np.asarray(exact.normal(words))
+    tails = np.asarray(arithmetic.normal(words))
     assert stats.kstest(stats.norm.sf(np.abs(tails)) * 2**21, "uniform").pvalue > 1e-6
     assert abs(np.mean(tails > 0) - 0.5) < 5 * 0.5 / 400_000**0.5
 
@@ -199,10 +199,12 @@ def release(rng_key, rows):
     """A clipped, noisy sum as a client makes it, in chunks, with 32-bit neighbours."""
 
     def body(total, chunk):
-        return exact.add(total, clipped_sum(chunk, jnp.ones(len(chunk), bool), 1.0)), jnp.sum(chunk)
+        return arithmetic.add(total, clipped_sum(chunk, jnp.ones(len(chunk), bool), 1.0)), jnp.sum(
+            chunk
+        )
 
     chunks = rows.reshape(3, -1, rows.shape[1])
-    total, sums = jax.lax.scan(body, exact.zeros(rows[0]), chunks)
+    total, sums = jax.lax.scan(body, arithmetic.zeros(rows[0]), chunks)
     assert sums.dtype == rows.dtype
     out = add_noise(rng_key, total, 1.0, like=rows)
     assert out.dtype == rows.dtype

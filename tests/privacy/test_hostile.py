@@ -22,8 +22,10 @@ import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import baselines, factors, natural_gradient, rounds, server
-from numpyro_dppvi.rounds import Factors
+from numpyro_dppvi.families import factors
+from numpyro_dppvi.methods import natural_gradient
+from numpyro_dppvi.protocol import global_vi, rounds, server
+from numpyro_dppvi.protocol.rounds import Factors
 
 # ---------------------------------------------------------------------------------------------
 # Hostile layouts. Sizes that no number of shards divides, a client at the arrays' capacity, one
@@ -212,7 +214,7 @@ class Run:
 
         with pytest.MonkeyPatch.context() as patch:
             self.of_all = isinstance(case.method, dppvi.GlobalVI)
-            module, name = (baselines, "_step") if self.of_all else (rounds, "run")
+            module, name = (global_vi, "_step") if self.of_all else (rounds, "run")
             self.program = getattr(module, name)
             patch.setattr(module, name, spy("run"))
             with pytest.raises(StopError):

@@ -16,8 +16,8 @@ import pytest
 from jax.extend.random import define_prng_impl
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import baselines, client, planning, server
-from numpyro_dppvi.privacy import chacha, noise
+from numpyro_dppvi.privacy import chacha, keys
+from numpyro_dppvi.protocol import client, global_vi, planning, server
 
 BITS, SPLIT, FOLD = 1, 2, 3
 NUM_CLIENTS, NUM_ROUNDS, NUM_STEPS = 3, 2, 5
@@ -97,7 +97,7 @@ def run(method, schedule, trusted=False):
     plan = planning.plan_wired(wired, dppvi.PrivacyBudget(1.0), SIZES)
     arguments = {"method": wired.method, "client_sizes": SIZES, "plan": plan}
     if isinstance(method, dppvi.GlobalVI):
-        algorithm = baselines.global_vi(
+        algorithm = global_vi.global_vi(
             normal_mean,
             None,
             shapes,
@@ -154,7 +154,7 @@ def same_key_every_round(monkeypatch):
     monkeypatch.setattr(
         dppvi.SecretKeys,
         "round_key",
-        lambda self, number: noise._key(bytes(32), "chacha20"),
+        lambda self, number: keys._key(bytes(32), "chacha20"),
     )
 
 
@@ -173,7 +173,7 @@ def same_key_at_every_step(monkeypatch):
 
 
 def same_key_for_noise_and_batches(monkeypatch):
-    monkeypatch.setattr(client, "by_purpose", lambda key: noise.Purposes(key, key))
+    monkeypatch.setattr(client, "by_purpose", lambda key: keys.Purposes(key, key))
 
 
 @pytest.mark.parametrize(

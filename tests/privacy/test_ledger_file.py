@@ -15,7 +15,6 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import rounds
 from numpyro_dppvi.privacy import (
     BudgetExceededError,
     Entry,
@@ -24,6 +23,7 @@ from numpyro_dppvi.privacy import (
     PrivacyBudget,
     ledger_file,
 )
+from numpyro_dppvi.protocol import rounds
 
 BUDGETS = (PrivacyBudget(1.0), PrivacyBudget(3.0, 1e-6, "add_or_remove_one"))
 EVENTS = [

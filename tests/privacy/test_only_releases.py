@@ -30,8 +30,10 @@ import xarray
 from tqdm.std import tqdm
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import baselines, checkpoint, client, diagnostics, plots, rounds
+from numpyro_dppvi.analysis import diagnostics, plots
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile
+from numpyro_dppvi.protocol import client, global_vi, rounds
+from numpyro_dppvi.run import checkpoint
 
 mpl.use("Agg")
 logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it looks once a process
@@ -320,7 +322,7 @@ def differing(one, other):
 def forget():
     """Programs are traced anew."""
     rounds.run.clear_cache()
-    baselines._step.clear_cache()
+    global_vi._step.clear_cache()
 
 
 REAL_NOISE = client.add_noise

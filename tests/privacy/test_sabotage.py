@@ -17,25 +17,21 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from benchmarks.audit import taken
-from numpyro_dppvi import (
-    client,
-    factors,
-    guides,
-    latents,
-    natural_gradient,
-    rounds,
-    selection,
-)
+from numpyro_dppvi import guides, latents
+from numpyro_dppvi.analysis import selection
+from numpyro_dppvi.families import factors
+from numpyro_dppvi.methods import natural_gradient
 from numpyro_dppvi.privacy import (
     NegativeBinomialRuns,
     add_noise,
+    arithmetic,
     by_purpose,
     clipped,
     clipped_sum,
-    discrete,
-    exact,
+    noise_laws,
     plan_selection,
 )
+from numpyro_dppvi.protocol import client, rounds
 
 CLIP, DAMPING = 0.3, 0.5
 NATURAL = {"num_local_steps": 1, "optimizer": dppvi.NaturalGradient()}
@@ -150,9 +146,9 @@ def kept_lengths(name, message):
 def test_no_kept_change_is_longer_than_the_clip(name):
     run, *_ = visit(METHODS[name])
     key = dppvi.SecretKeys(0).round_key(0)
-    step = discrete.grid_step(CLIP)
+    step = noise_laws.grid_step(CLIP)
     integers = np.zeros(6, np.int32)
-    drawn = discrete.StepNoise(jnp.asarray(integers), jnp.asarray(integers), jnp.asarray(step))
+    drawn = noise_laws.StepNoise(jnp.asarray(integers), jnp.asarray(integers), jnp.asarray(step))
     for message in (run(0.0, key), run(0.0, key, drawn)):
         found = kept_lengths(name, message)
         assert max(found) <= CLIP * (1 + 1e-5)
@@ -186,7 +182,7 @@ def test_a_release_is_the_weighted_sum_and_its_noise(name):
         compare = functools.partial(
             jax.tree.map, functools.partial(np.testing.assert_allclose, atol=1e-3)
         )
-    total = exact.weighted_total(each, weight_of(method))
+    total = arithmetic.weighted_total(each, weight_of(method))
     compare(sent, add_noise(by_purpose(key).noise, total, std, like=each))
 
 
@@ -226,7 +222,7 @@ def test_sums_that_get_noise_are_exact(monkeypatch):
             space, family, method, layout, client.LocalData(held, *numbers), keys, family.standard()
         )
     assert_equal(*sums)
-    step = float(exact.power_of_two(CLIP, jnp.float32)) * 2.0**-20
+    step = float(arithmetic.power_of_two(CLIP, jnp.float32)) * 2.0**-20
     for leaf in jax.tree.leaves(sums[0]):
         assert leaf.dtype == np.float64
         assert np.any(leaf)

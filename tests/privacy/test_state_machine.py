@@ -29,14 +29,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import algorithm, guides, latents, rounds
+from numpyro_dppvi import guides, latents
 from numpyro_dppvi.privacy import ledger_file as ledgers
+from numpyro_dppvi.protocol import algorithm, rounds
 
 NUM_CLIENTS, NUM_ROUNDS, NUM_STEPS, CLIP_NORM = 3, 2, 2, 2.0
 DELTA = 1e-5
 METHOD = dppvi.DPOptimization(num_local_steps=NUM_STEPS, clip_norm=CLIP_NORM)
 REFUSALS = (dppvi.BudgetExceededError, ValueError, RuntimeError, FileNotFoundError)
-fit_module = sys.modules["numpyro_dppvi.fit"]
+fit_module = sys.modules["numpyro_dppvi.run.fitting"]
 
 
 def model(y):

@@ -1,0 +1,206 @@
+"""For simulations: a posterior beside what could be had without privacy, which clients cannot have.
+
+Everything that is computed here from records is computed without noise, and is named so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.infer import MCMC, NUTS
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.latents import HANDLERS
+from numpyro_dppvi.methods.values import NonPrivate
+from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.records import Partition, Shards
+from numpyro_dppvi.run.fitting import Data, FitResult, fit, lay_out
+
+THIS, NUTS_NAME, VI_NAME = "this posterior", "nonprivate_pooled_nuts", "nonprivate_pooled_vi"
+STAMP = (
+    "NOT PRIVATE: rows named nonprivate_ were computed from records without noise. For simulations "
+    "on data that may be shown; no budget covers this table."
+)
+
+_VI = NonPrivate(num_local_steps=100)
+_ROUNDS, _DAMPING = 15, 0.6
+_MOST_DRAWS = 10**7
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Means and standard deviations by posterior and latent; ``print`` it for a table.
+
+    Attributes:
+        mean: By the posterior's name (``"this posterior"``, ``"nonprivate_pooled_nuts"``,
+            ``"nonprivate_pooled_vi"``, ``"nonprivate_client_0"``, ...) and latent.
+        stddev: Likewise.
+        stamp: What must stand beside the numbers wherever they go.
+    """
+
+    mean: Mapping[str, Mapping[str, np.ndarray]]
+    stddev: Mapping[str, Mapping[str, np.ndarray]]
+    stamp: str = STAMP
+
+    def shift(self, name: str) -> float:
+        """How far a posterior's means are from the pooled NUTS run's, in its sds (RMS)."""
+        self._check(name)
+        exact, width = _flat(self.mean[NUTS_NAME]), _flat(self.stddev[NUTS_NAME])
+        return float(np.sqrt(np.mean(((_flat(self.mean[name]) - exact) / width) ** 2)))
+
+    def width(self, name: str) -> float:
+        """A posterior's standard deviations over the pooled NUTS run's (geometric mean)."""
+        self._check(name)
+        ratio = _flat(self.stddev[name]) / _flat(self.stddev[NUTS_NAME])
+        return float(np.exp(np.mean(np.log(ratio))))
+
+    def _check(self, name: str) -> None:
+        _validate.choice("name", name, tuple(self.mean))
+
+    def __str__(self) -> str:
+        """A table with a line a posterior."""
+        lines = [self.stamp, f"{'':<24} {'mean off by':>12} {'sd is':>8}   (pooled NUTS: 0 sd, 1)"]
+        lines += [
+            f"{name:<24} {self.shift(name):>9.2f} sd {self.width(name):>7.2f}x"
+            for name in self.mean
+        ]
+        return "\n".join(lines)
+
+
+def compare(
+    result: FitResult,
+    data: Data,
+    *,
+    rng_key: PRNGKey | None = None,
+    guide: Any = None,
+    clients: Partition | int | None = None,
+    max_clients: int = 10,
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+) -> Comparison:
+    """Holds a fit against what its records give without privacy. For simulations only.
+
+    Args:
+        result: What ``fit`` returned.
+        data: The records that it was fitted to, all in one place.
+        rng_key: The fit's key, which split the records over clients.
+        guide: The fit's guide.
+        clients: The fit's clients.
+        max_clients: How many clients to fit alone, the first ones; 0 for none.
+        num_warmup: Warm-up draws of NUTS.
+        num_samples: Draws of NUTS.
+
+    Returns:
+        Means and standard deviations of this posterior, of NUTS and of variational inference on
+        all records, and of variational inference on each client's records alone.
+
+    Raises:
+        ValueError: If the data is not the fit's, or a latent is discrete, which NUTS cannot draw.
+        TypeError: If there is no ``rng_key``.
+    """
+    _validate.instance("result", result, FitResult, "fit(...)")
+    key = _validate.rng_key(rng_key)
+    max_clients = _validate.not_negative_int("max_clients", max_clients)
+    num_warmup = _validate.not_negative_int("num_warmup", num_warmup, _MOST_DRAWS)
+    num_samples = _validate.positive_int("num_samples", num_samples, _MOST_DRAWS)
+    discrete = [latent.name for latent in result.posterior.space.latents if latent.is_discrete]
+    if discrete:
+        raise ValueError(
+            f"compare draws all latents by NUTS, which cannot draw {discrete[0]!r}, because it is "
+            "discrete: hold the posterior against fit(..., method=NonPrivate()) on the same data."
+        )
+    split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
+    shards, sizes = lay_out(data, clients, split_key)
+    if sizes != result.client_sizes:
+        raise ValueError(
+            f"data must be what the fit was given, got clients of {_few(sizes)} records and a fit "
+            f"of {_few(result.client_sizes)}: pass the fit's own data, clients and rng_key."
+        )
+    parts = [_records_of(shards, number) for number in range(len(sizes))]
+    pooled = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    draws = _nuts(result.posterior, pooled, nuts_key, num_warmup, num_samples)
+    mean = {
+        THIS: _arrays(result.posterior.mean),
+        NUTS_NAME: {name: np.mean(x, axis=0) for name, x in draws.items()},
+    }
+    stddev = {
+        THIS: _arrays(result.posterior.stddev),
+        NUTS_NAME: {name: np.std(x, axis=0, ddof=1) for name, x in draws.items()},
+    }
+    alone = {f"nonprivate_client_{m}": part for m, part in enumerate(parts[:max_clients])}
+    for name, records in {VI_NAME: pooled, **alone}.items():
+        found = _variational(result.posterior, guide, records, key)
+        mean[name], stddev[name] = _arrays(found.mean), _arrays(found.stddev)
+    return Comparison(mean, stddev)
+
+
+def _variational(
+    posterior: Posterior, guide: Any, records: Mapping[str, Any], key: PRNGKey
+) -> Posterior:
+    """Variational inference without privacy on some records."""
+    found = fit(
+        posterior.model,
+        guide,
+        records,
+        rng_key=key,
+        method=_VI,
+        num_rounds=_ROUNDS,
+        damping=_DAMPING,
+        model_kwargs=posterior.model_kwargs,
+        prior=posterior.prior,
+        progress_bar=False,
+    )
+    return found.posterior
+
+
+def _nuts(
+    posterior: Posterior,
+    records: Mapping[str, np.ndarray],
+    key: PRNGKey,
+    num_warmup: int,
+    num_samples: int,
+) -> dict[str, np.ndarray]:
+    """NUTS on all records."""
+    rows = {name: jnp.asarray(value) for name, value in records.items()}
+    earlier = posterior.prior
+
+    def with_earlier_prior(**arguments: Array) -> None:
+        """The model, with the earlier posterior in the place of its priors."""
+        del arguments
+        theta = {name: numpyro.sample(name, priors.distribution(name)) for name in priors.names}
+        terms = jax.vmap(lambda row: posterior.space.log_likelihood(theta, row))(rows)
+        numpyro.factor("records", jnp.sum(terms))
+
+    target, arguments = posterior.model, {**posterior.model_kwargs, **rows}
+    if earlier is not None:
+        priors = Posterior(earlier.natural, earlier.family, earlier.space, target, {}, {})
+        target = with_earlier_prior
+    sampler = MCMC(NUTS(target), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+    with HANDLERS:
+        sampler.run(key, **arguments)
+    draws = sampler.get_samples()
+    return {name: np.asarray(draws[name]) for name in posterior.names}
+
+
+def _records_of(shards: Shards, number: int) -> dict[str, np.ndarray]:
+    """One client's records, without padding."""
+    size = int(shards.num_records[number])
+    return {name: np.asarray(leaf[number, :size]) for name, leaf in shards.records.items()}
+
+
+def _arrays(values: Mapping[str, Array]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value) for name, value in values.items()}
+
+
+def _flat(values: Mapping[str, np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.ravel(values[name]) for name in sorted(values)])
+
+
+def _few(sizes: Sequence[int]) -> str:
+    shown = ", ".join(map(str, sizes[:5]))
+    return shown if len(sizes) <= 5 else f"{shown}, ... ({len(sizes)} clients)"

@@ -1,0 +1,320 @@
+"""What released values say about a fit: has it settled, whose data is in it, how much is noise.
+
+Everything here is computed from what was released and from public facts, and costs no privacy.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Array, Natural, PRNGKey
+from numpyro_dppvi.analysis import replay
+from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration, factors
+from numpyro_dppvi.methods.values import DPOptimization
+from numpyro_dppvi.posterior import marginals
+from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.protocol.algorithm import PVIState
+from numpyro_dppvi.run.fitting import FitResult
+
+# A step that can be repeated so often counts as one that never leaves the domain.
+_FAR = 1000.0
+# A run whose last step is so many times what noise alone does is still moving.
+_SETTLED = 2.0
+# Likelihoods that are so many times sharper than the factors are worth a word.
+_SHARPER = 2.0
+_NAMED = 5
+_MOST_REPLAYS = 10**5
+_CURVATURE_DRAWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Diagnostics:
+    """Facts about a fit; ``print`` them. Parameters are the entries of unconstrained latents.
+
+    Attributes:
+        movement: Jeffreys divergence between q before and after each round, in nats.
+        residual: The same as a distance from a fixed point: how far each round would have moved a
+            parameter without damping, in posterior standard deviations (root mean square).
+        noise_residual: What noise alone makes of that in the last round; ``None`` if unknown.
+        sharpness: About how many times the precision in the clients' factors their records would
+            give, were there rounds enough: 1 at a fixed point, and q is too wide by up to the root
+            of it. ``None`` if unknown.
+        margin: How many times the last round's step could be repeated before q leaves its domain;
+            infinite if never.
+        contributors: ``"prior"`` and the clients, in the order of ``share``'s leading axis.
+        share: By latent, each contributor's share of the posterior precision, shape
+            ``(num_contributors, *base shape)``; shares add up to 1 and noise makes some negative.
+            Empty where factors are not known. Discrete latents have no precision, and are left out.
+        noise: By latent, the standard deviation that noise gives the posterior mean, over the
+            posterior standard deviation. Above 1, another draw of the noise would move the
+            parameter by more than the posterior's width. Empty without privacy, and where factors
+            are not known.
+    """
+
+    movement: np.ndarray
+    residual: np.ndarray
+    noise_residual: float | None
+    sharpness: float | None
+    margin: float
+    contributors: tuple[str, ...]
+    share: Mapping[str, np.ndarray]
+    noise: Mapping[str, np.ndarray]
+
+    def __str__(self) -> str:
+        """The facts in sentences."""
+        lines = ["Diagnostics (from released values only)"]
+        lines += [self._settled(), self._margin()]
+        if self.sharpness is not None:
+            lines.append(self._width(self.sharpness))
+        if self.share:
+            lines.append(self._shares())
+        if self.noise:
+            lines.append(self._noise())
+        return "\n".join(lines)
+
+    def _settled(self) -> str:
+        if not len(self.residual):
+            return "  movement   no round ran"
+        last = (
+            f"  movement   the last round moved q by {self.movement[-1]:.3g} nats; undamped, a "
+            f"parameter by {self.residual[-1]:.2g} posterior sd"
+        )
+        if self.noise_residual is None:
+            return last
+        small = self.residual[-1] <= _SETTLED * self.noise_residual
+        verdict = "no sign of more" if small else "it is still moving"
+        return f"{last}; noise alone does {self.noise_residual:.2g}: {verdict}"
+
+    def _width(self, sharpness: float) -> str:
+        if sharpness < _SHARPER:
+            return "  width      q is about as wide as its records and prior make it"
+        return (
+            f"  width      the records would give about {sharpness:.2g} times the precision that "
+            f"the factors hold: q is up to {math.sqrt(sharpness):.2g} times too wide, and more "
+            "rounds, steps or budget would narrow it"
+        )
+
+    def _margin(self) -> str:
+        if math.isinf(self.margin):
+            return "  domain     repeating the last step does not lead out of the domain"
+        return f"  domain     the last step, {self.margin:.3g} times, leads out of the domain"
+
+    def _shares(self) -> str:
+        """Shares of the precision, averaged over parameters."""
+        flat = np.concatenate(
+            [x.reshape(len(self.contributors), -1) for x in self.share.values()], 1
+        )
+        means = dict(zip(self.contributors, flat.mean(axis=1), strict=True))
+        prior = means.pop("prior")
+        largest = sorted(means, key=lambda name: -means[name])[:_NAMED]
+        named = ", ".join(f"{name} {means[name]:.0%}" for name in largest)
+        rest = len(means) - len(largest)
+        return f"  precision  prior {prior:.0%}, {named}" + (f", {rest} more" if rest else "")
+
+    def _noise(self) -> str:
+        names = labels(self.noise)
+        values = np.concatenate([x.ravel() for x in self.noise.values()])
+        noisy = [i for i in np.argsort(-values) if values[i] > 1]
+        median = f"  noise      moves a parameter by {np.median(values):.2g} posterior sd (median)"
+        if not noisy:
+            return f"{median}, and none by more than 1"
+        named = ", ".join(f"{names[i]} ({values[i]:.2g})" for i in noisy[:_NAMED])
+        more = ", ..." if len(noisy) > _NAMED else ""
+        return f"{median}; {len(noisy)} of {len(values)} are mostly noise: {named}{more}"
+
+
+def diagnose(
+    result: FitResult, rng_key: PRNGKey | None = None, num_replays: int = 64
+) -> Diagnostics:
+    """Says what released values tell about a fit.
+
+    Noise is measured by running the fit again, with the released factors in the place of records
+    (see ``replay``): once to find how much sharper the likelihoods must be than the factors, which
+    a short run does not reach, for the same posterior widths to come out; and then for the spread.
+
+    Args:
+        result: What ``fit`` returned.
+        rng_key: A JAX key for the replays; a fixed one if not given.
+        num_replays: How many replays; the relative error of ``noise`` is one over the root of
+            twice their number.
+
+    Returns:
+        The facts.
+    """
+    _validate.instance("result", result, FitResult, "fit(...)")
+    key = jax.random.key(0) if rng_key is None else _validate.rng_key(rng_key)
+    num_replays = _validate.positive_int("num_replays", num_replays, _MOST_REPLAYS)
+    family, natural = result.posterior.family, result.posterior.natural
+    size = sum(math.prod(latent.base_shape) for latent in result.posterior.space.latents)
+    damping = result.run.damping if result.run.damping is not None else 1.0
+    contributors, share = _shares(result)
+    noise_residual, sharpness, noise = None, None, {}
+    if isinstance(result.state, PVIState) and result.plan is not None and result.state.round:
+        setting = replay.setting_of(result, key)
+        found, sharpness = _replayed(setting, natural, key, num_replays)
+        noise = _spread(result.posterior, jax.tree.map(lambda leaf: leaf[-1], found))
+        noise_residual = _last_residual(family, found, size, damping)
+    return Diagnostics(
+        movement=result.history.movement,
+        residual=np.sqrt(result.history.movement / size) / damping,
+        noise_residual=noise_residual,
+        sharpness=sharpness,
+        margin=_margin(result),
+        contributors=contributors,
+        share=share,
+        noise=noise,
+    )
+
+
+def _replayed(
+    setting: replay.Setting, natural: Natural, key: PRNGKey, number: int
+) -> tuple[Natural, float | None]:
+    """Replays of likelihoods that are as sharp as the width of q says, and how sharp that is."""
+    run = replay.replays(setting)
+    if not isinstance(setting.problem.method, DPOptimization):
+        return run(key, 1.0, number), None  # noise is added after the solve, whatever is solved
+
+    @jax.jit
+    def entropy(natural: Natural) -> Array:
+        family = setting.problem.family
+        return family.entropy(family.coordinates(natural))
+
+    goal = float(entropy(natural))
+
+    def is_wider(power: float) -> bool:
+        last = jax.tree.map(lambda leaf: leaf[-1], run(key, power, min(number, 8)))
+        return float(jnp.nanmean(jax.vmap(entropy)(last))) > goal
+
+    low, high = 0.0, 9.0  # logarithms of the power
+    if is_wider(1.0):
+        for _ in range(8):
+            middle = (low + high) / 2
+            low, high = (middle, high) if is_wider(math.exp(middle)) else (low, middle)
+    return run(key, math.exp(low), number), math.exp(low)
+
+
+def _spread(posterior: Posterior, last: Natural) -> dict[str, np.ndarray]:
+    """Standard deviation of posterior means over replays, in posterior standard deviations."""
+    means, _ = jax.vmap(functools.partial(moments, posterior.family))(last)
+    _, width = moments(posterior.family, posterior.natural)
+    spread = {name: np.asarray(jnp.std(values, axis=0, ddof=1)) for name, values in means.items()}
+    # A discrete latent that is certain has no width, and noise that does not change that no effect.
+    return {name: x / np.where(x > 0, np.asarray(width[name]), 1) for name, x in spread.items()}
+
+
+def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Means and standard deviations of unconstrained latents, by latent."""
+    found = family.distribution(family.coordinates(natural))
+    means = {name: marginals.mean(distribution) for name, distribution in found.items()}
+    return means, {name: marginals.stddev(distribution) for name, distribution in found.items()}
+
+
+def _last_residual(family: MeanField, found: Natural, size: int, damping: float) -> float | None:
+    """What noise makes of the last residual: its spread over replays, without what they share."""
+    if jax.tree.leaves(found)[0].shape[0] < 2:
+        return None
+    before, last = (jax.tree.map(lambda leaf, r=r: leaf[r], found) for r in (-2, -1))
+    moved = jnp.nanmean(jax.vmap(family.jeffreys)(before, last))
+    centres = [jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree) for tree in (before, last)]
+    shared = family.jeffreys(*centres)
+    return float(jnp.sqrt(jnp.maximum(moved - shared, 0) / size) / damping)
+
+
+def _margin(result: FitResult) -> float:
+    """How often the last step can be repeated inside the domain, which is convex."""
+    rounds = len(result.history.movement)
+    if not rounds or not isinstance(result.state, PVIState):
+        return math.inf
+    family, natural = result.posterior.family, result.posterior.natural
+    before = result.posterior_at(rounds - 1).natural if rounds > 1 else result.state.prior
+    step = factors.divide(natural, before)
+
+    @jax.jit
+    def stays(times: float) -> Array:
+        return family.in_domain(factors.multiply(natural, factors.power(step, times)))
+
+    if bool(stays(_FAR)):
+        return math.inf
+    low, high = 0.0, _FAR
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if bool(stays(middle)) else (low, middle)
+    return low
+
+
+def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
+    """Each contributor's share of the posterior precision."""
+    if not isinstance(result.state, PVIState):
+        return (), {}
+    num_factors = jax.tree.leaves(result.state.factors)[0].shape[0]
+    clients = [f"client {m}" for m in range(num_factors)]
+    if result.run.trusted is not None:
+        clients = ["all clients"]
+    stacked = jax.tree.map(
+        lambda prior, leaf: jnp.concatenate([prior[None], leaf]),
+        result.state.prior,
+        result.state.factors,
+    )
+    share = {}
+    for name, member in enumeration.continuous(result.posterior.family).members:
+        q = result.posterior.natural[name]
+        whole = precision(member, q, q)
+        parts = jax.vmap(lambda t, m=member, q=q: precision(m, q, t))(stacked[name])
+        share[name] = np.asarray(parts / whole)
+    return ("prior", *clients), share
+
+
+def precision(member: Any, q: Natural, factor: Natural) -> Array:
+    """What a factor adds to the precision of each entry, on average under q.
+
+    For a normal factor its precision; in any family the expected negative second derivative of its
+    logarithm, which adds up over factors too.
+
+    Args:
+        member: One latent's family.
+        q: The latent's natural parameters, proper.
+        factor: A factor of it, which need not be proper.
+
+    Returns:
+        Shape of the latent's unconstrained value.
+    """
+    if isinstance(member, DiagonalNormal):
+        return -2 * factor.quadratic
+    return curvature(member, q, factor)
+
+
+def curvature(member: Any, q: Natural, factor: Natural) -> Array:
+    """What :func:`precision` is for families without a formula, over draws with a fixed key."""
+    draws = member.distribution(member.coordinates(q)).sample(
+        jax.random.key(0), (_CURVATURE_DRAWS,)
+    )
+
+    def log_factor(x: Array) -> Array:
+        """<factor, T(x)> up to a constant: how the log density changes along the factor."""
+
+        def log_density(natural: Natural) -> Array:
+            return member.distribution(member.coordinates(natural)).log_prob(x)
+
+        return jax.jvp(log_density, (q,), (factor,))[1]
+
+    def second(x: Array) -> Array:
+        flat = jax.hessian(lambda v: log_factor(v.reshape(x.shape)))(x.ravel())
+        return -jnp.diagonal(flat).reshape(x.shape)
+
+    return jnp.mean(jax.lax.map(second, draws), axis=0)
+
+
+def labels(values: Mapping[str, np.ndarray]) -> list[str]:
+    """Names of all entries."""
+    return [
+        f"{name}[{', '.join(map(str, index))}]" if index else name
+        for name, value in values.items()
+        for index in np.ndindex(value.shape)
+    ]

@@ -1,0 +1,395 @@
+"""Pictures of a fit, from released values only. Needs matplotlib (``numpyro-dppvi[plots]``).
+
+Every function returns a ``matplotlib.figure.Figure`` that belongs to no window: show it as the last
+line of a notebook's cell, or ``figure.savefig(path)``.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose, labels, moments
+from numpyro_dppvi.privacy import PrivacyBudget, accounting
+from numpyro_dppvi.run.fitting import FitResult
+
+# Okabe and Ito's palette, told apart by colour-blind readers and in print; dark ones first.
+_BLUE, _RED, _GREEN, _PURPLE, _ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
+_GREY = "#777777"
+_LINES = (_BLUE, _RED, _GREEN, _PURPLE, _ORANGE)
+_REFERENCES = ("#000000", _RED, _GREEN, _PURPLE)
+_STYLES = ("--", ":", "-.", (0, (1, 1)))
+_MARKERS = ("o", "s", "^", "D", "v")
+_PANEL = (4.2, 3.4)
+
+# More clients than this are points in a cloud instead of bars.
+_BARS = 15
+# Clients that spend in more ways than this are lines without a name.
+_KINDS = 3
+# Epsilons that a curve is made of: accountants without a closed form take a while for each.
+_CURVE_POINTS = 12
+
+
+def convergence(
+    result: FitResult,
+    scores: Mapping[str, Sequence[float]] | None = None,
+    references: Mapping[str, Mapping[str, float]] | None = None,
+) -> Any:
+    """Draws how a fit went, round by round.
+
+    Args:
+        result: What ``fit`` returned.
+        scores: Numbers by round to draw, one panel each, by their label: scores on public rows,
+            say. Without them a panel follows the parameters that lie farthest from where they
+            started. The last panel is always the movement of the posterior.
+        references: For a score's label, horizontal lines by their name.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+
+    Raises:
+        ModuleNotFoundError: Without matplotlib; says what to install.
+    """
+    _validate.instance("result", result, FitResult, "fit(...)")
+    if scores is not None:
+        scores = _numbers("scores", scores)
+    lines_of = _validate.mapping("references", references, "{'accuracy': {'pooled': 0.9}}")
+    lines_of = {
+        label: _reference_lines(f"references[{label!r}]", lines)
+        for label, lines in lines_of.items()
+    }
+    figure, axes = _panels(len(scores or {"parameters": ()}) + 1)
+    if scores is None:
+        _parameters(axes[0], result)
+    for axis, (label, values) in zip(axes, (scores or {}).items(), strict=False):
+        rounds = np.arange(1, len(values) + 1)
+        axis.plot(rounds, values, color=_BLUE, marker="o", markersize=4, label="this fit")
+        lines = lines_of.get(label, {})
+        for index, (name, value) in enumerate(lines.items()):
+            style = _STYLES[index % len(_STYLES)]
+            color = _REFERENCES[index % len(_REFERENCES)]
+            axis.axhline(value, color=color, linestyle=style, label=name)
+        axis.set_title(label)
+        if lines:
+            axis.legend(frameon=False, fontsize="small", loc="lower right")
+    _movement(axes[-1], result)
+    for axis in axes:
+        _count_rounds(axis)
+    return figure
+
+
+def privacy(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
+    """Draws what a fit cost round by round, and what the noise did to it.
+
+    Args:
+        result: What ``fit`` returned.
+        diagnostics: What ``diagnose`` returned; computed if not given, which takes some seconds.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+
+    Raises:
+        ModuleNotFoundError: Without matplotlib; says what to install.
+        ValueError: If the fit was not private.
+    """
+    _check(result, diagnostics)
+    if result.plan is None:
+        raise ValueError(
+            "there is no privacy to draw, because the fit added no noise: draw convergence(result)."
+        )
+    noise = (diagnose(result) if diagnostics is None else diagnostics).noise
+    figure, axes = _panels(2 if noise else 1)
+    _spending(axes[0], result)
+    if noise:
+        _noise(axes[1], noise)
+    return figure
+
+
+def clients(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
+    """Draws whose data is in the posterior: shares of its precision beside shares of the records.
+
+    Args:
+        result: What ``fit`` returned.
+        diagnostics: What ``diagnose`` returned; computed if not given, which takes some seconds.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+
+    Raises:
+        ModuleNotFoundError: Without matplotlib; says what to install.
+        ValueError: If no client's share of a precision is known.
+    """
+    _check(result, diagnostics)
+    found = diagnose(result) if diagnostics is None else diagnostics
+    if not found.share:
+        raise ValueError(
+            "no client's share of a precision is known, because the method keeps no factors or all "
+            "latents are discrete: draw convergence(result)."
+        )
+    flat = np.concatenate([x.reshape(len(found.contributors), -1) for x in found.share.values()], 1)
+    records = np.array(result.client_sizes) / sum(result.client_sizes)
+    if len(found.contributors) == 2 and len(records) > 1:  # one factor for all clients
+        records = np.ones(1)
+    if len(found.contributors) <= _BARS:
+        return _bars(found.contributors, flat, records)
+    return _cloud(flat, records)
+
+
+def _check(result: FitResult, diagnostics: Diagnostics | None) -> None:
+    _validate.instance("result", result, FitResult, "fit(...)")
+    if diagnostics is not None:
+        _validate.instance("diagnostics", diagnostics, Diagnostics, "diagnose(result)")
+
+
+def _numbers(name: str, values: Any) -> dict[str, list[float]]:
+    """Numbers by round, by the label of their panel."""
+    by_label = _validate.mapping(name, values, "{'accuracy': [0.8, 0.9]}")
+    if not by_label:
+        raise ValueError(f"{name} must hold a panel, got none: leave {name} out.")
+    return {
+        label: [
+            _drawn(f"{name}[{label!r}]", one)
+            for one in _validate.entries(f"{name}[{label!r}]", numbers, "[0.8, 0.9]")
+        ]
+        for label, numbers in by_label.items()
+    }
+
+
+def _reference_lines(name: str, lines: Any) -> dict[str, float]:
+    by_label = _validate.mapping(name, lines, "{'pooled': 0.9}")
+    return {label: _drawn(f"{name}[{label!r}]", value) for label, value in by_label.items()}
+
+
+def _drawn(name: str, value: Any) -> float:
+    """A number that can be drawn; what is not finite leaves a gap."""
+    try:
+        number = None if np.ma.is_masked(value) else float(value)
+    except (OverflowError, TypeError, ValueError):
+        number = None
+    if number is None:
+        raise ValueError(f"{name} must be a number, got {_validate.shown(value)}: write 0.9, say.")
+    return number
+
+
+def _panels(number: int, height: float = _PANEL[1]) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_PANEL[0] * number, height))
+    figure.set_layout_engine("constrained", w_pad=0.1)
+    axes = np.atleast_1d(figure.subplots(1, number))
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _note(axis: Any, text: str, at: tuple[Any, Any], shift: tuple[int, int], va: str) -> None:
+    axis.annotate(text, at, xytext=shift, textcoords="offset points", va=va, fontsize="small")
+
+
+def _count_rounds(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_xlabel("round")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _movement(axis: Any, result: FitResult) -> None:
+    """Movement by round, with the rounds marked in which something was refused."""
+    history = result.history
+    movement = np.asarray(history.movement)
+    rounds = np.arange(1, len(movement) + 1)
+    axis.plot(rounds, movement, color=_BLUE, marker="o", markersize=4)
+    odd = (history.rejected + history.failed) > 0
+    if odd.any():
+        axis.plot(
+            rounds[odd],
+            movement[odd],
+            "X",
+            color=_RED,
+            markersize=9,
+            label="merge refused or failed",
+        )
+        axis.legend(frameon=False, fontsize="small")
+    axis.set(title="movement of the posterior", ylabel="Jeffreys divergence, nats")
+    positive = movement[np.isfinite(movement) & (movement > 0)]
+    if len(positive) == len(movement) > 0 and positive.max() > 30 * positive.min():
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=0)
+
+
+def _parameters(axis: Any, result: FitResult) -> None:
+    """Means of the parameters that moved farthest, with a band of one standard deviation."""
+    num_rounds = len(result.history.movement)
+    if not num_rounds:
+        return
+    of_round = functools.partial(moments, result.posterior.family)
+    means, widths = jax.vmap(of_round)(result.history.natural)
+    names = labels({name: np.asarray(values[-1]) for name, values in means.items()})
+    mean, width = (
+        np.concatenate([np.asarray(x).reshape(num_rounds, -1) for x in tree.values()], axis=1)
+        for tree in (means, widths)
+    )
+    rounds = np.arange(1, len(mean) + 1)
+    tiny = np.finfo(width.dtype).tiny  # a discrete latent may be certain
+    farthest = np.argsort(-np.abs(mean[-1]) / np.maximum(width[-1], tiny))[: len(_LINES)]
+    for place, index in enumerate(sorted(farthest, key=lambda i: -mean[-1, i])):
+        color, marker = _LINES[place], _MARKERS[place]
+        line, band = mean[:, index], width[:, index]
+        axis.plot(rounds, line, color=color, marker=marker, markersize=4, label=names[index])
+        axis.fill_between(rounds, line - band, line + band, color=color, alpha=0.15, linewidth=0)
+    axis.axhline(0, color=_GREY, linewidth=0.8, zorder=0)
+    axis.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.set(title="largest parameters", ylabel="mean ± sd, unconstrained")
+
+
+def _spending(axis: Any, result: FitResult) -> None:
+    """Epsilon after each round; clients that spend alike share a line."""
+    at, curves = _curves(result)
+    if len(curves) > _KINDS:
+        for budget, _, curve in curves:
+            axis.plot(at, curve / budget.epsilon, color=_BLUE, linewidth=1, alpha=0.5)
+        axis.axhline(1, color="black", linestyle="--", linewidth=1)
+        axis.set(title="spent so far, client by client", ylabel="share of the client's epsilon")
+        _percent(axis.yaxis)
+    else:
+        for place, (_, numbers, curve) in enumerate(curves):
+            color, marker = _LINES[place], _MARKERS[place]
+            axis.plot(at, curve, color=color, marker=marker, markersize=4, label=_range(numbers))
+        for epsilon in {budget.epsilon for budget, _, _ in curves if np.isfinite(budget.epsilon)}:
+            axis.axhline(epsilon, color="black", linestyle="--", linewidth=1)
+            _note(axis, f"budget {epsilon:g}", (0, epsilon), shift=(2, -3), va="top")
+        if len(curves) > 1:
+            axis.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+        deltas = {budget.delta for budget, _, _ in curves}
+        delta = f"delta = {deltas.pop():g}" if len(deltas) == 1 else "the client's delta"
+        axis.set(title="spent so far", ylabel=f"epsilon at {delta}")
+    axis.set_ylim(bottom=0)
+    _count_rounds(axis)
+
+
+def _curves(
+    result: FitResult,
+) -> tuple[np.ndarray, list[tuple[PrivacyBudget, list[int], np.ndarray]]]:
+    """Rounds, and for each kind of client its budget, its clients and its epsilons."""
+    assert result.plan is not None
+    plan, num_rounds = result.plan, result.state.round
+    of_round = result.run.groups[:num_rounds]
+    visits = [np.bincount(g.ravel(), minlength=len(plan.clients)) for g in of_round]
+    visited = np.cumsum([np.zeros(len(plan.clients), int), *visits], axis=0)
+    points = min(num_rounds + 1, _CURVE_POINTS)
+    at = np.unique(np.linspace(0, num_rounds, points).round().astype(int))
+    kinds: dict[Any, list[int]] = {}
+    for number, client in enumerate(plan.clients):
+        counts = visited[at, number] * client.releases_per_visit
+        event = client.mechanism.dp_event
+        # What other runs have charged to the same ledger was there before.
+        before = Counter(dict(result.ledger.composition(number)))
+        before[event] -= int(visited[-1, number]) * client.releases_per_visit
+        kind = (event, client.budget, tuple(counts.tolist()), frozenset((+before).items()))
+        kinds.setdefault(kind, []).append(number)
+    curves = []
+    for (event, budget, counts, before), numbers in kinds.items():
+        spent = [
+            accounting.epsilon(
+                accounting.compose([*before, (event, n)]), budget.delta, budget.relation
+            )
+            for n in counts
+        ]
+        curves.append((budget, numbers, np.array(spent)))
+    return at, curves
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """Client numbers in few words."""
+    if len(numbers) == 1:
+        return f"client {numbers[0]}"
+    if len(numbers) == numbers[-1] - numbers[0] + 1:
+        return f"clients {numbers[0]}–{numbers[-1]}"
+    return f"{len(numbers)} clients ({numbers[0]}, {numbers[1]}, ...)"
+
+
+def _noise(axis: Any, noise: Mapping[str, np.ndarray]) -> None:
+    """The noise in every parameter, sorted, with the line from which on it is mostly noise."""
+    values = np.concatenate([x.ravel() for x in noise.values()])
+    names = labels(noise)
+    order = np.argsort(values)
+    share = (np.arange(len(values)) + 1) / len(values)
+    noisy = values[order] > 1
+    for mask, color, label in (
+        (~noisy, _BLUE, f"{np.sum(~noisy)} parameters"),
+        (noisy, _RED, f"{np.sum(noisy)} mostly noise"),
+    ):
+        if mask.any():
+            axis.plot(values[order][mask], share[mask], "o", color=color, markersize=4, label=label)
+    axis.axvline(1, color="black", linestyle="--", linewidth=1)
+    largest, right = order[-1], max(1.1, 1.25 * values.max())
+    _note(axis, names[largest], (values[largest], 1.0), shift=(6, 0), va="center")
+    axis.set(
+        title="noise in the posterior means",
+        xlabel="noise sd / posterior sd",
+        ylabel="share of the parameters",
+        ylim=(0, 1.05),
+    )
+    if values.max() > 20 * max(np.median(values), 1e-12):
+        axis.set_xscale("log")
+    else:
+        axis.set_xlim(left=0, right=right)
+    axis.legend(frameon=False, fontsize="small", loc="best")
+
+
+def _bars(contributors: Sequence[str], share: np.ndarray, records: np.ndarray) -> Any:
+    """One bar a contributor, with the spread over parameters and the share of the records."""
+    figure, axes = _panels(1, height=max(_PANEL[1] - 0.8, 0.28 * len(contributors) + 1.3))
+    axis = axes[0]
+    places = np.arange(len(contributors))
+    axis.barh(places, share.mean(axis=1), color=_BLUE, height=0.6, label="of the precision (mean)")
+    low, high = np.quantile(share, (0.1, 0.9), axis=1)
+    axis.hlines(places, low, high, color=_GREY, linewidth=1, label="middle 80 % of parameters")
+    axis.plot(
+        records, places[1:], "D", markerfacecolor="white", markeredgecolor=_RED, markersize=6,
+        markeredgewidth=1.5, label="of the records",
+    )  # fmt: skip
+    axis.axvline(0, color="black", linewidth=0.8)
+    axis.set(yticks=places, yticklabels=contributors, xlabel="share", title="whose data is in it")
+    axis.invert_yaxis()
+    _percent(axis.xaxis)
+    figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=1)
+    return figure
+
+
+def _cloud(share: np.ndarray, records: np.ndarray) -> Any:
+    """One point a client: its share of the precision over its share of the records."""
+    figure, axes = _panels(1)
+    axis = axes[0]
+    mean = share.mean(axis=1)
+    line = {"color": "black", "linestyle": "--", "linewidth": 1, "label": "in proportion"}
+    dots = {"color": _BLUE, "markersize": 4, "alpha": 0.6, "label": "a client"}
+    if records.max() < 1.1 * records.min():  # one beside the other, because all are of one size
+        axis.plot(np.arange(len(records)), np.sort(mean[1:]), "o", **dots)
+        axis.axhline((1 - mean[0]) / len(records), **line)
+        axis.set(xlabel="clients, by their share", xticks=[])
+    else:
+        axis.plot(records, mean[1:], "o", **dots)
+        axis.axline((0, 0), slope=1 - mean[0], **line)
+        axis.set(xlabel="share of the records", xlim=(0, 1.1 * records.max()))
+        _percent(axis.xaxis)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.set(
+        title=f"whose data is in it (prior: {mean[0]:.0%})",
+        ylabel="share of the posterior precision",
+    )
+    _percent(axis.yaxis)
+    axis.legend(frameon=False, fontsize="small", loc="upper left")
+    return figure
+
+
+def _percent(side: Any) -> None:
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    side.set_major_locator(MaxNLocator(5))
+    side.set_major_formatter(PercentFormatter(1.0, decimals=None))

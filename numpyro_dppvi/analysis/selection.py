@@ -1,0 +1,276 @@
+"""``select``: choose between settings on the private data themselves, and say what it cost.
+
+The best of a random, secret number of runs is shown, and nothing of the others. Whoever calls
+``select`` sees everything, and has to be trusted with it: what is shown afterwards is what the
+total covers.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.privacy import (
+    GaussianSum,
+    PrivacyBudget,
+    SecretKeys,
+    accounting,
+    add_noise,
+    clipped_sum,
+    units,
+    words,
+)
+from numpyro_dppvi.privacy.selection import SelectionPlan, check_run
+from numpyro_dppvi.run.fitting import FitResult
+
+FitOne: TypeAlias = Callable[[Any, tuple[PrivacyBudget, ...], PRNGKey], FitResult]
+Score: TypeAlias = Callable[[FitResult], Sequence[Array]]
+
+NOT_COVERED = (
+    "whoever ran the selection: every run was seen there, and only the best was shown",
+    "how many runs there were and which settings they had, if that is told, and how long it took",
+    "choices made before the selection by looking at the data: which settings to try, and the rest",
+    "floating-point effects, and side channels",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The best run of a selection, and what all of it cost.
+
+    Attributes:
+        setting: The setting of the best run.
+        run: The best run. Its own statement speaks as if it had been the only one: show
+            :meth:`privacy_statement` instead.
+        score: Its mean score per record, with noise.
+        plan: What was planned, and what it cost.
+        settings: All settings that might have been tried.
+    """
+
+    setting: Any
+    run: FitResult
+    score: float
+    plan: SelectionPlan
+    settings: tuple[Any, ...]
+
+    @property
+    def posterior(self) -> Posterior:
+        """The best run's posterior; its attributes tell the cost of the whole selection."""
+        total = {"max_epsilon": max(self.plan.epsilons), "selected_among": len(self.settings)}
+        posterior = self.run.posterior
+        return dataclasses.replace(posterior, attrs={**posterior.attrs, **total})
+
+    def privacy_statement(self) -> "SelectionStatement":
+        """What the selection cost in all, as text (``print``) and ``.to_json()``."""
+        return SelectionStatement(type(self.run.method).__name__, len(self.settings), self.plan)
+
+
+@dataclass(frozen=True)
+class SelectionStatement:
+    """What a selection cost. ``print`` it, or take ``to_json()``."""
+
+    method: str
+    num_settings: int
+    plan: SelectionPlan
+
+    def as_dict(self) -> dict[str, Any]:
+        """The statement as plain values."""
+        rows = zip(
+            self.plan.budgets,
+            self.plan.run_budgets,
+            self.plan.mechanisms,
+            self.plan.epsilons,
+            strict=True,
+        )
+        return {
+            "schema": "numpyro_dppvi/selection-statement/1",
+            "method": self.method,
+            "given": words.GIVEN,
+            "settings": self.num_settings,
+            "runs": self.plan.runs.name,
+            "accountant": "Renyi divergence of repeated selection (Papernot and Steinke 2022)",
+            "clients": [
+                {
+                    "client": number,
+                    "unit": f"one {units.in_words(budget)}",
+                    "relation": budget.relation,
+                    "epsilon_spent": epsilon,
+                    "epsilon_budget": budget.epsilon,
+                    "delta": budget.delta,
+                    "epsilon_of_one_fit": one.epsilon,
+                    "scored_records": mechanism.num_records,
+                    "score_bound": mechanism.clip_norm,
+                    "score_noise_std": mechanism.noise_std,
+                }
+                for number, (budget, one, mechanism, epsilon) in enumerate(rows)
+            ],
+            "not_covered": list(NOT_COVERED),
+        }
+
+    def to_json(self) -> str:
+        """The statement as JSON; an infinite epsilon is the string ``"infinity"``."""
+        return json.dumps(words.finite(self.as_dict()), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        """The statement as text."""
+        facts = self.as_dict()
+        worst = max(facts["clients"], key=lambda c: c["epsilon_spent"])
+        delta = max(c["delta"] for c in facts["clients"])
+        lines = [
+            "Privacy statement of a selection",
+            f"  method       {self.method}, the best of {self.num_settings} settings",
+            f"  runs         {facts['runs']}",
+            f"  accountant   {facts['accountant']}",
+        ]
+        lines += words.paragraph(
+            f"In all, {', '.join(sorted({c['unit'] for c in facts['clients']}))} of the whole is "
+            f"protected by epsilon = {words.rounded_up(worst['epsilon_spent'])} at delta = "
+            f"{delta:.10g} (one fit alone: {words.rounded_up(worst['epsilon_of_one_fit'])}); "
+            f"{words.neighbours(c['relation'] for c in facts['clients'])}."
+        )
+        lines += ["  Not covered:", *(f"    - {item}" for item in NOT_COVERED)]
+        return "\n".join(lines)
+
+
+def select(
+    settings: Sequence[Any],
+    fit_one: FitOne,
+    score: Score,
+    *,
+    plan: SelectionPlan,
+    insecure_seed: int | None = None,
+) -> Selection:
+    """Runs settings drawn at random, a random number of times, and returns the best run.
+
+    Runs are compared by a mean score of records, which each client releases with noise; noise
+    makes the choice itself a little random. Everything is covered by the plan: the number of
+    runs, their settings and keys are drawn here, in secret.
+
+    Args:
+        settings: What may be tried, in any form that ``fit_one`` understands.
+        fit_one: ``(setting, budgets, rng_key) -> FitResult``: one call of ``fit`` with
+            ``budget=budgets`` and ``rng_key=rng_key``, on full batches or with shards.
+        score: ``result -> scores``: one array a client, one number a record: the higher the
+            better. Each number must depend on its own record (and on the result) alone. Numbers
+            are clipped to the plan's bound; what is not finite counts as the lowest.
+        plan: From ``privacy.plan_selection``: budget, number of runs, bound of the scores.
+        insecure_seed: For tests only: makes it reproducible, and the noise of scores removable.
+
+    Returns:
+        The best run. What the others released must not be shown to anybody.
+
+    Raises:
+        ValueError: If a run releases more than the plan allows, or scores do not fit the plan.
+        RuntimeError: If no run came up, which is as rare as ``PoissonRuns`` says.
+
+    Example:
+        >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
+        >>> import numpyro_dppvi as dppvi
+        >>> def model(y):
+        ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+        ...     with numpyro.plate("records", y.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+        >>> data = [{"y": np.ones(400)}]
+        >>> def fit_one(clip_norm, budgets, rng_key):
+        ...     method = dppvi.DPOptimization(clip_norm)
+        ...     return dppvi.fit(model, None, data, rng_key=rng_key, method=method, budget=budgets)
+        >>> def score(run):
+        ...     mean, sd = run.posterior.mean["mean"], run.posterior.stddev["mean"]
+        ...     return [-np.hypot(part["y"] - mean, sd) for part in data]
+        >>> plan = dppvi.privacy.plan_selection(
+        ...     dppvi.PrivacyBudget(epsilon=2.0),
+        ...     dppvi.privacy.NegativeBinomialRuns(2.0),
+        ...     client_sizes=[400],
+        ...     score_bound=3.0,
+        ... )
+        >>> chosen = dppvi.select([0.5, 2.5], fit_one, score, plan=plan)
+        >>> chosen.setting in (0.5, 2.5), plan.run_budgets[0].epsilon < 2.0
+        (True, True)
+    """
+    settings = tuple(_validate.entries("settings", settings, "[0.5, 2.5]"))
+    _validate.function("fit_one", fit_one, ("setting", "budgets", "rng_key"), "fit_one")
+    _validate.function("score", score, ("result",), "score")
+    _validate.instance("plan", plan, SelectionPlan, "privacy.plan_selection(...)")
+    if not settings:
+        raise ValueError("settings must hold at least one setting, got none: write [{}], say.")
+    keys = SecretKeys(insecure_seed)
+    best: Selection | None = None
+    for number in range(plan.runs.count(_uniform(keys.round_key(0)))):
+        choice_key, fit_key, noise_key = jax.random.split(keys.round_key(number + 1), 3)
+        setting = settings[int(jax.random.randint(choice_key, (), 0, len(settings)))]
+        run = fit_one(setting, plan.run_budgets, fit_key)
+        _check(run, plan)
+        value = _noisy_score(score(run), plan.mechanisms, noise_key)
+        if best is None or value > best.score:
+            best = Selection(setting, run, value, plan, settings)
+    if best is None:
+        raise RuntimeError(
+            f"no run came up ({plan.runs.name}); this too was released, and the budget is spent: "
+            "write runs=NegativeBinomialRuns(...), which has one run at least."
+        )
+    return best
+
+
+def _uniform(key: PRNGKey) -> float:
+    """A number in [0, 1) of 53 bits from a key."""
+    words_of_key = np.asarray(jax.random.key_data(key)).astype(np.uint32)
+    return (int.from_bytes(words_of_key.tobytes()[:8], "little") >> 11) / 2**53
+
+
+def _check(run: Any, plan: SelectionPlan) -> None:
+    if not isinstance(run, FitResult):
+        raise TypeError(
+            f"fit_one must return what fit returns, got {_validate.shown(run)}: write "
+            "return fit(..., budget=budgets, rng_key=rng_key)."
+        )
+    if run.plan is None:
+        raise ValueError("fit_one must fit with privacy: write budget=budgets in its call of fit.")
+    relations = [budget.relation for budget in plan.budgets]
+    clients = range(len(run.plan.clients))
+    for mine, budget in zip(run.plan.clients, plan.budgets, strict=False):
+        mine.mechanism.check(budget)
+        if mine.budget.relation != budget.relation:
+            raise ValueError("fit_one must keep to the budgets it is given: write budget=budgets.")
+    mus = [
+        accounting.renyi_distance(run.ledger.composition(m), relation)
+        for m, relation in zip(clients, relations, strict=False)
+    ]
+    check_run(plan, mus)
+
+
+def _noisy_score(
+    scores: Sequence[Array], mechanisms: Sequence[GaussianSum], secret_key: PRNGKey
+) -> float:
+    """Mean score of all records: each client's clipped sum with noise of its own."""
+    if not isinstance(scores, Sequence):
+        raise TypeError(
+            f"score must return one array a client, got {_validate.shown(scores)}: write "
+            "return [scores of client 0, ...]."
+        )
+    if len(scores) != len(mechanisms):
+        raise ValueError(
+            f"score must return one array a client, got {len(scores)} for the {len(mechanisms)} "
+            "clients of the plan."
+        )
+    total = 0.0
+    for client, (mine, mechanism) in enumerate(zip(scores, mechanisms, strict=True)):
+        values = jnp.asarray(mine, float)
+        if values.shape != (mechanism.num_records,):
+            raise ValueError(
+                f"score must return one number a record, got shape {values.shape} for client "
+                f"{client}'s {mechanism.num_records} records."
+            )
+        values = jnp.where(jnp.isfinite(values), values, -mechanism.clip_norm)
+        present = jnp.ones(values.shape, bool)
+        exact = clipped_sum(values[:, None], present, mechanism.clip_norm)
+        key = jax.random.fold_in(secret_key, client)
+        total += float(add_noise(key, exact, mechanism.noise_std)[0])
+    return total / sum(mechanism.num_records for mechanism in mechanisms)

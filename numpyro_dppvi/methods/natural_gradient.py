@@ -1,0 +1,130 @@
+"""Natural gradients: steps in natural parameters, and the lengths that go with them.
+
+In natural parameters the natural gradient of the local objective is a gradient in the expected
+statistics, which no information matrix has to be inverted for: a full step sets a factor to
+grad E_q[log p(x | theta)] (Khan and Lin, 2017, Eq. 7; Bui et al., 2018, for partitioned inference).
+Over conjugate likelihoods that is the answer itself.
+
+The change of a shard is then measured, clipped and noised in the white coordinates of q
+(``families.whitening``), not in natural parameters, where noise that a precise latent does not
+feel would drown one of which little is known. They are a function of q alone, which was released
+before: to whom they are known, a change and its white coordinates say the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Array, Coordinates, Natural
+from numpyro_dppvi.families import MeanField, factors, whitening
+
+RecordsGradient: TypeAlias = Callable[[Any, Coordinates], Coordinates]
+"""A function of a step's keys and the coordinates to the gradient of the record losses."""
+
+
+@dataclass(frozen=True)
+class NaturalGradient:
+    """Steps along the natural gradient, and clips in units of q's standard deviations.
+
+    In the place of an optax optimiser, for methods that solve without noise. A step with no ridge
+    and a rate of 1 is that of Khan and Lin (2017), Eq. 7; ridge and rate are ours. One step does
+    (``num_local_steps=1``) and shards of one record are best: their changes are what the records
+    say, and no shard's labels decide how much of it is clipped. The defaults weigh directions in
+    which noise hurts against others; they were found on one data set (Adult, logistic regression).
+
+    Args:
+        location_rate: In (0, 1]; the share of the step that locations of normal latents take.
+            Where many shards see the same correlated latents, all of them would make the same
+            correction in full, and overshoot. About 3 over the number of latents that one record
+            sees is safe in synchronous rounds; 1 is exact for a conjugate model of one latent.
+        ridge: Not below 0; a precision that is added to q's. Latents of which less is known than
+            that move less, and get less noise.
+        spread_weight: What a change of a normal's spread counts beside one of its location.
+
+    Raises:
+        ValueError: If a number is outside its range.
+    """
+
+    location_rate: float = 0.2
+    ridge: float = 20.0
+    spread_weight: float = 7.0
+
+    def __post_init__(self) -> None:
+        checked = {
+            "location_rate": _validate.half_open_unit("location_rate", self.location_rate),
+            "ridge": _validate.not_negative("ridge", self.ridge),
+            "spread_weight": _validate.positive("spread_weight", self.spread_weight, most=1e15),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def change(
+    rule: NaturalGradient,
+    family: MeanField,
+    q: Natural,
+    own: Natural,
+    keys: Any,
+    records_gradient: RecordsGradient,
+) -> Natural:
+    """Natural-gradient steps of the local objective, starting from ``q``.
+
+    Args:
+        rule: How far to step.
+        family: The family of q.
+        q: The current approximation.
+        own: What is divided out of q for the cavity.
+        keys: Keys, or a tree of them, with a leading axis of one entry a step.
+        records_gradient: The gradient of the record losses in q's coordinates.
+
+    Returns:
+        The change; NaN where the solve failed.
+    """
+
+    def step(before: Natural, key: Any) -> tuple[Natural, None]:
+        here = factors.multiply(q, before)
+        coordinates = family.coordinates(here)
+
+        def moved(white: Natural) -> Coordinates:
+            step = whitening.unwhiten(family, coordinates, white)
+            return family.coordinates(factors.multiply(here, step))
+
+        _, pull = jax.vjp(moved, factors.unit(q))
+        (records,) = pull(records_gradient(key, coordinates))
+        # What the cavity lacks of q here: its part of the gradient, without cancellation.
+        rest = whitening.whiten(family, coordinates, factors.multiply(before, own))
+        variances = whitening.axis_variances(family, coordinates)
+        share = {name: rule.location_rate / (1 + rule.ridge * v) for name, v in variances.items()}
+        white = whitening.weighted(family, factors.multiply(records, rest), share, 1.0)
+        return factors.divide(before, whitening.unwhiten(family, coordinates, white)), None
+
+    return jax.lax.scan(step, factors.unit(q), keys)[0]
+
+
+def measured(rule: NaturalGradient, family: MeanField, q: Natural, change: Natural) -> Natural:
+    """A change in the units in which it is clipped and noised, a tree shaped as it."""
+    coordinates = family.coordinates(q)
+    white = whitening.whiten(family, coordinates, change)
+    weights = _location_weights(rule, family, coordinates)
+    return whitening.weighted(family, white, weights, rule.spread_weight)
+
+
+def unmeasured(rule: NaturalGradient, family: MeanField, q: Natural, measured: Natural) -> Natural:
+    """Inverse of :func:`measured`; linear."""
+    coordinates = family.coordinates(q)
+    weights = _location_weights(rule, family, coordinates)
+    inverse = {name: 1 / weight for name, weight in weights.items()}
+    white = whitening.weighted(family, measured, inverse, 1 / rule.spread_weight)
+    return whitening.unwhiten(family, coordinates, white)
+
+
+def _location_weights(
+    rule: NaturalGradient, family: MeanField, coordinates: Coordinates
+) -> dict[str, Array]:
+    """With them, a location's change d has length sqrt(d' (precision + ridge) d)."""
+    variances = whitening.axis_variances(family, coordinates)
+    return {name: jnp.sqrt(1 + rule.ridge * v) for name, v in variances.items()}

@@ -1,0 +1,239 @@
+"""The local free energy of a client, given its cavity (paper Eq. 5, Algorithm 1 step 3).
+
+The local objective of PVI is E_q[log p(x_m | theta)] - KL(q || cavity). Written with an
+unnormalised cavity it is E_q[log p(x_m | theta)] + <eta_cavity, E_q[T]> + H[q], which has the
+same gradient and needs no proper cavity: noise may well make one improper. It splits into terms
+that records do not enter and one term a record. Over discrete latents expectations are summed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
+from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.families import MeanField, enumeration, factors
+from numpyro_dppvi.latents import LatentSpace
+
+PointRule: TypeAlias = Callable[[PRNGKey, MeanField, Coordinates], dict[str, Array]]
+"""A rule that gives equally weighted points for an expectation under q, on a leading axis.
+
+It is asked for the continuous latents alone, and not at all if there are none.
+"""
+
+
+_MOST_DRAWS = 10**6
+# The weights of more nodes leave the range of 64-bit floats.
+_MOST_NODES = 300
+
+
+@dataclass(frozen=True)
+class MonteCarlo:
+    """Antithetic draws from q, shared by all records of a batch.
+
+    Args:
+        num_draws: How many; an even number makes mirrored pairs.
+    """
+
+    num_draws: int = 10
+
+    def __post_init__(self) -> None:
+        draws = _validate.positive_int("num_draws", self.num_draws, _MOST_DRAWS)
+        object.__setattr__(self, "num_draws", draws)
+
+    def __call__(
+        self, rng_key: PRNGKey, family: MeanField, coordinates: Coordinates
+    ) -> dict[str, Array]:
+        """Points of shape ``(num_draws, *shape)`` by latent."""
+        return family.draws(rng_key, coordinates, self.num_draws)
+
+
+@dataclass(frozen=True)
+class SphericalCubature:
+    """The third-degree rule of 2 d points at distance sqrt(d) from the mean, d joint dimensions.
+
+    Exact, without any noise, for log likelihoods that are quadratic in the latents: conjugate
+    normal models come out in closed form. For many latents the points lie far out; use draws.
+    """
+
+    def __call__(
+        self, rng_key: PRNGKey, family: MeanField, coordinates: Coordinates
+    ) -> dict[str, Array]:
+        """Points of shape ``(2 * d, *shape)`` by latent."""
+        del rng_key
+        return family.sigma_points(coordinates)
+
+
+@dataclass(frozen=True)
+class GaussHermite:
+    """Gauss-Hermite quadrature over the one linear predictor that a record's likelihood sees.
+
+    For most generalised linear models, whatever the number of latents: without noise, and at the
+    cost of ``num_nodes`` evaluations of a function of one number. Which number that is is found
+    by tracing the model (``latents.predictor``), not declared. Needs normal
+    latents; with discrete ones, the predictor is one given these.
+
+    Args:
+        num_nodes: Exact for polynomials of degree up to ``2 * num_nodes - 1``.
+    """
+
+    num_nodes: int = 20
+
+    def __post_init__(self) -> None:
+        nodes = _validate.positive_int("num_nodes", self.num_nodes, _MOST_NODES)
+        object.__setattr__(self, "num_nodes", nodes)
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """:class:`GaussHermite` where the model and the guide allow it, else :class:`MonteCarlo`.
+
+    Args:
+        num_draws: Draws where there must be draws.
+    """
+
+    num_draws: int = 10
+
+    def __post_init__(self) -> None:
+        draws = _validate.positive_int("num_draws", self.num_draws, _MOST_DRAWS)
+        object.__setattr__(self, "num_draws", draws)
+
+
+Expectation: TypeAlias = PointRule | GaussHermite | Automatic
+
+
+def rule_for(
+    expectation: Expectation, space: LatentSpace, family: MeanField
+) -> PointRule | GaussHermite:
+    """The rule that is used for a model and a family.
+
+    Raises:
+        UnsupportedModelError: If quadrature was asked for and cannot be had.
+    """
+    possible = space.predictor is not None and enumeration.continuous(family).is_normal
+    if isinstance(expectation, Automatic):
+        return GaussHermite() if possible else MonteCarlo(expectation.num_draws)
+    if isinstance(expectation, GaussHermite) and not possible:
+        raise UnsupportedModelError(
+            "expectation must be a rule that this model and guide allow, got GaussHermite(): it "
+            "needs a likelihood that sees normal latents through one linear predictor a record. "
+            "Write expectation=MonteCarlo(10), or leave it out."
+        )
+    return expectation
+
+
+def cavity_loss(family: MeanField, cavity: Natural, coordinates: Coordinates) -> Array:
+    """-<eta_cavity, E_q[T]> - H[q], in nats: the part of the loss that no record enters."""
+    expected = factors.inner(cavity, family.statistics(coordinates))
+    return -expected - family.entropy(coordinates)
+
+
+def record_loss(
+    space: LatentSpace,
+    family: MeanField,
+    expectation: Expectation,
+    rng_key: PRNGKey,
+    coordinates: Coordinates,
+    row: Mapping[str, Array],
+) -> Array:
+    """-E_q[log p(record | theta)] of one record, in nats.
+
+    Args:
+        space: The model.
+        family: The family of q.
+        expectation: The rule for the expectation.
+        rng_key: Key for draws; records that share it share their draws.
+        coordinates: Where q is.
+        row: One record: arrays without the records' axis.
+    """
+    rule = rule_for(expectation, space, family)
+    rest = enumeration.continuous(family)
+    if isinstance(rule, GaussHermite):
+        return enumeration.expectation(
+            family,
+            coordinates,
+            lambda values: _predictor_loss(space, rest, rule, coordinates, (values, row)),
+        )
+    theta = space.constrain(_points(rule, rng_key, rest, coordinates))
+
+    def given(values: Mapping[str, Array]) -> Array:
+        def log_likelihood(theta: Mapping[str, Array]) -> Array:
+            return space.log_likelihood({**theta, **space.constrain(values)}, row)
+
+        return -_mean(log_likelihood, theta)
+
+    return enumeration.expectation(family, coordinates, given)
+
+
+def floats_per_record(
+    space: LatentSpace,
+    family: MeanField,
+    expectation: Expectation,
+    rng_key: PRNGKey,
+    coordinates: Coordinates,
+) -> int:
+    """Size of what one record's gradient needs in memory: its gradient at every point."""
+    rule, rest = rule_for(expectation, space, family), enumeration.continuous(family)
+    if isinstance(rule, GaussHermite):
+        floats = rule.num_nodes + sum(leaf.size for leaf in jax.tree.leaves(coordinates))
+    else:
+        points = jax.eval_shape(lambda c: _points(rule, rng_key, rest, c), coordinates)
+        floats = sum(leaf.size for leaf in jax.tree.leaves(points))
+    return max(1, floats) * enumeration.num_joint_values(family)
+
+
+def _points(
+    rule: PointRule, rng_key: PRNGKey, family: MeanField, coordinates: Coordinates
+) -> dict[str, Array]:
+    """The rule's points of a family without discrete members."""
+    return rule(rng_key, family, coordinates) if family.members else {}
+
+
+def _mean(function: Callable[[dict[str, Array]], Array], points: dict[str, Array]) -> Array:
+    """The mean over points on a leading axis; the value itself where nothing is continuous."""
+    return jnp.mean(jax.vmap(function)(points)) if points else function({})
+
+
+def _predictor_loss(
+    space: LatentSpace,
+    family: MeanField,
+    rule: GaussHermite,
+    coordinates: Coordinates,
+    row: Any,
+) -> Array:
+    """The same where the record sees nothing but a'theta + b, which is normal under q.
+
+    ``row`` is a pair: values of the discrete latents, and a row.
+    """
+    predictor = space.predictor
+    assert predictor is not None  # rule_for has seen to it
+    center, slope = jax.value_and_grad(predictor.value)(family.location(coordinates), row)
+    variance = family.linear_variance(coordinates, jax.lax.stop_gradient(slope))
+    # A record that sees no latent has no variance, where the root has no derivative.
+    stddev = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(rule.num_nodes)
+    values = center + stddev * jnp.asarray(nodes, stddev.dtype)
+    densities = jax.vmap(predictor.log_likelihood, (0, None))(values, row)
+    return -jnp.dot(jnp.asarray(weights / weights.sum(), densities.dtype), densities)
+
+
+def prior_loss(
+    space: LatentSpace,
+    family: MeanField,
+    rule: PointRule,
+    rng_key: PRNGKey,
+    coordinates: Coordinates,
+    names: frozenset[str],
+) -> Array:
+    """-E_q[log p(theta)] over the named latents, in nats."""
+    points = _points(rule, rng_key, enumeration.continuous(family), coordinates)
+
+    def given(values: Mapping[str, Array]) -> Array:
+        return -_mean(lambda base: space.log_prior({**base, **values}, names), points)
+
+    return enumeration.expectation(family, coordinates, given)

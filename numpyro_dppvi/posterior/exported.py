@@ -1,0 +1,99 @@
+"""What an export holds: the groups that ArviZ knows, each from draws or from public data alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_dppvi._typing import Array, Model, PRNGKey
+from numpyro_dppvi.latents import LatentSpace, outputs
+from numpyro_dppvi.latents.outputs import Derived
+from numpyro_dppvi.posterior import predictions
+from numpyro_dppvi.posterior.to_arviz import Variable
+
+Group = dict[str, Variable]
+
+
+def deterministics(
+    model: Model,
+    model_kwargs: Mapping[str, Any],
+    records: Mapping[str, jax.ShapeDtypeStruct],
+    space: LatentSpace,
+) -> Derived:
+    """The model's ``numpyro.deterministic`` sites that no record enters."""
+    theta = {latent.name: latent.struct for latent in space.latents}
+    return outputs.derived(model, records, model_kwargs, theta)
+
+
+def of_draws(space: LatentSpace, draws: Mapping[str, Array], derived: Derived) -> Group:
+    """A group of draws: the latents and what follows from them."""
+    dims = {latent.name: latent.dims for latent in space.latents} | dict(derived.dims)
+    values = dict(draws)
+    if derived.dims:
+        values |= jax.jit(jax.vmap(derived.of))(dict(draws))
+    return {name: Variable(value, dims[name]) for name, value in values.items()}
+
+
+def of_public_data(
+    model: Model,
+    draws: Mapping[str, Array],
+    rows: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    given: Mapping[str, Any],
+    rng_key: PRNGKey,
+) -> dict[str, Group]:
+    """The groups that are made from data which the caller names as public.
+
+    Args:
+        model: The model.
+        draws: Posterior draws of all latents, on a leading axis.
+        rows: Arguments with one entry a record.
+        constants: The model's other arguments.
+        given: Those of them that the caller names, which are written out.
+        rng_key: A JAX key.
+
+    Returns:
+        ``posterior_predictive``; with outcomes among the data ``log_likelihood`` and
+        ``observed_data``; ``constant_data`` if there are other arrays.
+    """
+    arguments = {**constants, **rows}
+    first = {name: value[0] for name, value in draws.items()}
+    sites = outputs.outcomes(model, arguments, first)
+    predicted = predictions.predict(model, draws, rows, constants, rng_key)
+    groups: dict[str, Group] = {
+        "posterior_predictive": {n: Variable(predicted[n], sites[n].dims) for n in sites}
+    }
+    values = {name: site.value for name, site in sites.items() if site.value is not None}
+    seen = {name: sites[name] for name in values}
+    if seen:
+        densities = predictions.log_likelihood(model, draws, rows, constants)
+        groups["log_likelihood"] = {
+            n: Variable(densities[n], site.batch_dims) for n, site in seen.items()
+        }
+        groups["observed_data"] = {n: Variable(values[n], site.dims) for n, site in seen.items()}
+    outcome = frozenset[str]().union(*(site.inputs for site in seen.values()))
+    rest = {n: np.asarray(x) for n, x in given.items() if n not in outcome and _is_array(x)}
+    if rest:
+        num_rows = len(next(iter(rows.values()))) if rows else -1
+        record = _record_dim(sites, num_rows)
+        groups["constant_data"] = {
+            name: Variable(value, [record] if name in rows and record else [])
+            for name, value in rest.items()
+        }
+    return groups
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, jax.Array)) and value.dtype.kind in "biufc"
+
+
+def _record_dim(sites: Mapping[str, outputs.Outcome], num_rows: int) -> str | None:
+    """The name of the plate of records, if all outcomes agree on one."""
+    names = {
+        name
+        for site in sites.values()
+        for name, size in zip(site.dims, site.shape, strict=True)
+        if name is not None and size == num_rows
+    }
+    return names.pop() if len(names) == 1 else None

@@ -1,0 +1,226 @@
+"""What a posterior is on disk: numbers and facts, from which a model rebuilds it anywhere."""
+
+import contextlib
+import importlib.metadata
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_dppvi import _files, _validate, guides, latents
+from numpyro_dppvi._typing import Model, Natural
+from numpyro_dppvi._validate import UnsupportedModelError, shown
+from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.latents.identity import Identity, difference, identities
+from numpyro_dppvi.posterior.prior import Prior
+
+_KIND = "posterior"
+# What JSON types the facts are of.
+_FACTS = {
+    "model": (str,),
+    "family": (str,),
+    "latents": (dict,),
+    "records": (dict,),
+    "model_kwargs": (dict,),
+    "model_kwargs_left_out": (list,),
+    "attrs": (dict,),
+    "prior_attrs": (dict, type(None)),
+    "versions": (dict,),
+}
+# Made-up records are drawn in the shapes that a file tells. A volume of 400 x 400 x 400 fits.
+_MOST_OF_A_RECORD = 2**26
+# What a model that is not the one a file was made with may raise, when it runs on its shapes.
+_NOT_THIS_MODEL = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class Pieces(NamedTuple):
+    """What a posterior is made of, its model aside; see ``Posterior``."""
+
+    natural: Natural
+    family: MeanField
+    space: LatentSpace
+    model_kwargs: Mapping[str, Any]
+    attrs: Mapping[str, str | float]
+    records: Mapping[str, jax.ShapeDtypeStruct]
+    prior: Prior | None
+
+
+def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
+    """Writes a posterior. No record is in it; the shapes of the data's arrays are.
+
+    Raises:
+        TypeError: If the path is none.
+        ValueError: If the posterior does not know the shapes of its data, or is too large.
+    """
+    path = _validate.path("path", path)
+    if not pieces.records:
+        raise ValueError(
+            "this posterior does not know the shapes of its data, which rebuild its latents: save "
+            "one that fit(...) or pvi(...).posterior(...) returned."
+        )
+    stored = {name: _plain(value) for name, value in pieces.model_kwargs.items()}
+    plain = {name: value for name, value in stored.items() if isinstance(value, _JSON)}
+    arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
+    found = identities(pieces.space)
+    facts = {
+        "model": getattr(model, "__name__", type(model).__name__),
+        "family": repr(pieces.family),
+        "latents": {name: [latent.shape, latent.base_shape] for name, latent in found.items()},
+        "records": {name: [s.shape, str(s.dtype)] for name, s in pieces.records.items()},
+        "model_kwargs": plain,
+        "model_kwargs_left_out": sorted(set(stored) - set(plain) - set(arrays)),
+        "attrs": dict(pieces.attrs),
+        "prior_attrs": None if pieces.prior is None else dict(pieces.prior.attrs),
+        "versions": {name: importlib.metadata.version(name) for name in ("numpyro", "jax")},
+    }
+    numbers = _files.flatten(pieces.natural, "natural")
+    if pieces.prior is not None:
+        numbers |= _files.flatten(pieces.prior.natural, "prior")
+    numbers |= {f"probe/{name}": latent.probe for name, latent in found.items()}
+    numbers |= {f"model_kwargs/{name}": value for name, value in arrays.items()}
+    most, size = _files.MOST, sum(array.nbytes for array in numbers.values())
+    words = len(json.dumps(facts, indent=1)) + 2**10  # and a few of every file
+    if size > most.arrays or words > most.facts:
+        raise ValueError(
+            f"this posterior takes {size} bytes of arrays and {words} of facts, where a file may "
+            f"hold {most.arrays} and {most.facts}: keep its numbers in a file of your own, "
+            "numpy.savez(path, **posterior.params)."
+        )
+    _files.write(path, _KIND, facts, numbers)
+
+
+_JSON = (bool, int, float, str, type(None))
+
+
+def _plain(value: Any) -> Any:
+    """A public argument as JSON or NumPy holds it; itself if neither does."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        array = np.asarray(value)
+        return array if array.dtype.kind in "biufc" else value
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def read(
+    path: str | os.PathLike[str],
+    model: Model,
+    guide: Any,
+    model_kwargs: Mapping[str, Any] | None,
+) -> Pieces:
+    """Rebuilds what :func:`write` wrote.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file cannot be read, or model, guide or arguments are not the ones it
+            was made with.
+    """
+    path = _validate.path("path", path)
+    facts, arrays = _files.read(path, _KIND, kinds=_FACTS)
+    prefix = "model_kwargs/"
+    kwargs = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    kwargs |= {**facts["model_kwargs"], **(model_kwargs or {})}
+    missing = [str(name) for name in facts["model_kwargs_left_out"] if str(name) not in kwargs]
+    if missing:
+        raise ValueError(
+            f"{path} does not hold the public argument {missing[0]!r}, which no open format can "
+            f"store: write load(..., model_kwargs={{{missing[0]!r}: ...}})."
+        )
+    with _damages(path):
+        records = {name: _struct(*fact) for name, fact in facts["records"].items()}
+        theirs = {
+            name: _identity(shape, base_shape, arrays[f"probe/{name}"])
+            for name, (shape, base_shape) in facts["latents"].items()
+        }
+    try:
+        space = latents.from_model(model, records, kwargs)
+        space, family = guides.approximation(guide, model, space, records, kwargs)
+    except UnsupportedModelError as error:
+        raise ValueError(
+            f"{path} was made with another model or guide than the one given: {error}"
+        ) from error
+    except _NOT_THIS_MODEL as error:
+        raise ValueError(
+            f"{path} was made with another model, guide or public arguments than those given, "
+            f"which end in a {type(error).__name__} on the shapes of its data: pass those that it "
+            "was fitted with."
+        ) from error
+    _check_latents(path, facts, theirs, space, family)
+    like = family.natural(family.standard())
+    with _damages(path):
+        natural = _files.unflatten(arrays, "natural", like)
+        prior = None
+        if facts["prior_attrs"] is not None:
+            factor = _files.unflatten(arrays, "prior", like)
+            prior = Prior(factor, family, space, facts["prior_attrs"])
+    return Pieces(natural, family, space, kwargs, facts["attrs"], records, prior)
+
+
+@contextlib.contextmanager
+def _damages(path: Path) -> Iterator[None]:
+    """Says in a sentence that what a file holds does not fit together."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{path} is damaged, because it has no {error}: copy it again.") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged, because {error}: copy it again.") from error
+
+
+def _struct(shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an argument, as a file tells them."""
+    sizes = _sizes(shape)
+    if not sizes or math.prod(sizes[1:]) > _MOST_OF_A_RECORD:
+        raise ValueError(f"records of {shown(shape)} have no rows, or too large ones")
+    found = np.dtype(dtype) if isinstance(dtype, str) else None
+    if found is None or found.kind not in "biufc":
+        raise ValueError(f"records hold {shown(dtype)}, which are no numbers")
+    return jax.ShapeDtypeStruct(sizes, jax.dtypes.canonicalize_dtype(found))
+
+
+def _identity(shape: Any, base_shape: Any, probe: np.ndarray) -> Identity:
+    """A latent, as a file tells it."""
+    found = Identity(_sizes(shape), _sizes(base_shape), probe)
+    if probe.shape != found.shape or probe.dtype.kind != "f":
+        raise ValueError("a latent's probe has another shape or kind than the latent")
+    return found
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    good = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape)
+    if not good or len(shape) > 32:
+        raise ValueError("a shape is no list of sizes")
+    return tuple(shape)
+
+
+def _check_latents(
+    path: Path,
+    facts: Mapping[str, Any],
+    theirs: Mapping[str, Identity],
+    space: LatentSpace,
+    family: MeanField,
+) -> None:
+    found = difference(identities(space), theirs)
+    if found is not None:
+        raise ValueError(
+            f"{path} holds the posterior of model {facts['model']!r} with {found}: pass the model "
+            "that it was fitted with."
+        )
+    if repr(family) != facts["family"]:
+        raise ValueError(
+            f"{path} was fitted with another guide than the one given: pass the guide that it was "
+            "fitted with."
+        )

@@ -1,0 +1,161 @@
+"""Refuses what does not go together: a method with a plan, an aggregator, a seed or shards."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi.methods import values
+from numpyro_dppvi.methods.values import DPOptimization, GlobalVI, LocalAveraging, NonPrivate
+from numpyro_dppvi.privacy import GaussianShardSum, GaussianSum, PrivacyPlan, SecretKeys, noise_laws
+from numpyro_dppvi.privacy.plan import shard_weights
+from numpyro_dppvi.protocol.server import TrustedAggregator
+from numpyro_dppvi.records import Shards
+
+
+def check_noise(method: Any, trusted: TrustedAggregator | None) -> None:
+    """Refuses discrete noise that would have to add up to that of a sum over clients."""
+    if values.draws_exactly(method) and trusted is not None:
+        raise ValueError(
+            "trusted_aggregator must be left out with noise=DiscreteGaussian(), because the "
+            "clients' shares of discrete noise add up to no discrete Gaussian: leave it out, or "
+            "write noise=Gaussian()."
+        )
+
+
+def check_source(method: Any, secret_keys: SecretKeys) -> None:
+    """Refuses discrete noise that cannot be drawn.
+
+    Raises:
+        ValueError: If a seed is to make it reproducible.
+        ImportError: If OpenDP is not installed.
+    """
+    if not values.draws_exactly(method):
+        return
+    if secret_keys.insecure_seed is not None:
+        raise ValueError(
+            "insecure_noise_seed must be left out with noise=DiscreteGaussian(), because OpenDP "
+            "draws from the operating system alone: leave it out, or write noise=Gaussian()."
+        )
+    noise_laws.require()
+
+
+def check_plan(
+    method: Any,
+    plan: PrivacyPlan | None,
+    client_sizes: Sequence[int],
+    trusted: TrustedAggregator | None,
+) -> None:
+    """Refuses a plan that does not describe exactly what the method is going to release.
+
+    Noise, accounting and budgets come from the plan, clipping and sampling from the method: a
+    run under another method's plan would cost more than its statement says.
+    """
+    if isinstance(method, NonPrivate) != (plan is None):
+        raise ValueError(
+            f"{type(method).__name__}() and {'no plan' if plan is None else 'a plan'} do not go "
+            "together: private methods need plan=plan_privacy(...), NonPrivate() takes none."
+        )
+    if plan is None:
+        return
+    if len(plan.clients) != len(client_sizes):
+        raise ValueError(
+            f"the plan is for {len(plan.clients)} clients, but there are {len(client_sizes)}: make "
+            "it with client_sizes of the same length."
+        )
+    wanted = _planned(method, client_sizes, trusted)
+    for number, (mine, facts) in enumerate(zip(plan.clients, wanted, strict=True)):
+        kind = type(mine.mechanism).__name__
+        found = {**vars(mine), **vars(mine.mechanism), "mechanism": kind}
+        for name, value in facts.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"the plan does not describe this run: {name} is {found.get(name)} for client "
+                    f"{number} in the plan and {value} in the run: make it with plan_privacy(...) "
+                    "from the same method, client_sizes and trusted_aggregator."
+                )
+
+
+def _planned(
+    method: Any, client_sizes: Sequence[int], trusted: TrustedAggregator | None
+) -> list[dict[str, Any]]:
+    """What the plan of a run must say about each client, noise and visits aside."""
+    sizes = [int(size) for size in client_sizes]
+    clip_norms = values.clip_norms_by_client(method, len(sizes))
+    common = {"num_shares": trusted.num_shares(len(sizes)) if trusted else 1}
+    each = [
+        {**common, "num_records": size, "clip_norm": clip_norm}
+        for size, clip_norm in zip(sizes, clip_norms, strict=True)
+    ]
+    if isinstance(method, DPOptimization | GlobalVI):
+        of_all = {
+            "mechanism": GaussianSum.__name__,
+            "physical_size": method.sampler.physical_size(sizes),
+            "releases_per_visit": getattr(method, "num_local_steps", 1),
+        }
+        return [
+            {**mine, **of_all, "sampler": method.sampler.of_client(number)}
+            for number, mine in enumerate(each)
+        ]
+    of_all = {
+        "mechanism": GaussianShardSum.__name__,
+        "releases_per_visit": 1,
+        "noise": method.noise,
+    }
+    shards = values.shards_by_client(method, sizes)
+    averaged = isinstance(method, LocalAveraging)
+    weights = shard_weights(clip_norms, shards, averaged, trusted is not None)
+    return [
+        {**mine, **of_all, "num_shards": num_shards, "weight": weight}
+        for mine, num_shards, weight in zip(each, shards, weights, strict=True)
+    ]
+
+
+def check_state(state: Any, kind: type) -> None:
+    """Refuses what is no state of an algorithm."""
+    if not isinstance(state, kind):
+        raise TypeError(
+            f"state must be what init or step returned, got {_validate.shown(state)}: write "
+            "state = algorithm.init(rng_key)."
+        )
+
+
+def check_shards(
+    shards: Shards, client_sizes: Sequence[int], row: Mapping[str, jax.ShapeDtypeStruct]
+) -> None:
+    """Refuses records of other clients, or other arrays, than the algorithm was built for.
+
+    Args:
+        shards: What ``step`` was given.
+        client_sizes: Records of each client.
+        row: Shapes and dtypes of one record.
+    """
+    if not isinstance(shards, Shards):
+        raise TypeError(
+            f"shards must be what stack or stack_clients returned, got {_validate.shown(shards)}: "
+            "write shards=stack_clients(data_per_client)."
+        )
+    found = {name: (leaf.shape[2:], leaf.dtype) for name, leaf in shards.records.items()}
+    wanted = {name: (struct.shape, struct.dtype) for name, struct in row.items()}
+    if found != wanted:
+        raise ValueError(
+            f"shards must hold the arrays that the algorithm was built for, got {_rows(found)} "
+            f"and records of {_rows(wanted)}: give pvi the same arrays that are stacked."
+        )
+    sizes = np.asarray(shards.num_records).tolist()
+    if sizes != [int(size) for size in client_sizes]:
+        raise ValueError(
+            f"shards must hold the clients that the algorithm was built for, got {_short(sizes)} "
+            f"records and client_sizes of {_short(list(client_sizes))}: stack the same clients."
+        )
+
+
+def _rows(arrays: Mapping[str, tuple[tuple[int, ...], Any]]) -> str:
+    return ", ".join(f"{name} ({dtype}, {shape})" for name, (shape, dtype) in arrays.items())
+
+
+def _short(numbers: list[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:5])
+    return shown if len(numbers) <= 5 else f"{shown}, ... ({len(numbers)} clients)"

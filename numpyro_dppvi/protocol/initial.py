@@ -1,0 +1,107 @@
+"""Where a run begins: at the prior, or at a public start that no record enters.
+
+Under its prior a neural network is symmetric, and a few noisy steps do not leave that point. A
+narrow start at random locations does. It changes no fixed point: whatever the first factors are,
+the clients' own changes replace them.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Array, Natural, PRNGKey
+from numpyro_dppvi.families import MeanField, NormalFamily, factors
+
+# A start whose precision is more than the square of 1e6 times the prior's is not told from a point
+# in 32 bits.
+_LEAST_SCALE = 1e-6
+
+
+def check(init_scale: float | None) -> float | None:
+    """Returns a number in [1e-6, 1] as a float, and ``None``, for the prior, as it is."""
+    if init_scale is None:
+        return None
+    return _validate.half_open_unit("init_scale", init_scale, _LEAST_SCALE)
+
+
+def keys(rng_key: PRNGKey, init_scale: float | None) -> tuple[PRNGKey, PRNGKey]:
+    """A key for the prior's factor, and one for the start if there is one."""
+    if init_scale is None:
+        return rng_key, rng_key
+    first, second = jax.random.split(rng_key)
+    return first, second
+
+
+def narrow(
+    family: MeanField, prior: Natural, rng_key: PRNGKey, init_scale: float | None
+) -> Natural | None:
+    """A distribution to begin with, made of the prior and public randomness alone.
+
+    Args:
+        family: The family of q.
+        prior: The prior's factor.
+        rng_key: Key of the draw, no secret.
+        init_scale: How far normal members move from the prior's location, and how wide they then
+            are, in the prior's standard deviations (in its Cholesky factor where they have full
+            covariance). Other members stay at the prior. ``None`` for no start.
+
+    Returns:
+        Its natural parameters.
+    """
+    if init_scale is None:
+        return None
+    begin = dict(prior)
+    each = jax.random.split(rng_key, len(family.members))
+    for (name, member), key in zip(family.members, each, strict=True):
+        if isinstance(member, NormalFamily):
+            begin[name] = _narrow_normal(member, prior[name], key, init_scale)
+    return begin
+
+
+def _narrow_normal(family: Any, prior: Any, rng_key: PRNGKey, init_scale: float) -> Any:
+    at = family.coordinates(prior)
+    drawn = family.draws(rng_key, at, 1)[0]
+    loc = at.loc + init_scale * (drawn - at.loc)
+    width = family.coordinates(factors.power(prior, 1 / init_scale**2))
+    return family.natural(width._replace(loc=loc))
+
+
+def of_clients(
+    prior: Natural, begin: Natural | None, num_clients: int, aggregated: bool
+) -> Natural:
+    """The clients' first factors, on a leading axis: equal shares of the start.
+
+    Args:
+        prior: The prior's factor.
+        begin: The start; ``None`` for the prior, whose clients' factors are 1.
+        num_clients: How many clients there are.
+        aggregated: Whether one factor stands for all of them.
+    """
+    lead = 1 if aggregated else num_clients
+    if begin is None:
+        return factors.unit(prior, lead)
+    share = factors.power(factors.divide(begin, prior), 1 / lead)
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (lead, *leaf.shape)), share)
+
+
+def of_shards(prior: Natural, begin: Natural | None, shares: Array, num_shards: int) -> Natural:
+    """The first factors that shards keep to themselves, clients and shards on the leading axes.
+
+    Args:
+        prior: The prior's factor.
+        begin: The start; ``None`` for the prior.
+        shares: The power of the start over the prior that is a shard's, by client.
+        num_shards: Shards of the client that has most.
+    """
+    num_clients = shares.shape[0]
+    if begin is None:
+        return factors.unit(factors.unit(prior, num_shards), num_clients)
+    whole = factors.divide(begin, prior)
+
+    def spread(leaf: Array) -> Array:
+        each = jnp.multiply.outer(shares.astype(leaf.dtype), leaf)[:, None]
+        return jnp.broadcast_to(each, (num_clients, num_shards, *leaf.shape))
+
+    return jax.tree.map(spread, whole)

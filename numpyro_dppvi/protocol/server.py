@@ -1,0 +1,213 @@
+"""What the server does: merge changes into factors, refine the prior's factor. Sees no record."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
+from numpyro_dppvi.families import MeanField, factors
+from numpyro_dppvi.guides import PriorFactor
+from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.methods import local_solve, objective
+
+# The prior's factor is refined by draws alone, which cost neither data nor privacy.
+PRIOR_EXPECTATION = objective.MonteCarlo(64)
+_PRIOR_STEPS = 200
+_FIRST_PRIOR_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class TrustedAggregator:
+    """A party, or a protocol, that shows the server nothing but the sum of the clients' messages.
+
+    The clients' noise then protects the sum jointly: each adds a share (paper, Theorems 6 and 8).
+    A client that drops out takes its share with it. The others' shares are sized so that
+    ``max_dropouts`` may be missing; a round with fewer clients is refused before any release.
+
+    Args:
+        max_dropouts: How many clients may be missing from a round.
+
+    Raises:
+        ValueError: If it is no whole number, or negative.
+    """
+
+    max_dropouts: int = 0
+
+    def __post_init__(self) -> None:
+        most = _validate.not_negative_int("max_dropouts", self.max_dropouts)
+        object.__setattr__(self, "max_dropouts", most)
+
+    def num_shares(self, num_clients: int) -> int:
+        """The least number of clients whose shares make up the noise of a sum.
+
+        Args:
+            num_clients: How many clients there are.
+
+        Raises:
+            ValueError: If all of them may be missing.
+        """
+        if self.max_dropouts >= num_clients:
+            raise ValueError(
+                f"max_dropouts must be below the number of clients, got {self.max_dropouts} for "
+                f"{num_clients} clients."
+            )
+        return num_clients - self.max_dropouts
+
+    def check(self, groups: np.ndarray, num_clients: int) -> None:
+        """Refuses a round in which too few clients' shares would meet in one sum.
+
+        Args:
+            groups: A round of a schedule, shape ``(num_groups, group_size)``.
+            num_clients: How many clients there are.
+
+        Raises:
+            ValueError: In that case.
+        """
+        present = groups.shape[1]
+        if groups.shape[0] != 1 or present < self.num_shares(num_clients):
+            raise ValueError(
+                f"with a trusted aggregator a round must be one group of at least "
+                f"{self.num_shares(num_clients)} of the {num_clients} clients, got "
+                f"{groups.shape[0]} groups of {present}: write schedule=synchronous, or "
+                "TrustedAggregator(max_dropouts=...)."
+            )
+
+
+def aggregator(trusted: bool | TrustedAggregator) -> TrustedAggregator | None:
+    """What ``trusted_aggregator=`` means: ``True`` allows no client to drop out.
+
+    Raises:
+        TypeError: If it is anything but True, False or a :class:`TrustedAggregator`.
+    """
+    if isinstance(trusted, TrustedAggregator):
+        return trusted
+    return TrustedAggregator() if _validate.flag("trusted_aggregator", trusted) else None
+
+
+class MergeInfo(NamedTuple):
+    """What a merge did; functions of released values only.
+
+    Attributes:
+        projected: Entries of the product of the clients' factors that were raised to zero.
+        rejected: Whether the merge was refused because q would have left its domain.
+    """
+
+    projected: Array
+    rejected: Array
+
+
+def approximation(prior: Natural, client_factors: Natural) -> Natural:
+    """q: the prior's factor times every client's factor (stacked on a leading axis)."""
+    return factors.multiply(prior, factors.total(client_factors))
+
+
+def merge(
+    family: MeanField,
+    prior: Natural,
+    client_factors: Natural,
+    clients: Array,
+    changes: Natural,
+    damping: Array,
+    project: bool,
+    whole: frozenset[str] = frozenset(),
+) -> tuple[Natural, MergeInfo]:
+    """Multiplies damped changes into the factors of the clients that sent them.
+
+    One rule keeps noise from leaving the domain, and acts on released values only, after the
+    sum: where the product of all clients' factors falls below precision zero, so that q would
+    know less than the prior, it is raised to zero by the factors of this group, in equal shares
+    (``project``). If q is still improper, the merge is refused whole and all stays as it was.
+
+    Where the prior is refined itself, as in a hierarchy, what is raised to zero also loses its
+    location: a group's effect of no precision but some location would widen the prior of all
+    effects, which lets go of that effect further, and so on without end.
+
+    Args:
+        family: The family of q.
+        prior: The prior's factor.
+        client_factors: Factors of all clients, on a leading axis.
+        clients: Numbers of the clients that sent something, shape ``(group_size,)``.
+        changes: Their changes, on a leading axis.
+        damping: In (0, 1].
+        project: Whether to repair factors; without noise they may rightly be improper.
+        whole: Members of the family whose entries lose their location where they are repaired.
+
+    Returns:
+        The new factors, and what happened.
+    """
+    damped = factors.power(changes, damping)
+    proposal = _add(client_factors, clients, damped)
+    raised = jnp.zeros((), jnp.int32)
+    if project:
+        likelihood = factors.total(proposal)
+        deficit = factors.divide(family.project(likelihood, whole), likelihood)
+        raised = factors.count_nonzero(deficit)
+        share = factors.power(deficit, 1 / clients.shape[0])
+        proposal = _add(proposal, clients, share)
+    good = family.in_domain(approximation(prior, proposal))
+    merged = factors.select(good, proposal, client_factors)
+    return merged, MergeInfo(jnp.where(good, raised, 0), ~good)
+
+
+def _add(client_factors: Natural, clients: Array, changes: Natural) -> Natural:
+    """Multiplies changes into some clients' factors; one change may go to all of them."""
+    return jax.tree.map(lambda leaf, change: leaf.at[clients].add(change), client_factors, changes)
+
+
+def refine_prior(
+    space: LatentSpace,
+    family: MeanField,
+    parts: PriorFactor,
+    q: Natural,
+    prior: Natural,
+    rng_key: PRNGKey,
+    num_steps: int = _PRIOR_STEPS,
+) -> Natural:
+    """The change of the prior's factor: like a client's, with the prior as its "likelihood".
+
+    Args:
+        space: The model.
+        family: The family of q.
+        parts: Which part of the prior lies in the family, and which latents' part does not.
+        q: The current approximation.
+        prior: The prior's current factor, its exact part included.
+        rng_key: Key for draws of the latents.
+        num_steps: Optimiser steps.
+
+    Returns:
+        The change; zero for latents whose prior is exact, and where the solve failed.
+    """
+    cavity = factors.divide(q, factors.divide(prior, parts.exact))
+
+    def loss(key: PRNGKey, coordinates: Coordinates) -> Array:
+        free = objective.cavity_loss(family, cavity, coordinates)
+        return free + objective.prior_loss(
+            space, family, PRIOR_EXPECTATION, key, coordinates, parts.rest
+        )
+
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps, alpha=0.02))
+    keys = jax.random.split(rng_key, num_steps)
+    end = local_solve.solve(keys, family.coordinates(q), jax.grad(loss, argnums=1), optimizer)
+    change = factors.divide(family.natural(end), q)
+    # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
+    change = {
+        name: part if name in parts.refined else factors.unit(part) for name, part in change.items()
+    }
+    return factors.select(factors.is_finite(change), change, factors.unit(change))
+
+
+def first_prior(
+    space: LatentSpace, family: MeanField, parts: PriorFactor, rng_key: PRNGKey
+) -> Natural:
+    """The prior's first factor: exact where it can be, else its variational projection."""
+    if not parts.refined:
+        return parts.exact
+    start = factors.multiply(parts.exact, family.standard_of(parts.rest))
+    # All of the start but its exact part leaves the cavity: it is only where the solve starts.
+    change = refine_prior(space, family, parts, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS)
+    return factors.multiply(start, change)

@@ -1,0 +1,297 @@
+"""Records of all clients as padded arrays with one leading client axis."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi.records.clients import Partition
+
+
+class Shards(NamedTuple):
+    """Records of all clients in arrays of one shape, padded with zeros to the largest client.
+
+    Sensitive: this is the data itself.
+
+    Attributes:
+        records: Name of a model argument -> array of shape `(num_clients, capacity, ...)`. Rows
+            from `num_records` on are zeros and no records; `mask` tells them apart.
+        num_records: The number of records of each client, int32, shape `(num_clients,)`. Public.
+    """
+
+    records: dict[str, jax.Array]
+    num_records: jax.Array
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows that every client is padded to; right inside `vmap`, too."""
+        return int(next(iter(self.records.values())).shape[self.num_records.ndim])
+
+    @property
+    def mask(self) -> jax.Array:
+        """True where a row is a record, shape `(num_clients, capacity)`; right inside `vmap`."""
+        return jnp.arange(self.capacity) < self.num_records[..., None]
+
+
+def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
+    """Stack pooled data into one padded array per name, client by client.
+
+    Args:
+        data: Name -> array with one row per record on the leading axis, `(num_rows, ...)`.
+        partition: The rows of each client.
+
+    Returns:
+        The shards. float64 becomes JAX's default float; integers and booleans stay what they are.
+        Numbers must be finite after that: 1e39 is none of float32. Masked entries are refused.
+
+    Raises:
+        ValueError: If arrays differ in length or are no numbers that JAX holds, or the partition
+            names rows that the data does not have.
+        TypeError: If the partition is none.
+    """
+    if not isinstance(partition, Partition):
+        raise TypeError(
+            f"partition must be a Partition, got {_validate.shown(partition)}: write "
+            "split_evenly(rng_key, num_rows, num_clients), say."
+        )
+    arrays = record_arrays(data, "data")
+    num_rows = len(next(iter(arrays.values())))
+    highest = max(int(rows.max()) for rows in partition.rows)
+    if highest >= num_rows:
+        raise ValueError(
+            f"partition must name rows that data has, got row {highest} for {num_rows} rows "
+            f"counted from 0: build the partition for {num_rows} rows."
+        )
+    return _pad([{name: array[rows] for name, array in arrays.items()} for rows in partition.rows])
+
+
+def stack_clients(data_per_client: Sequence[Mapping[str, npt.ArrayLike]]) -> Shards:
+    """Stack data that is already held client by client.
+
+    Args:
+        data_per_client: For every client a mapping of name -> array with one row per record on the
+            leading axis, `(num_records, ...)`; the same names and trailing axes at every client.
+
+    Returns:
+        The shards. Where clients hold different dtypes under one name, NumPy's promotion decides.
+
+    Raises:
+        ValueError: If there are no clients, a client has no records, or clients' names or trailing
+            axes differ.
+    """
+    if isinstance(data_per_client, Mapping):
+        raise ValueError(
+            f"data_per_client must be a sequence with one mapping per client, got one mapping of "
+            f"{list(data_per_client)}: write [data_a, data_b], or stack(data, partition)."
+        )
+    if not isinstance(data_per_client, Sequence) or isinstance(data_per_client, (str, bytes)):
+        raise ValueError(
+            "data_per_client must be a sequence with one mapping per client, got "
+            f"{_validate.shown(data_per_client)}: write [data_a, data_b]."
+        )
+    if len(data_per_client) == 0:
+        raise ValueError(
+            "data_per_client must hold at least one client, got an empty sequence: "
+            'write [{"X": X, "y": y}], with one mapping per client.'
+        )
+    clients = [
+        record_arrays(data, f"client {client}'s data")
+        for client, data in enumerate(data_per_client)
+    ]
+    for client, arrays in enumerate(clients):
+        _check_like_first(client, arrays, clients[0])
+    return _pad(clients)
+
+
+def record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
+    """Return data as NumPy arrays of one length, in the dtypes in which JAX holds them.
+
+    They hold at least one record, and finite numbers after they were cast.
+
+    Raises:
+        ValueError: In a sentence that names the array, and shows no record nor how many are at
+            fault.
+    """
+    _check_names(data, name)
+    arrays = {key: _number_array(value, f"{name}[{key!r}]") for key, value in data.items()}
+    lengths = {key: len(array) for key, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"arrays of {name} must have one row per record, got unequal lengths {lengths}: "
+            "give them all the same number of rows."
+        )
+    if 0 in lengths.values():
+        raise ValueError(
+            f"{name} must hold at least one record, got empty arrays: leave such a client out."
+        )
+    for key, array in arrays.items():
+        if array.size == 0:
+            raise ValueError(
+                f"{name}[{key!r}] must hold at least one number a record, got shape "
+                f"{array.shape}: leave the array out, or give it a column."
+            )
+    return arrays
+
+
+def record_shapes(records: Any, name: str) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shapes and dtypes of records as JAX holds them; only these count, and no value.
+
+    Raises:
+        ValueError: If they are no arrays of numbers with an entry a record.
+    """
+    _check_names(records, name)
+    return {key: _shape(value, f"{name}[{key!r}]") for key, value in records.items()}
+
+
+def _check_names(data: Any, name: str) -> None:
+    """Refuse what is no mapping from arguments' names."""
+    if not isinstance(data, Mapping) or len(data) == 0:
+        received = "an empty mapping" if isinstance(data, Mapping) else _validate.shown(data)
+        raise ValueError(
+            f"{name} must map names to arrays, got {received}: "
+            'write {"X": X, "y": y}, with the names of the model\'s arguments.'
+        )
+    for key in data:
+        if not isinstance(key, str):
+            raise ValueError(
+                f"{name} must map names to arrays, got {_validate.shown(key)} for a name: "
+                'write {"X": X, "y": y}, with the names of the model\'s arguments.'
+            )
+
+
+def _shape(value: Any, name: str) -> jax.ShapeDtypeStruct:
+    if not isinstance(value, (np.ndarray, jax.Array, jax.ShapeDtypeStruct)):
+        value = _number_array(value, name)
+    shape, dtype = tuple(value.shape), _held_dtype(value.dtype, name)
+    if not shape or 0 in shape:
+        raise ValueError(
+            f"{name} must have one row per record, at least one, and a number in each, got shape "
+            f"{shape}: pass constants of the model in model_kwargs."
+        )
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _number_array(value: Any, name: str) -> npt.NDArray[Any]:
+    """Return one array of data as JAX holds it, or refuse what it cannot hold."""
+    if isinstance(value, Mapping):
+        raise ValueError(
+            f"{name} must be an array, got {_validate.shown(value)}: write one argument of the "
+            "model for each array in it, as nested mappings are not cut into records."
+        )
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(
+            f"{name} must be an array, got one inside a JAX transformation: lay data out outside "
+            "of jit, vmap and the like."
+        )
+    if _is_masked(value):
+        raise ValueError(
+            f"{name} must hold a number in every entry, got a masked array: drop or impute what is "
+            "masked first, or pass the mask as an array of its own."
+        )
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, TypeError) or not isinstance(value, (list, tuple)):
+            raise ValueError(_no_numbers(name, _validate.shown(value))) from None
+        raise ValueError(
+            f"rows of {name} must all have one shape, got a ragged {type(value).__name__}: "
+            "pad the rows, or summarise them to a fixed number of columns."
+        ) from None
+    dtype = _held_dtype(array.dtype, name)
+    if array.ndim == 0:
+        raise ValueError(
+            f"{name} must have one row per record, got a single number: "
+            "pass constants of the model in model_kwargs."
+        )
+    return _held(array, dtype, name)
+
+
+def _no_numbers(name: str, received: str) -> str:
+    return (
+        f"{name} must hold numbers, got {received}: encode text, dates and missing values as "
+        "floats, integers or booleans."
+    )
+
+
+def _held_dtype(dtype: Any, name: str) -> np.dtype[Any]:
+    """The dtype in which JAX holds an array of this one, or a refusal."""
+    if dtype == jnp.bfloat16:  # which NumPy does not promote
+        return np.dtype(np.float32)
+    kind = getattr(dtype, "kind", "")  # JAX's keys have none
+    if kind == "c":
+        raise ValueError(
+            f"{name} must hold real numbers, got dtype {dtype}: pass real and imaginary parts as "
+            "two arrays."
+        )
+    if kind not in "biuf" or not kind:
+        raise ValueError(_no_numbers(name, f"dtype {dtype}"))
+    wide = np.float64 if dtype == np.longdouble else dtype
+    return np.dtype(jax.dtypes.canonicalize_dtype(wide))
+
+
+def _held(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
+    """Cast to what JAX holds; refuse numbers that it does not hold.
+
+    The sentence depends on the dtype alone, and NumPy must not warn: both would tell of a record.
+    """
+    if dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            held = array.astype(dtype, copy=False)
+        if not np.all(np.isfinite(held)):
+            raise ValueError(
+                f"{name} must hold finite numbers that fit JAX's {dtype}, got NaN or infinite "
+                "values, or larger ones: drop or impute those records, or rescale the column."
+            )
+        return held
+    # JAX without x64 would wrap such integers around in silence.
+    if dtype.kind in "iu" and array.size > 0:
+        limits = np.iinfo(dtype)
+        if int(array.max()) > limits.max or int(array.min()) < limits.min:
+            raise ValueError(
+                f"{name} must fit JAX's {dtype}, got larger integers: convert them to floats, "
+                'or write jax.config.update("jax_enable_x64", True) first.'
+            )
+    return array.astype(dtype, copy=False)
+
+
+def _is_masked(value: Any) -> bool:
+    """Whether entries are masked, which NumPy forgets where arrays are stacked."""
+    if isinstance(value, (list, tuple)):
+        return any(_is_masked(part) for part in value)
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+
+
+def _check_like_first(
+    client: int, arrays: Mapping[str, npt.NDArray[Any]], first: Mapping[str, npt.NDArray[Any]]
+) -> None:
+    if set(arrays) != set(first):
+        raise ValueError(
+            f"clients must all hold the same names, got {sorted(arrays)} from client {client} and "
+            f"{sorted(first)} from client 0: give every client the same arrays."
+        )
+    for key, array in arrays.items():
+        if array.shape[1:] != first[key].shape[1:]:
+            raise ValueError(
+                f"rows of {key!r} must have one shape at all clients, got {array.shape[1:]} from "
+                f"client {client} and {first[key].shape[1:]} from client 0: "
+                "give every client the same columns."
+            )
+
+
+def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
+    """Copy every client's arrays into one array of zeros per name, then hand them to JAX."""
+    sizes = [len(next(iter(arrays.values()))) for arrays in clients]
+    capacity = max(sizes)
+    records = {}
+    for name, example in clients[0].items():
+        dtype = np.result_type(*(arrays[name].dtype for arrays in clients))
+        padded = np.zeros((len(clients), capacity, *example.shape[1:]), dtype)
+        for client, arrays in enumerate(clients):
+            padded[client, : sizes[client]] = arrays[name]
+        # Two clients' dtypes may need a third, which JAX may not hold.
+        records[name] = jnp.asarray(_held(padded, _held_dtype(dtype, name), repr(name)))
+    return Shards(records, jnp.asarray(sizes, jnp.int32))

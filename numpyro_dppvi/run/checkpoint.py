@@ -1,0 +1,391 @@
+"""Checkpoints: a run that is killed at any moment and started again goes on where it was.
+
+The file holds what was released: factors, history, and what every client was charged. Before a
+round starts, its charge is on the disk; before anything of a round is shown, its result is. A round
+whose charge was written and whose result was not is run again under that charge: nothing of the
+first attempt has left the process. One write after each round does both, for the round that has
+ended and the one that begins.
+
+With a ledger file, too, the two files have to agree on which result is a run's newest, or a copy of
+the checkpoint could release a round a second time under its one charge. The ledger decides: a
+result is written beside the checkpoint, the ledger says that it is kept, and then it gets the
+checkpoint's name. A process that is killed between the last two has kept it, and one that is killed
+before has not. A copy that is not what the ledger calls the newest is refused.
+
+What clients keep to themselves (the private factors of ``VirtualClients`` and of runs under a
+trusted aggregator) lies in a file of its own beside the checkpoint. It carries no noise, must be
+guarded like the data, and is removed when the run has ended.
+"""
+
+import contextlib
+import glob
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from numpyro_dppvi import _disk, _files
+from numpyro_dppvi.privacy import Ledger, LedgerFile, PrivacyBudget, PrivacyPlan
+from numpyro_dppvi.privacy.accounting import Composition
+from numpyro_dppvi.privacy.ledger_file import (
+    composition_from_json,
+    composition_to_json,
+    random_name,
+)
+from numpyro_dppvi.protocol.algorithm import entries
+from numpyro_dppvi.run.history import History
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two processes on one checkpoint are not noticed
+    fcntl = None  # type: ignore[assignment]
+
+_KIND, _PRIVATE_KIND = "checkpoint", "private state of clients"
+# What JSON types their facts are of.
+_FACTS = {
+    "round": (int,),
+    "charged_rounds": (int,),
+    "charged": (list,),
+    "private_file": (str, type(None)),
+    "run": (dict,),
+    "before": (list,),
+    "ledger": (dict, type(None)),
+}
+_PRIVATE_FACTS = {"round": (int,)}
+
+Description = Mapping[str, str]
+"""What a run is, by aspects that people know; see ``run.description``."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a checkpoint says before it is known what run it should be of.
+
+    Attributes:
+        path: The checkpoint.
+        facts: What it says.
+    """
+
+    path: Path
+    facts: Mapping[str, Any]
+
+    def before(self, budgets: Sequence[PrivacyBudget]) -> Sequence[Composition]:
+        """What other runs had released when this one was planned; its plan does not change.
+
+        Args:
+            budgets: One a client. Of other clients than the run's the file knows nothing; that
+                these are others is said where the run is described.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        try:
+            found = [composition_from_json(mine) for mine in self.facts["before"]]
+        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise ValueError(_damaged(self.path, "it says of no events what was before")) from error
+        return found if len(found) == len(budgets) else ()
+
+
+def read(path: Path, ledger_file: LedgerFile | None) -> Kept | None:
+    """What a checkpoint says; ``None`` if there is none.
+
+    Args:
+        path: The checkpoint, which is locked.
+        ledger_file: What says which result is the newest, where a run has one.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+    beside = _beside(path)
+    if beside.exists():
+        if ledger_file is not None:
+            facts = _files.read_facts(beside, _KIND, kinds=_FACTS, owner_only=True)
+            names = _names(beside, facts)
+            newest = ledger_file.newest(names["run"])
+            if newest == names["kept"]:
+                beside.replace(path)  # killed when the ledger had it, and before it had its name
+            elif newest == names["replaces"]:
+                beside.unlink()  # killed before the ledger had it
+        elif not path.exists():
+            beside.unlink()  # of a run that released nothing
+    if not path.exists():
+        return None
+    return Kept(path, _files.read_facts(path, _KIND, kinds=_FACTS, owner_only=True))
+
+
+def _names(path: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The names that a ledger file knows a run and its results by."""
+    names = facts["ledger"] or {}
+    if names.keys() != {"run", "kept", "replaces"} or {type(n) for n in names.values()} != {str}:
+        raise ValueError(_damaged(path, "it does not say what the ledger file knows it by"))
+    return dict(names)
+
+
+def _damaged(path: Path, why: object) -> str:
+    return (
+        f"{path} is damaged, because {why}: restore it from a copy, or start anew with another "
+        "path, at its full cost."
+    )
+
+
+def _beside(path: Path) -> Path:
+    """Where a result lies before the ledger file says that it is kept."""
+    return path.with_name(f".{path.name}.next")
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Where a run is kept.
+
+    Args:
+        path: The checkpoint.
+        description: What the run is. Another run is refused.
+        plan: The run's privacy plan; ``None`` without privacy.
+        groups: The clients that each round visits.
+        ledger_file: Where the run is charged, too; ``None`` for nowhere.
+    """
+
+    path: Path
+    description: Description
+    plan: PrivacyPlan | None
+    groups: tuple[np.ndarray, ...]
+    ledger_file: LedgerFile | None = None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was kept yet."""
+        return not self.path.exists()
+
+    def keep(self, state: Any, history: History) -> Any:
+        """Writes a state, and the charge of the round that comes next, before it starts.
+
+        Args:
+            state: The algorithm's state.
+            history: What happened so far.
+
+        Returns:
+            The state to go on with.
+
+        Raises:
+            ValueError: If another process has gone on from a copy of the checkpoint, so that this
+                state must not be shown.
+        """
+        charged = min(state.round + 1, len(self.groups))
+        private = getattr(state, "private", None)
+        arrays = _files.flatten(_released(state), "state") | _files.flatten(history, "history")
+        private_file = None
+        if private is not None and state.round < len(self.groups):
+            private_file = self._private_name(state.round)
+            _files.write(
+                self.path.with_name(private_file),
+                _PRIVATE_KIND,
+                {"round": state.round, "warning": "guard this file like the data"},
+                _files.flatten(private, "private"),
+                owner_only=True,
+            )
+        facts = {
+            "round": state.round,
+            "charged_rounds": charged,
+            "charged": self._charged(charged),
+            "private_file": private_file,
+            "run": dict(self.description),
+            "before": self._before(),
+            "ledger": None,
+        }
+        if self.ledger_file is None:
+            _files.write(self.path, _KIND, facts, arrays, owner_only=True)
+        else:
+            name, ledger = random_name(), state.ledger
+            facts["ledger"] = {"run": ledger.run, "kept": name, "replaces": ledger.kept}
+            beside = _beside(self.path)
+            _files.write(beside, _KIND, facts, arrays, owner_only=True)
+            try:
+                ledger = self.ledger_file.keep(ledger, name)
+            except ValueError:  # refused, and nothing was written
+                beside.unlink()
+                raise
+            # Not flushed: where a loss of power undoes it, `read` does it again.
+            beside.replace(self.path)
+            state = state._replace(ledger=ledger)
+        self._discard_private(except_for=private_file)
+        return state
+
+    def resume(self, first: Any, past: History) -> tuple[Any, History]:
+        """The state to go on from: what the file holds, or ``first`` if there is no file.
+
+        Args:
+            first: The state of a new run.
+            past: Its history.
+
+        Raises:
+            ValueError: If the file is damaged, of another run, or an older copy; names what
+                differs.
+            FileNotFoundError: If the clients' private file is missing.
+        """
+        if not self.path.exists():
+            return first, past
+        most = self._most(first, past)
+        facts, arrays = _files.read(self.path, _KIND, kinds=_FACTS, most=most, owner_only=True)
+        self._check(facts)
+        try:
+            rounds, charged = facts["round"], facts["charged_rounds"]
+            self._check_rounds(first, facts)
+            state = self._state(first, facts, arrays)
+            history = _history(past, arrays, rounds)
+        except ValueError as error:
+            raise ValueError(_damaged(self.path, error)) from error
+        if facts["charged"] != self._charged(charged):
+            raise ValueError(
+                f"{self.path} does not say what this run's plan charges for {charged} rounds: it "
+                "was changed, or written by another version; restore it from a copy."
+            )
+        if self.ledger_file is not None:
+            names = _names(self.path, facts)
+            ledger = self._ledger(replace(first.ledger, run=names["run"]), rounds)
+            ledger = self.ledger_file.rejoin(replace(ledger, kept=names["kept"]))
+            state = state._replace(ledger=ledger)
+        self._discard_private(except_for=facts["private_file"])
+        return state, history
+
+    def _state(self, first: Any, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
+        rounds = facts["round"]
+        released = _files.unflatten(arrays, "state", _released(first))
+        state = first._replace(**released, round=rounds, ledger=self._ledger(first.ledger, rounds))
+        if facts["private_file"] is None:
+            return state
+        place = self.path.with_name(facts["private_file"])
+        if not place.is_file():
+            raise FileNotFoundError(
+                f"{place}, which holds what clients keep to themselves, is missing: put it beside "
+                f"{self.path.name} again, because the run cannot go on without it."
+            )
+        kept_facts, kept = _files.read(
+            place,
+            _PRIVATE_KIND,
+            kinds=_PRIVATE_FACTS,
+            most=_files.Most(facts=2**16, arrays=_files.size(first.private)),
+            owner_only=True,
+        )
+        if kept_facts["round"] != rounds:
+            raise ValueError(f"{place.name} is of another round")
+        return state._replace(private=_files.unflatten(kept, "private", first.private))
+
+    def _most(self, first: Any, past: History) -> _files.Most:
+        """How much the checkpoint of this run can hold."""
+        rounds = len(self.groups)
+        told = [self._charged(rounds), dict(self.description), self._before()]
+        words = json.dumps(told, indent=1)
+        a_round = sum(
+            math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(past)
+        )
+        arrays = _files.size(_released(first)) + rounds * a_round
+        return _files.Most(facts=len(words) + 2**16, arrays=arrays)
+
+    def _check_rounds(self, first: Any, facts: Mapping[str, Any]) -> None:
+        """Refuses numbers of rounds that no checkpoint of this run has."""
+        rounds, end = facts["round"], len(self.groups)
+        if not 0 <= rounds <= end or facts["charged_rounds"] != min(rounds + 1, end):
+            raise ValueError(f"it is after round {rounds} of {end} with another number charged")
+        has_private = getattr(first, "private", None) is not None and rounds < end
+        if facts["private_file"] != (self._private_name(rounds) if has_private else None):
+            raise ValueError("it names another private file than it has")
+
+    def _check(self, facts: Mapping[str, Any]) -> None:
+        """Refuses a checkpoint of another run, by name."""
+        theirs = facts["run"]
+        for name, mine in self.description.items():
+            if theirs.get(name) != mine:
+                raise ValueError(
+                    f"the checkpoint {self.path} is of a run with another {name}: it has "
+                    f"{_short(theirs.get(name))}, and this call {_short(mine)}; write the "
+                    "arguments that it was started with, or another path."
+                )
+
+    def _charged(self, rounds: int) -> list[dict[str, Any]]:
+        """What all clients are charged for some rounds, as the file says it."""
+        if self.plan is None:
+            return []
+        clients = self.plan.clients
+        visits = np.zeros(len(clients), int)
+        for groups in self.groups[:rounds]:
+            visits += np.bincount(groups.ravel(), minlength=len(clients))
+        return [
+            {
+                "client": number,
+                "event": repr(client.mechanism.dp_event),
+                "releases": int(visits[number]) * client.releases_per_visit,
+            }
+            for number, client in enumerate(clients)
+        ]
+
+    def _before(self) -> list[Any]:
+        """What other runs had released when this one was planned, as the file says it."""
+        if self.plan is None or self.ledger_file is None:
+            return []
+        return [composition_to_json(client.before) for client in self.plan.clients]
+
+    def _ledger(self, first: Ledger, rounds: int) -> Ledger:
+        """The run's own ledger after some rounds."""
+        if self.plan is None:
+            return first
+        charged = [
+            entries(self.plan, number, self.groups[number], first.run) for number in range(rounds)
+        ]
+        return replace(first, entries=()).charge(e for of_round in charged for e in of_round)
+
+    def _private_name(self, rounds: int) -> str:
+        return f"{self.path.name}.private-{rounds}"
+
+    def _discard_private(self, except_for: str | None) -> None:
+        for place in self.path.parent.glob(f"{glob.escape(self.path.name)}.private-*"):
+            if place.name != except_for:
+                place.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps a second process away, which would release rounds under the same charge.
+
+    Raises:
+        RuntimeError: If another process runs on this checkpoint.
+        ValueError: If the checkpoint is a link: it would be replaced and not followed.
+    """
+    _disk.check_place(path)
+    _disk.refuse_link(path)
+    lock = path.with_name(f".{path.name}.lock")
+    with _disk.open_or_create(lock) as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RuntimeError(
+                    f"another process runs on the checkpoint {path}: wait for it, or give "
+                    "this run another path."
+                ) from None
+        _files.discard_partial(path)
+        _files.discard_partial(_beside(path))
+        yield
+
+
+def _released(state: Any) -> dict[str, Any]:
+    """The arrays of a state that were released, by name."""
+    return {
+        name: part
+        for name, part in state._asdict().items()
+        if name not in ("round", "ledger", "private") and part is not None
+    }
+
+
+def _history(past: History, arrays: Mapping[str, np.ndarray], rounds: int) -> History:
+    like = jax.tree.map(lambda leaf: np.zeros((rounds, *leaf.shape[1:]), leaf.dtype), past)
+    return jax.tree.map(np.asarray, _files.unflatten(arrays, "history", like))
+
+
+def _short(text: Any) -> str:
+    text = str(text)
+    return text if len(text) <= 100 else f"{text[:97]}..."

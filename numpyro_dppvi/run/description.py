@@ -1,0 +1,116 @@
+"""What a run is, in words and digests, so that a checkpoint of another run is refused by name."""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from numpyro_dppvi._typing import Coordinates, PRNGKey
+from numpyro_dppvi.latents.fingerprint import fingerprint
+from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.privacy import PrivacyPlan
+from numpyro_dppvi.protocol.planning import Wiring
+
+# Functions are printed with where they happen to lie in memory.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def description(
+    posterior: Posterior,
+    run: Wiring,
+    groups: Sequence[np.ndarray],
+    plan: PrivacyPlan | None,
+    client_sizes: Sequence[int],
+    rng_key: PRNGKey,
+    noise_seed: int | None,
+    ledger_file: bool,
+) -> dict[str, str]:
+    """A run by the aspects that must not change while it is under way.
+
+    Nothing of it depends on a record. The same records must be passed again, and this is not
+    checked: a digest of them on the disk would tell something about them.
+
+    Args:
+        posterior: Any posterior of the run: its model, family, prior and shapes of data.
+        run: How the method is run.
+        groups: The clients that each round visits.
+        plan: The privacy plan.
+        client_sizes: Records of each client.
+        rng_key: The run's key.
+        noise_seed: The seed of the noise, if one was given.
+        ledger_file: Whether the run is charged in a ledger file, too.
+    """
+    model, space, prior = posterior.model, posterior.space, posterior.prior
+    start = posterior.family.standard()
+    sizes = [int(size) for size in client_sizes]
+    shapes = {name: (s.shape[1:], str(s.dtype)) for name, s in posterior.records.items()}
+    seed = "none" if noise_seed is None else f"given, {_digest(noise_seed)}"
+    return {
+        "model": f"{getattr(model, '__name__', type(model).__name__)} {_digest(space.program)}",
+        "guide": f"{len(posterior.names)} latents, {_digest(posterior.family)}",
+        "prior": "the model's" if prior is None else f"an earlier posterior, {_digest_of(prior)}",
+        "data shape": f"{shapes}, {len(sizes)} clients of {_listed(sizes)} records",
+        "method": _in_words(run.method, start),
+        "number of rounds": str(run.num_rounds),
+        "schedule": _schedule(groups),
+        "trusted aggregator": _in_words(run.trusted, start),
+        "budget": "none" if plan is None else _budgets(plan),
+        "damping": repr(run.damping),
+        "init_scale": repr(run.init_scale),
+        "rng_key": str(np.asarray(jax.random.key_data(rng_key)).tolist()),
+        "insecure_noise_seed": seed,
+        "ledger file": "one" if ledger_file else "none",
+        "precision": str(jax.dtypes.canonicalize_dtype(float)),
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(str(value).encode()).hexdigest()[:12]
+
+
+def _digest_of(prior: Any) -> str:
+    return _digest([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(prior.natural)])
+
+
+def _listed(sizes: list[int]) -> str:
+    few = ", ".join(map(str, sizes[:5]))
+    return few if len(sizes) <= 5 else f"{few}, ... ({_digest(sizes)})"
+
+
+def _schedule(groups: Sequence[np.ndarray]) -> str:
+    first = groups[0]
+    shape = f"{first.shape[0]} groups of {first.shape[1]} clients in the first round"
+    return f"{shape}, {_digest([of_round.tolist() for of_round in groups])}"
+
+
+def _budgets(plan: PrivacyPlan) -> str:
+    budgets = list(dict.fromkeys(client.budget for client in plan.clients))
+    words = ", ".join(f"({b.epsilon:g}, {b.delta:g}) {b.relation}" for b in budgets[:3])
+    more = ", ..." if len(budgets) > 3 else ""
+    before = [sorted(map(repr, client.before)) for client in plan.clients]
+    after = f" after {_digest(before)}" if any(before) else ""
+    return f"{words}{more}, plan {_digest(plan.clients)}{after}"
+
+
+def _in_words(value: Any, start: Coordinates) -> str:
+    """A method, sampler or the like: its name and fields; optimisers by what they compute."""
+    if isinstance(value, optax.GradientTransformation):
+        state = jax.eval_shape(value.init, start)
+        program = fingerprint(
+            jax.make_jaxpr(value.init)(start), jax.make_jaxpr(value.update)(start, state, start)
+        )
+        return f"optimizer {program[:12]}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = _fields(value)
+        inner = ", ".join(f"{name}={_in_words(part, start)}" for name, part in fields.items())
+        return f"{type(value).__name__}({inner})"
+    return _ADDRESS.sub("", repr(value))
+
+
+def _fields(value: Any) -> Mapping[str, Any]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

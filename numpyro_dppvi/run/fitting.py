@@ -1,0 +1,454 @@
+"""``fit``: one call from a model, data and a budget to a posterior and what it cost."""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from numpyro_dppvi import _validate, latents
+from numpyro_dppvi._typing import Array, Model, PRNGKey, Records
+from numpyro_dppvi.methods import values
+from numpyro_dppvi.methods.values import AnyMethod, DPOptimization, GlobalVI, NonPrivate
+from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.posterior.prior import Prior
+from numpyro_dppvi.privacy import (
+    Ledger,
+    LedgerFile,
+    PrivacyBudget,
+    PrivacyPlan,
+    PrivacyStatement,
+    SecretKeys,
+)
+from numpyro_dppvi.protocol import planning, schedules
+from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
+from numpyro_dppvi.protocol.global_vi import GlobalState, global_vi
+from numpyro_dppvi.protocol.server import TrustedAggregator
+from numpyro_dppvi.records import (
+    Partition,
+    Shards,
+    record_arrays,
+    split_evenly,
+    stack,
+    stack_clients,
+)
+from numpyro_dppvi.records.clients import check_counts
+from numpyro_dppvi.run import description, loop
+from numpyro_dppvi.run.checkpoint import Journal, Kept, locked, read
+from numpyro_dppvi.run.history import History, Status, status_of
+from numpyro_dppvi.run.progress import progress
+
+Data: TypeAlias = Records | Sequence[Records]
+
+# What an export says of the study whose posterior was the prior.
+_PRIOR_FACTS = ("max_epsilon", "max_delta", "relation")
+
+
+@dataclass(frozen=True, eq=False)
+class FitResult:
+    """What ``fit`` returns. Holds no record and nothing computed from records but releases.
+
+    Attributes:
+        posterior: The approximate posterior.
+        plan: The privacy plan; ``None`` without privacy.
+        history: What happened round by round.
+        status: How the run ended, a sentence.
+        state: The algorithm's last state.
+        run: How the method was run.
+        client_sizes: Records of each client, which are public.
+        insecure_noise_seed: The seed of the noise, if one was given.
+
+    Example:
+        >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
+        >>> import numpyro_dppvi as dppvi
+        >>> def model(y):
+        ...     mean = numpyro.sample("mean", dist.Normal(0, 10))
+        ...     with numpyro.plate("records", y.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+        >>> data = [{"y": np.zeros(200)}, {"y": np.ones(300)}]
+        >>> budget = dppvi.PrivacyBudget(epsilon=1.0, delta=1e-5)
+        >>> result = dppvi.fit(model, None, data, rng_key=jax.random.key(0), budget=budget)
+        >>> result.status.rounds, result.ledger.spent().round(2).tolist()
+        (10, [1.0, 1.0])
+    """
+
+    posterior: Posterior
+    plan: PrivacyPlan | None
+    history: History
+    status: Status
+    state: PVIState | GlobalState
+    run: planning.Wiring
+    client_sizes: tuple[int, ...]
+    insecure_noise_seed: int | None
+
+    @property
+    def method(self) -> AnyMethod:
+        """The method as it was asked for; what its clients ran is ``run.local``."""
+        return self.run.method
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every release so far; ``ledger.spent(delta=1e-5)`` gives epsilon per client."""
+        return self.state.ledger
+
+    def posterior_at(self, round_number: int) -> Posterior:
+        """The posterior after a round; all of them were released.
+
+        Args:
+            round_number: 1 for the first.
+
+        Raises:
+            IndexError: If no such round ran.
+        """
+        rounds = len(self.history.movement)
+        _validate.whole("round_number", round_number)
+        if not 1 <= round_number <= rounds:
+            raise IndexError(
+                f"round_number must be one of the rounds 1 to {rounds}, got "
+                f"{_validate.shown(round_number)}."
+            )
+        natural = jax.tree.map(lambda leaf: leaf[round_number - 1], self.history.natural)
+        return dataclasses.replace(self.posterior, natural=natural)
+
+    def privacy_statement(self) -> PrivacyStatement:
+        """What the run cost: as text (``print``), ``.to_markdown()`` and ``.to_json()``."""
+        return PrivacyStatement(
+            type(self.method).__name__,
+            self.plan,
+            self.ledger,
+            self.insecure_noise_seed is not None,
+        )
+
+    @property
+    def guide(self) -> Any:
+        """A plain NumPyro guide for ``numpyro.infer.Predictive``; goes with :attr:`params`."""
+        return self.posterior.guide
+
+    @property
+    def params(self) -> dict[str, Array]:
+        """The guide's parameters."""
+        return self.posterior.params
+
+
+def fit(
+    model: Model,
+    guide: Any,
+    data: Data,
+    *,
+    rng_key: PRNGKey | None = None,
+    clients: int | Partition | None = None,
+    method: AnyMethod | None = None,
+    budget: PrivacyBudget | Sequence[PrivacyBudget] | None = None,
+    schedule: schedules.Schedule = schedules.sequential,
+    num_rounds: int = 10,
+    damping: float = 0.4,
+    model_kwargs: Mapping[str, Any] | None = None,
+    trusted_aggregator: bool | TrustedAggregator = False,
+    prior: Prior | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress_bar: bool | None = None,
+    ledger_file: str | os.PathLike[str] | None = None,
+    insecure_noise_seed: int | None = None,
+    init_scale: float | None = None,
+) -> FitResult:
+    """Fits a model to data held by several clients, under a privacy budget.
+
+    Main arguments:
+
+    Args:
+        model: Any NumPyro model with global, continuous latents, called as
+            ``model(**data, **model_kwargs)``.
+        guide: ``None`` or ``AutoNormal(model)``, ``AutoMultivariateNormal(model)``, or a function
+            that draws every latent from a distribution of its own.
+        data: Records: a mapping from argument names to arrays with one leading axis, or a
+            sequence of such mappings, one a client. Everything else is public.
+        rng_key: A JAX key. It seeds the split of rows and draws of latents, never the noise.
+        clients: With one mapping: a number of clients to split its rows over at random, or a
+            ``Partition``. Not given when data is already per client.
+        method: ``DPOptimization(...)`` (the default), another method, or a baseline.
+        budget: A ``PrivacyBudget``, or one a client. With ``ledger_file=`` it covers all runs that
+            the file has, too.
+
+    Most people can stop here. Other arguments:
+
+    Args:
+        schedule: ``sequential``, ``synchronous`` or any function of the round's number and the
+            number of clients.
+        num_rounds: Rounds; in each, the schedule's clients send one change.
+        damping: In [1e-6, 1]; the share of a change that is merged.
+        model_kwargs: Public arguments of the model.
+        trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
+            noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
+        prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
+        checkpoint: A file to keep the run in, round by round. If it is there, the run goes on
+            where it was; the same records must be passed again. With a ledger file an older copy
+            is refused; without one nobody can tell, so do not go on from copies. See
+            ``docs/posterior.md``.
+        progress_bar: Whether to show one; ``None`` for: on a terminal.
+        ledger_file: Where every round is charged, on disk, before it releases anything. Runs on the
+            same records share the file and one budget: noise is calibrated for what is left of it.
+        insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
+        init_scale: For neural networks, which are symmetric under their prior: normal latents begin
+            at public random locations, so many prior standard deviations from the prior's, and as
+            narrow (.1, say). Costs no privacy, because no record enters. ``None`` is the prior.
+
+    Returns:
+        A :class:`FitResult`. Ctrl-C ends the run after the round under way, and returns what there
+        is; a second one gives up that round, too. Before the first round it raises
+        ``KeyboardInterrupt``: nothing was released then. Where other runs use up the budget
+        meanwhile, the rounds that were released are returned, and ``status`` says so.
+
+    Raises:
+        UnsupportedModelError: If the model, guide or data cannot be fitted; says why.
+        BudgetExceededError: If other runs on the ledger file have used up a budget.
+        ValueError: If an argument is out of its range, or the checkpoint is of another run.
+        TypeError: If an argument is of another kind, a missing ``rng_key`` among them.
+    """
+    _validate.outside_transformations("fit", rng_key, data)
+    with _stopped_before_a_round():
+        method = DPOptimization() if method is None else method
+        split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
+        values.check(method)
+        num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
+        path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
+        charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
+        shards, sizes = lay_out(data, clients, split_key)
+        run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
+        run = planning.asked(planning.settled(run, damping, init_scale), len(sizes))
+        shapes = pooled_shapes(shards, sum(sizes))
+        file = None if charges is None else LedgerFile(charges)
+        constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
+        task = _Task(model, guide, shapes, sizes, constants, prior, insecure_noise_seed, file)
+    return _fitted(task, run, budget, shards, keys, path, progress_bar)
+
+
+@contextlib.contextmanager
+def _stopped_before_a_round() -> Iterator[None]:
+    """Says of a Ctrl-C what it has cost."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.add_note("Before a round began in this call: nothing was released or charged by it.")
+        raise
+
+
+class _Task(NamedTuple):
+    """What is to be fitted."""
+
+    model: Model
+    guide: Any
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    client_sizes: tuple[int, ...]
+    model_kwargs: Mapping[str, Any]
+    prior: Prior | None
+    noise_seed: int | None
+    ledger_file: LedgerFile | None
+
+
+def _fitted(
+    task: _Task,
+    run: planning.Wiring,
+    budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
+    shards: Shards,
+    keys: Sequence[PRNGKey],
+    path: Path | None,
+    progress_bar: bool | None,
+) -> FitResult:
+    """What :func:`fit` does once its arguments are settled."""
+    with contextlib.ExitStack() as stack:
+        with _stopped_before_a_round():
+            kept = None
+            if path is not None:
+                stack.enter_context(locked(path))
+                kept = read(path, task.ledger_file)
+            plan = None
+            if not isinstance(run.local, NonPrivate) or budget is not None:
+                plan = planning.plan_wired(run, budget, task.client_sizes, _spent(task, kept))
+            algorithm = _algorithm(task, run, plan)
+            state = algorithm.init(keys[0])
+            begun = algorithm.posterior(state)
+            latents.check_records(begun.space, shards.records, shards.mask)
+            past, journal = loop.no_history(state.natural), None
+            if path is not None:
+                journal = _journal(path, task, run, plan, begun, keys[1])
+                state, past = journal.resume(state, past)
+            spent, num_clients = _before(state), len(task.client_sizes)
+            show = stack.enter_context(
+                progress(run.groups, state.round, plan, spent, num_clients, progress_bar)
+            )
+        done = loop.run(algorithm, state, past, keys[1], shards, run.num_rounds, journal, show)
+    return _result(task, run, plan, algorithm, done)
+
+
+def _spent(task: _Task, kept: Kept | None) -> planning.Spent | None:
+    """What other runs have released: when a run that was kept was planned, or by now."""
+    if kept is not None:
+        return kept.before
+    return None if task.ledger_file is None else task.ledger_file.spent
+
+
+def _journal(
+    path: Path,
+    task: _Task,
+    run: planning.Wiring,
+    plan: PrivacyPlan | None,
+    begun: Posterior,
+    rng_key: PRNGKey,
+) -> Journal:
+    """Where the run is kept."""
+    has_file = task.ledger_file is not None
+    aspects = description.description(
+        begun, run, run.groups, plan, task.client_sizes, rng_key, task.noise_seed, has_file
+    )
+    return Journal(path, aspects, plan, run.groups, task.ledger_file)
+
+
+def _before(state: PVIState | GlobalState) -> Ledger:
+    """The ledger without a charge of the run whose release is still to come."""
+    ledger = state.ledger
+    happened = (e for e in ledger.entries if e.run != ledger.run or e.round < state.round)
+    return dataclasses.replace(ledger, entries=tuple(happened))
+
+
+def _result(
+    task: _Task,
+    run: planning.Wiring,
+    plan: PrivacyPlan | None,
+    algorithm: Algorithm,
+    done: loop.Run,
+) -> FitResult:
+    """What a run gives to its user."""
+    state = done.state
+    if isinstance(state, PVIState):
+        state = state._replace(private=None)  # what clients keep to themselves stays behind
+    # Whoever goes on from here by hand is charged for every round: no checkpoint knows of it.
+    state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
+    result = FitResult(
+        posterior=algorithm.posterior(state),
+        plan=plan,
+        history=done.history,
+        status=status_of(
+            done.history, run.num_rounds, plan is not None, done.interrupted, done.refused
+        ),
+        state=state,
+        run=run,
+        client_sizes=task.client_sizes,
+        insecure_noise_seed=task.noise_seed,
+    )
+    posterior = dataclasses.replace(result.posterior, attrs=_attrs(result))
+    return dataclasses.replace(result, posterior=posterior)
+
+
+def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> Algorithm:
+    """The algorithm that a method asks for."""
+    secret_keys = SecretKeys(task.noise_seed)
+    if isinstance(run.local, GlobalVI) and plan is not None and run.trusted is not None:
+        return global_vi(
+            task.model,
+            task.guide,
+            task.shapes,
+            method=run.local,
+            client_sizes=task.client_sizes,
+            plan=plan,
+            trusted=run.trusted,
+            model_kwargs=task.model_kwargs,
+            secret_keys=secret_keys,
+            earlier=task.prior,
+            ledger_file=task.ledger_file,
+            init_scale=run.init_scale,
+        )
+    return assemble(
+        task.model,
+        task.guide,
+        task.shapes,
+        run.local,
+        task.client_sizes,
+        plan,
+        schedules.Planned(run.schedule, run.groups),
+        1.0 if run.damping is None else run.damping,  # which fit has settled
+        task.model_kwargs,
+        secret_keys,
+        run.trusted,
+        prior_left_out=planning.prior_left_out(run, len(task.client_sizes)),
+        earlier=task.prior,
+        ledger_file=task.ledger_file,
+        init_scale=run.init_scale,
+        alone=run.alone,
+    )
+
+
+def lay_out(
+    data: Data, clients: int | Partition | None, rng_key: PRNGKey
+) -> tuple[Shards, tuple[int, ...]]:
+    """Checks the data and lays it out; returns the clients' sizes too."""
+    if not isinstance(data, Mapping):
+        _check_per_client(data)
+        if clients is not None:
+            raise ValueError(
+                "data is already one mapping a client, so clients must not be given, got "
+                f"{_validate.shown(clients)}: leave it out."
+            )
+        shards = stack_clients(data)
+        return shards, tuple(int(n) for n in np.asarray(shards.num_records))
+    pooled = record_arrays(data, "data")
+    if not isinstance(clients, Partition):
+        num_rows = len(next(iter(pooled.values())))
+        clients = 1 if clients is None else clients
+        check_counts(num_rows, clients, "clients")
+        clients = split_evenly(rng_key, num_rows, clients)
+    return stack(pooled, clients), clients.sizes
+
+
+def _check_per_client(data: Any) -> None:
+    """Refuses data that is neither one mapping nor a sequence of them."""
+    is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes, bytearray))
+    if not is_list or not all(isinstance(part, Mapping) for part in data):
+        received = _validate.shown(data)
+    elif not data:
+        received = "an empty list"
+    else:
+        return
+    raise TypeError(
+        "data must be a mapping from the model's arguments to arrays, or a list of such mappings, "
+        f'one a client, got {received}: write data={{"X": X, "y": y}}.'
+    )
+
+
+def pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of all clients' records together, which is what a model is written for."""
+    return {
+        name: jax.ShapeDtypeStruct((num_rows, *leaf.shape[2:]), leaf.dtype)
+        for name, leaf in shards.records.items()
+    }
+
+
+def _attrs(result: FitResult) -> dict[str, str | float]:
+    """Facts about the run that travel with an export."""
+    plan, posterior = result.plan, result.posterior
+    facts: dict[str, str | float] = {
+        "inference_library": "numpyro_dppvi",
+        "inference_library_version": importlib.metadata.version("numpyro-dppvi"),
+        "numpyro_version": importlib.metadata.version("numpyro"),
+        "jax_version": importlib.metadata.version("jax"),
+        "model": getattr(posterior.model, "__name__", type(posterior.model).__name__),
+        "method": type(result.method).__name__,
+        "status": str(result.status),
+        "draws": "independent draws from an approximation: R-hat and ESS say nothing about them",
+        "privacy": "none" if plan is None else f"differential privacy, unit {plan.unit}",
+        "privacy_statement": str(result.privacy_statement()),
+    }
+    if plan is not None:
+        facts["max_epsilon"] = float(result.ledger.spent().max())
+        facts["max_delta"] = max(client.budget.delta for client in plan.clients)
+        facts["relation"] = ", ".join(sorted({c.budget.relation for c in plan.clients}))
+    if posterior.prior is not None:
+        earlier = posterior.prior.attrs
+        facts["prior"] = f"the posterior of an earlier study, privacy: {earlier.get('privacy')}"
+        facts |= {f"prior_{name}": earlier[name] for name in _PRIOR_FACTS if name in earlier}
+    return facts

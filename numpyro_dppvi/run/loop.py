@@ -1,0 +1,160 @@
+"""The loop over rounds: one after the other, shown, kept on disk, and stopped by Ctrl-C."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_dppvi._typing import Natural, PRNGKey
+from numpyro_dppvi.privacy import BudgetExceededError
+from numpyro_dppvi.protocol.algorithm import Algorithm
+from numpyro_dppvi.protocol.rounds import RoundInfo
+from numpyro_dppvi.records import Shards
+from numpyro_dppvi.run.checkpoint import Journal
+from numpyro_dppvi.run.history import History
+
+Shown = Callable[[int, float], None]
+
+
+class Run(NamedTuple):
+    """How far a run got.
+
+    Attributes:
+        state: The algorithm's state after the last round that ran.
+        history: What happened, round by round.
+        interrupted: Whether somebody stopped it.
+        refused: Whether the ledger did, because other runs have used up a budget.
+    """
+
+    state: Any
+    history: History
+    interrupted: bool
+    refused: bool
+
+
+def run(
+    algorithm: Algorithm,
+    start: Any,
+    past: History,
+    rng_key: PRNGKey,
+    shards: Shards,
+    num_rounds: int,
+    journal: Journal | None,
+    show: Shown,
+) -> Run:
+    """Runs the rounds that are left.
+
+    With a journal the charge of a round is on the disk before the round starts, and what the round
+    gave is on the disk before anything of it is shown.
+
+    Args:
+        algorithm: What a round is.
+        start: The state to go on from.
+        past: What happened before it.
+        rng_key: Key of all rounds.
+        shards: All clients' records.
+        num_rounds: Rounds in all, those before ``start`` included.
+        journal: Where to keep everything; ``None`` for nowhere.
+        show: Called after each round with its number and movement.
+
+    Raises:
+        BudgetExceededError: If not even the first round fits a budget.
+    """
+    state, rows, interrupted, refused = start, [], False, False
+    try:
+        with _graceful_interrupt() as stop:
+            if journal is not None and journal.is_new:
+                with stop.held():
+                    state = journal.keep(state, past)
+            while state.round < num_rounds and not stop.requested:
+                after, info = algorithm.step(rng_key, state, shards)
+                with stop.held():
+                    rows.append(_row(after.natural, info))
+                    if journal is not None:
+                        after = journal.keep(after, _joined(past, rows))
+                    state = after
+                show(state.round - 1, float(rows[-1].movement))
+            interrupted = stop.requested
+    except KeyboardInterrupt:  # the second one: the round under way is given up
+        interrupted = True
+    except BudgetExceededError:
+        if not state.round:
+            raise
+        refused = True  # what was released is not thrown away
+    return Run(state, _joined(past, rows[: state.round - start.round]), interrupted, refused)
+
+
+def _row(natural: Natural, info: RoundInfo) -> History:
+    """What a round adds to the history, on the host."""
+    movement, *counts = jax.device_get(info)
+    return History(jax.device_get(natural), movement, *(np.asarray(x, np.int32) for x in counts))
+
+
+def _joined(past: History, rows: list[History]) -> History:
+    """A history with some rounds more."""
+    if not rows:
+        return past
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    return jax.tree.map(lambda a, b: np.concatenate([a, b]), past, stacked)
+
+
+def no_history(natural: Natural) -> History:
+    """The history of no round at all."""
+    none = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), natural)
+    counts = (np.zeros(0, np.int32) for _ in range(3))
+    return History(none, np.zeros(0, jax.tree.leaves(none)[0].dtype), *counts)
+
+
+class _Stop:
+    """The wish to stop, and what must not be broken off for it.
+
+    Attributes:
+        requested: Whether Ctrl-C was pressed.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._busy = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """What Ctrl-C does: asks the first time, breaks off the second."""
+        if self.requested and not self._busy:
+            signal.default_int_handler(number, frame)
+        self.requested = True
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While a round's result is kept, which takes a moment, nothing is broken off.
+
+        A file that was broken off in the middle raises errors of its own, which hide the Ctrl-C.
+        """
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+
+@contextlib.contextmanager
+def _graceful_interrupt() -> Iterator[_Stop]:
+    """Makes the first Ctrl-C a request to stop after the round, and only the second an exception.
+
+    A round is one compiled program, which no signal stops: what has been computed by the time it
+    returns would otherwise be thrown away, although it has been charged.
+    """
+    stop = _Stop()
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield stop  # whoever handles signals goes on handling them
+        return
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
