@@ -149,7 +149,7 @@ def global_steps() -> Case:
 
     method = dppvi.GlobalVI(1.0, optax.sgd(1e-4), expectation=dppvi.MonteCarlo(2))
     sizes = (4, 6)
-    wired = planning.wiring(method, dppvi.synchronous, 1, True)
+    wired = planning.asked(planning.wiring(method, dppvi.synchronous, 1, True), len(sizes))
     plan = planning.plan_wired(wired, BUDGET, sizes)
     shapes = {"y": jax.ShapeDtypeStruct((10,), np.float32)}
     algorithm = global_vi.global_vi(

@@ -17,7 +17,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi import _files
 from numpyro_dppvi.privacy import Ledger, LedgerFile, accounting
 from numpyro_dppvi.privacy.words import rounded_up as words_of
-from numpyro_dppvi.protocol import rounds
+from numpyro_dppvi.protocol import planning, rounds
 from tests import test_checkpoint as one_file
 from tests.test_checkpoint import NUM_CLIENTS, NUM_ROUNDS, killed_at
 
@@ -405,7 +405,7 @@ class TestInterrupt:
         def pressed(*arguments):
             signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr(dppvi.planning, "plan_wired", pressed)
+        monkeypatch.setattr(planning, "plan_wired", pressed)
         with pytest.raises(KeyboardInterrupt) as stopped:
             run(path)
         said = "Before a round began in this call: nothing was released or charged by it."

@@ -125,7 +125,15 @@ def plan_wired(
     sizes: Sequence[int],
     spent: Spent | None = None,
 ) -> PrivacyPlan:
-    """What :func:`plan_privacy` does, once the schedule was asked how the method is run."""
+    """What :func:`plan_privacy` does, once it is settled how the method is run.
+
+    Raises:
+        ValueError: If the schedule has not been asked: a plan for no visits would be one for one.
+    """
+    if not run.groups:
+        raise ValueError(
+            "run must hold its rounds' groups: write plan_wired(asked(run, ...), ...)."
+        )
     if isinstance(run.local, NonPrivate):
         raise ValueError(
             "NonPrivate() adds no noise, and no budget covers that: write "

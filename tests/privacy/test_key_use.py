@@ -93,7 +93,7 @@ def run(method, schedule, trusted=False):
     data = [{"y": rng.normal(size=size).astype(np.float32)} for size in SIZES]
     shapes = {"y": jax.ShapeDtypeStruct((sum(SIZES),), jnp.float32)}
     aggregator = server.aggregator(trusted)
-    wired = planning.wiring(method, schedule, NUM_ROUNDS, trusted)
+    wired = planning.asked(planning.wiring(method, schedule, NUM_ROUNDS, trusted), NUM_CLIENTS)
     plan = planning.plan_wired(wired, dppvi.PrivacyBudget(1.0), SIZES)
     arguments = {"method": wired.method, "client_sizes": SIZES, "plan": plan}
     if isinstance(method, dppvi.GlobalVI):

@@ -23,7 +23,7 @@ from numpyro_dppvi.privacy import (
     PrivacyBudget,
     ledger_file,
 )
-from numpyro_dppvi.protocol import rounds
+from numpyro_dppvi.protocol import global_vi, rounds
 
 BUDGETS = (PrivacyBudget(1.0), PrivacyBudget(3.0, 1e-6, "add_or_remove_one"))
 EVENTS = [
@@ -343,8 +343,8 @@ class TestFit:
     @pytest.mark.parametrize("method", [None, dppvi.VirtualClients(2), dppvi.GlobalVI()])
     def test_every_round_is_on_the_disk_before_it_runs(self, path, method, monkeypatch):
         counted = []
-        step = dppvi.baselines._step if isinstance(method, dppvi.GlobalVI) else rounds.run
-        module = dppvi.baselines if isinstance(method, dppvi.GlobalVI) else rounds
+        step = global_vi._step if isinstance(method, dppvi.GlobalVI) else rounds.run
+        module = global_vi if isinstance(method, dppvi.GlobalVI) else rounds
 
         def watched(*arguments):
             counted.append(len(LedgerFile(path).open(Ledger((PrivacyBudget(1.0),) * 2)).entries))
