@@ -21,7 +21,6 @@ import numpyro_dppvi as dppvi
 from models.evaluation import of_logits
 from models.logistic_regression import logistic_regression
 from numpyro_dppvi.analysis import plots
-from numpyro_dppvi.methods import values
 from tutorials import demo
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "convergence.png"
@@ -49,7 +48,7 @@ def origin() -> dict[str, Any]:
     damping = defaults["damping"].default
     return {
         "method": str(method),
-        "learning rate": values.default_learning_rate(method, releases, damping),
+        "learning rate": method.learning_rate(releases, damping),
         "damping": damping,
         "schedule": defaults["schedule"].default.__name__,
         "plan": str(plan).splitlines()[:3],

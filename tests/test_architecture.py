@@ -373,8 +373,8 @@ def test_an_arrow_that_does_not_point_downward_is_found(module, source):
     ("module", "source"),
     [
         ("__init__", "from .run import fit\nfrom .privacy import PrivacyBudget"),
-        ("run.fitting", "from numpyro_dppvi.protocol import client\nfrom ..privacy import Ledger"),
-        ("protocol.client", "from . import server\nfrom .._typing import Natural"),
+        ("run.fitting", "from numpyro_dppvi.protocol import server\nfrom ..privacy import Ledger"),
+        ("protocol.rounds", "from . import server\nfrom .._typing import Natural"),
         ("families.diagonal_normal", "from .base import Family\nfrom .factors import total"),
         ("families.__init__", "from .base import Family\nfrom . import factors"),
         ("privacy.ledger", "from .accounting import epsilon\nfrom .._validate import positive"),

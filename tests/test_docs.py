@@ -1,5 +1,6 @@
 """The examples of the documentation run, in the order in which they are read."""
 
+import math
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import families
+from numpyro_dppvi import factors, families
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -81,6 +82,41 @@ def test_a_sampler_of_ones_own_is_accounted_and_stated(extended):
 
 def test_a_schedule_of_ones_own_is_accounted(extended):
     np.testing.assert_allclose(extended["halves"].ledger.spent(), 1.0, rtol=0.01)
+
+
+def test_a_method_of_ones_own_is_planned_charged_and_stated(extended):
+    result, method = extended["steps"], extended["OneStep"]
+    np.testing.assert_allclose(result.ledger.spent(), 8.0, rtol=0.01)
+    assert "OneStep" in str(result.privacy_statement())
+    assert result.method == method(clip_norm=30.0)
+    # What is clipped is what is accounted: without noise a visit goes as far as the clip.
+    moved = dppvi.fit(
+        extended["means"],
+        None,
+        [{"y": np.full((20, 5), 1e3)}],
+        rng_key=extended["key"],
+        method=method(clip_norm=0.5),
+        budget=dppvi.PrivacyBudget(math.inf),
+        num_rounds=1,
+        damping=1.0,
+        progress_bar=False,
+    )
+    q, prior = moved.posterior, moved.state.prior
+    rule = dppvi.NaturalGradient(1.0, ridge=0.0)
+    change = rule.measured(q.family, prior, factors.divide(q.natural, prior))
+    np.testing.assert_allclose(factors.inner(change, change), 0.5**2, rtol=1e-4)
+
+
+def test_a_method_of_ones_own_is_held_to_its_plan(extended):
+    method = extended["OneStep"](clip_norm=2.0)
+    setting = {"client_sizes": [30, 30]}
+    plan = dppvi.plan_privacy(
+        extended["OneStep"](clip_norm=1.0), dppvi.PrivacyBudget(1.0), num_rounds=2, **setting
+    )
+    with pytest.raises(ValueError, match=r"clip_norm is 1\.0 for client 0 in the plan"):
+        dppvi.pvi(
+            extended["means"], None, {"y": extended["y"]}, method=method, plan=plan, **setting
+        )
 
 
 def test_the_first_page_runs(tmp_path, monkeypatch, capsys):

@@ -14,8 +14,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.families import factors
-from numpyro_dppvi.methods import natural_gradient
-from numpyro_dppvi.protocol import client
+from numpyro_dppvi.methods import visits
 
 PRIOR_LOC, PRIOR_SCALE, NOISE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7]), 1.7
 NO_NOISE = dppvi.PrivacyBudget(math.inf)
@@ -84,7 +83,7 @@ def compiled_visit(method, num_rows, num_columns, num_shards):
     space = latents.from_model(logistic, shapes)
     family = guides.family_of(None, logistic, space)
     prior = guides.prior_factor(family, space).exact
-    layout = client.Layout(0, num_shards, -(-num_rows // num_shards))
+    layout = visits.Layout(0, num_shards, -(-num_rows // num_shards))
     virtual = isinstance(method, dppvi.VirtualClients)
     layout = layout._replace(private=virtual)
     own = factors.unit(prior, num_shards) if virtual else factors.unit(prior)
@@ -94,9 +93,20 @@ def compiled_visit(method, num_rows, num_columns, num_shards):
     def run(X, y, noise_std, secret_key):
         numbers = (num_rows, num_shards, noise_std, weight, method.clip_norm, 1.0)
         numbers = (jnp.asarray(x) for x in numbers)
-        data = client.LocalData({"X": X, "y": y}, *numbers)
+        data = visits.LocalData({"X": X, "y": y}, *numbers)
         rate, key = jnp.asarray(0.05), jax.random.key(0)
-        return client.visit(space, family, method, layout, prior, own, data, rate, key, secret_key)
+        return visits.with_records(
+            method,
+            space,
+            family,
+            layout,
+            prior,
+            own,
+            data,
+            learning_rate=rate,
+            rng_key=key,
+            secret_key=secret_key,
+        )
 
     return run, family, prior
 
@@ -109,7 +119,7 @@ def message(method, X, y, num_shards, noise_std=0.0, seed=0):
 def length(method, family, q, moved):
     """The norm in the units in which the method clips."""
     if isinstance(method.optimizer, dppvi.NaturalGradient):
-        moved = natural_gradient.measured(method.optimizer, family, q, moved)
+        moved = method.optimizer.measured(family, q, moved)
     return np.linalg.norm(flat(moved))
 
 

@@ -12,7 +12,6 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import families
 from numpyro_dppvi.families import factors
-from numpyro_dppvi.methods import natural_gradient
 
 EXACT = dppvi.NaturalGradient(location_rate=1.0, ridge=0.0)
 
@@ -125,10 +124,10 @@ def test_lengths_are_those_of_moved_means(x64):
     q = family.natural(here)
     change = factors.divide(family.natural(there), q)
     rule = dppvi.NaturalGradient(ridge=20.0)
-    found = natural_gradient.measured(rule, family, q, change)
+    found = rule.measured(family, q, change)
     expected = (1 / 0.1**2 + 20) * 0.02**2 + (1 / 2.0**2 + 20) * 0.5**2
     np.testing.assert_allclose(factors.inner(found, found), expected, rtol=1e-9)
-    back = natural_gradient.unmeasured(rule, family, q, found)
+    back = rule.unmeasured(family, q, found)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), back, change)
 
 
@@ -152,7 +151,7 @@ def test_what_is_released_moves_by_the_clip_at_most_in_those_units(x64):
         ends.append(result.posterior.natural)
     family = result.posterior.family
     prior = family.natural({"mean": families.NormalCoordinates(jnp.array(0.5), jnp.log(2.0))})
-    moved = natural_gradient.measured(rule, family, prior, factors.divide(*ends))
+    moved = rule.measured(family, prior, factors.divide(*ends))
     length = float(jnp.sqrt(factors.inner(moved, moved)))
     assert 0.015 < length <= 0.02  # from one side of the ball nearly to the other
 

@@ -8,7 +8,6 @@ import dp_accounting as dpa
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.analysis.selection import Selection
-from numpyro_dppvi.methods.values import BayesianCommitteeMachine, DPOptimization, GlobalVI
 from numpyro_dppvi.run.fitting import FitResult
 
 _PAPER = r"""@article{heikkila2023dppvi,
@@ -183,13 +182,13 @@ def _references(result: FitResult) -> Iterator[Reference]:
 
 
 def _of_method(result: FitResult) -> Iterator[Reference]:
-    if isinstance(result.method, GlobalVI):
+    if result.run.central:
         yield Reference("Central variational inference, of which this is a form", _CENTRAL)
-    elif isinstance(result.method, BayesianCommitteeMachine):
+    elif result.run.alone:
         yield Reference("The committee machine", _COMMITTEE)
     else:
         yield Reference("Partitioned variational inference", _PVI)
-    if isinstance(result.run.local, DPOptimization | GlobalVI) and result.plan is not None:
+    if result.run.local.releases == "gradients":
         yield Reference("Clipped and noised gradients", _CLIPPED_GRADIENTS)
 
 

@@ -17,7 +17,6 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.analysis import replay
 from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration, factors
-from numpyro_dppvi.methods.values import DPOptimization
 from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.protocol.algorithm import PVIState
@@ -178,7 +177,7 @@ def _replayed(
 ) -> tuple[Natural, float | None]:
     """Replays of likelihoods that are as sharp as the width of q says, and how sharp that is."""
     run = replay.replays(setting)
-    if not isinstance(setting.problem.method, DPOptimization):
+    if setting.problem.method.releases != "gradients":
         return run(key, 1.0, number), None  # noise is added after the solve, whatever is solved
 
     @jax.jit

@@ -17,16 +17,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
-from numpyro_dppvi.families import factors
-from numpyro_dppvi.methods import local_solve, natural_gradient, objective, values
-from numpyro_dppvi.methods.natural_gradient import NaturalGradient
-from numpyro_dppvi.methods.values import DPOptimization, NonPrivate, VirtualClients
+from numpyro_dppvi.families import MeanField, factors
+from numpyro_dppvi.methods import values, visits
+from numpyro_dppvi.methods.local_solve import Gradient
 from numpyro_dppvi.posterior.prior import first_factor
-from numpyro_dppvi.privacy import add_noise
-from numpyro_dppvi.protocol import algorithm, client, planning, rounds, schedules, server
+from numpyro_dppvi.privacy import Sampler, add_noise
+from numpyro_dppvi.protocol import algorithm, planning, rounds, schedules, server
 from numpyro_dppvi.protocol.rounds import Factors, Numbers, Problem
 from numpyro_dppvi.run.fitting import FitResult
 
@@ -75,12 +73,12 @@ def setting_of(result: FitResult, rng_key: PRNGKey) -> Setting:
         run.local, result.plan, result.client_sizes, prior.exact, damping, left_out
     )
     # Equal shards make equal changes: one of them is solved for.
-    private = aggregated or isinstance(run.local, VirtualClients)
+    private = aggregated or run.local.keeps_factors
     problem = Problem(
         posterior.space,
         posterior.family,
         values.program_of(run.local),
-        client.Layout(0, 1, 0, private),
+        visits.Layout(0, 1, 0, private),
         prior.rest,
         prior.refined,
         aggregated,
@@ -158,6 +156,40 @@ def _round(
     return jax.lax.map(one, (secret_keys, state), batch_size=at_once)
 
 
+class _OfFactor(NamedTuple):
+    """The likelihood of a client whose likelihood is a factor.
+
+    Attributes:
+        family: The family of q.
+        factor: The factor.
+        noise_std: Noise on a released gradient, after its division by the batch's share.
+    """
+
+    family: MeanField
+    factor: Natural
+    noise_std: Array
+
+    def of_shard(self, number: Array) -> Gradient:
+        """The gradient of the factor's negative logarithm, for the only shard there is."""
+        del number
+
+        def gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
+            del key
+            return jax.grad(lambda at: -factors.inner(self.factor, self.family.statistics(at)))(
+                coordinates
+            )
+
+        return gradient
+
+    def released(
+        self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
+    ) -> Coordinates:
+        """The same with noise."""
+        del sampler
+        exact = self.of_shard(jnp.zeros((), int))(keys[0], coordinates)
+        return add_noise(keys[1], exact, self.noise_std)
+
+
 def _visit(
     problem: Problem,
     numbers: Numbers,
@@ -168,66 +200,34 @@ def _visit(
     rng_key: PRNGKey,
     secret_key: PRNGKey,
     drawn: Any,
-) -> client.Message:
+) -> visits.Message:
     """What a client does whose likelihood is a factor."""
-    del rng_key, drawn
+    del drawn
     family, method = problem.family, problem.method
-    target = jax.tree.map(lambda leaf: leaf[number], targets)
-    noise_std = numbers.noise_std[number]
-    rate = numbers.learning_rate
-    if isinstance(method, DPOptimization | NonPrivate):
-        # What is added to a sum over a batch is divided by the batch's share of records.
-        noise_std = noise_std / numbers.inclusion_prob[number]
-        change, failed = _solve(problem, rate, q, own, target, secret_key, noise_std)
-        return client.Message(change, None, failed)
-    private = problem.layout.private
-    if private:
-        own = jax.tree.map(lambda leaf: leaf[0], own)
     # A sum over shards of equal changes, times its weight, is one of them so many times.
     times = numbers.num_shards[number] * numbers.weight[number]
-    target = factors.power(target, 1 / times)
-    change, _ = _solve(problem, rate, q, own, target, secret_key, jnp.zeros(()))
-    rule = method.optimizer if isinstance(method.optimizer, NaturalGradient) else None
-    if rule:
-        change = natural_gradient.measured(rule, family, q, change)
-    norm = jnp.sqrt(factors.inner(change, change))
-    kept = factors.power(change, jnp.minimum(1.0, numbers.clip_norm[number] / norm))
-    released = add_noise(secret_key, factors.power(kept, times), noise_std, like=kept)
-    if rule:
-        kept, released = (
-            natural_gradient.unmeasured(rule, family, q, one) for one in (kept, released)
-        )
-    shards = jax.tree.map(lambda leaf: leaf[None], kept) if private else None
-    return client.Message(released, shards, jnp.zeros((), bool))
-
-
-def _solve(
-    problem: Problem,
-    learning_rate: Array,
-    q: Natural,
-    own: Natural,
-    target: Natural,
-    rng_key: PRNGKey,
-    noise_std: Array,
-) -> tuple[Natural, Array]:
-    """A local solve whose likelihood is a factor, with noise on every gradient; and its failure."""
-    family, method = problem.family, problem.method
-    tilted = factors.multiply(factors.divide(q, own), target)
-
-    def records_gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
-        del key
-        return jax.grad(lambda at: -factors.inner(target, family.statistics(at)))(coordinates)
-
-    def gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
-        exact = jax.grad(objective.cavity_loss, argnums=2)(family, tilted, coordinates)
-        return add_noise(key, exact, noise_std)
-
-    optimizer = method.optimizer or optax.adam(learning_rate)
-    keys = jax.random.split(rng_key, method.num_local_steps)
-    if isinstance(optimizer, NaturalGradient):
-        change = natural_gradient.change(optimizer, family, q, own, keys, records_gradient)
-    else:
-        end = local_solve.solve(keys, family.coordinates(q), gradient, optimizer)
-        change = factors.divide(family.natural(end), q)
-    finite = factors.is_finite(change)
-    return factors.select(finite, change, factors.unit(change)), ~finite
+    data = visits.LocalData(
+        records={},
+        num_records=jnp.ones((), int),
+        num_shards=jnp.ones((), int),
+        noise_std=numbers.noise_std[number],
+        weight=times,
+        clip_norm=numbers.clip_norm[number],
+        inclusion_prob=numbers.inclusion_prob[number],
+    )
+    asked = visits.Visit(
+        family=family,
+        layout=problem.layout,
+        solver=method.solver(numbers.learning_rate),
+        num_steps=method.num_local_steps,
+        q=q,
+        own=own,
+        data=data,
+        rng_key=rng_key,
+        secret_key=secret_key,
+        drawn=None,
+    )
+    # What is added to a sum over a batch is divided by the batch's share of records.
+    noise_std = data.noise_std / data.inclusion_prob
+    target = jax.tree.map(lambda leaf: leaf[number], targets)
+    return method.visit(asked, _OfFactor(family, factors.power(target, 1 / times), noise_std))

@@ -1,7 +1,8 @@
-"""Methods: what a client computes when it is visited, and the pieces that they are made of.
+"""Methods: frozen values that carry what they release, what it costs and what a client computes.
 
-The methods are frozen values; objective, local optimisation and natural gradients are functions
-over a model's latents and a family. It may import ``latents``, ``families`` and ``privacy``.
+``values`` holds the methods, ``visits`` what a visit is made of, and the rest its pieces: the
+objective, local optimisation, natural gradients. It may import ``latents``, ``families`` and
+``privacy``.
 """
 
 from numpyro_dppvi.methods.natural_gradient import NaturalGradient

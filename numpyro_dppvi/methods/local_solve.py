@@ -1,14 +1,16 @@
-"""The local optimiser: any optax optimiser inside one scan."""
+"""The local optimiser: any optax optimiser inside one scan, and what it is asked by a visit."""
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from numpyro_dppvi._typing import Array, Coordinates
-from numpyro_dppvi.families import factors
+from numpyro_dppvi._typing import Array, Coordinates, Natural
+from numpyro_dppvi.families import MeanField, factors
+from numpyro_dppvi.methods import objective
 
 Gradient: TypeAlias = Callable[[Any, Coordinates], Coordinates]
 """A function of a step's keys and the coordinates to (an estimate of) the loss's gradient."""
@@ -49,3 +51,72 @@ def solve(
 
     (end, _), finite = jax.lax.scan(step, (start, optimizer.init(start)), keys)
     return jax.tree.map(lambda leaf: jnp.where(finite[-1], leaf, jnp.nan), end)
+
+
+class Solver(Protocol):
+    """How a local problem is solved, and in which units its solution is clipped and noised."""
+
+    def change(
+        self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: Gradient
+    ) -> Natural:
+        """The change from ``q`` to the solution; NaN where the solve failed.
+
+        Args:
+            family: The family of q.
+            q: The current approximation.
+            own: What is divided out of q for the cavity.
+            keys: Keys, or a tree of them, with a leading axis of one entry a step.
+            records_gradient: The gradient of the record losses in q's coordinates.
+        """
+        ...
+
+    def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:
+        """A change in the units in which it is clipped and noised: a linear function of it."""
+        ...
+
+    def unmeasured(self, family: MeanField, q: Natural, measured: Natural) -> Natural:
+        """Inverse of :meth:`measured`."""
+        ...
+
+    def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
+        """Members whose entries lose their location where their precision had to be repaired."""
+        ...
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Steps of an optax optimiser in coordinates; lengths are those of natural parameters.
+
+    Args:
+        optimizer: Any optax optimiser.
+    """
+
+    optimizer: optax.GradientTransformation
+
+    def change(
+        self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: Gradient
+    ) -> Natural:
+        """As of :class:`Solver`; the cavity's and the entropy's gradients are exact."""
+        cavity = factors.divide(q, own)
+
+        def gradient(keys: Any, coordinates: Coordinates) -> Coordinates:
+            free = jax.grad(objective.cavity_loss, argnums=2)(family, cavity, coordinates)
+            return jax.tree.map(jnp.add, free, records_gradient(keys, coordinates))
+
+        end = solve(keys, family.coordinates(q), gradient, self.optimizer)
+        return factors.divide(family.natural(end), q)
+
+    def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:
+        """The change itself."""
+        del family, q
+        return change
+
+    def unmeasured(self, family: MeanField, q: Natural, measured: Natural) -> Natural:
+        """The change itself."""
+        del family, q
+        return measured
+
+    def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
+        """Those of hierarchies, whose refined prior would follow (``server.merge``)."""
+        del family
+        return refined

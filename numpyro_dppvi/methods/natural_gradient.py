@@ -11,9 +11,8 @@ feel would drown one of which little is known. They are a function of q alone, w
 before: to whom they are known, a change and its white coordinates say the same.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +20,7 @@ import jax.numpy as jnp
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Coordinates, Natural
 from numpyro_dppvi.families import MeanField, factors, whitening
-
-RecordsGradient: TypeAlias = Callable[[Any, Coordinates], Coordinates]
-"""A function of a step's keys and the coordinates to the gradient of the record losses."""
+from numpyro_dppvi.methods.local_solve import Gradient
 
 
 @dataclass(frozen=True)
@@ -62,64 +59,70 @@ class NaturalGradient:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
+    def change(
+        self,
+        family: MeanField,
+        q: Natural,
+        own: Natural,
+        keys: Any,
+        records_gradient: Gradient,
+    ) -> Natural:
+        """Natural-gradient steps of the local objective, starting from ``q``.
 
-def change(
-    rule: NaturalGradient,
-    family: MeanField,
-    q: Natural,
-    own: Natural,
-    keys: Any,
-    records_gradient: RecordsGradient,
-) -> Natural:
-    """Natural-gradient steps of the local objective, starting from ``q``.
+        Args:
+            family: The family of q.
+            q: The current approximation.
+            own: What is divided out of q for the cavity.
+            keys: Keys, or a tree of them, with a leading axis of one entry a step.
+            records_gradient: The gradient of the record losses in q's coordinates.
 
-    Args:
-        rule: How far to step.
-        family: The family of q.
-        q: The current approximation.
-        own: What is divided out of q for the cavity.
-        keys: Keys, or a tree of them, with a leading axis of one entry a step.
-        records_gradient: The gradient of the record losses in q's coordinates.
+        Returns:
+            The change; NaN where the solve failed.
+        """
 
-    Returns:
-        The change; NaN where the solve failed.
-    """
+        def step(before: Natural, key: Any) -> tuple[Natural, None]:
+            here = factors.multiply(q, before)
+            coordinates = family.coordinates(here)
 
-    def step(before: Natural, key: Any) -> tuple[Natural, None]:
-        here = factors.multiply(q, before)
-        coordinates = family.coordinates(here)
+            def moved(white: Natural) -> Coordinates:
+                step = whitening.unwhiten(family, coordinates, white)
+                return family.coordinates(factors.multiply(here, step))
 
-        def moved(white: Natural) -> Coordinates:
-            step = whitening.unwhiten(family, coordinates, white)
-            return family.coordinates(factors.multiply(here, step))
+            _, pull = jax.vjp(moved, factors.unit(q))
+            (records,) = pull(records_gradient(key, coordinates))
+            # What the cavity lacks of q here: its part of the gradient, without cancellation.
+            rest = whitening.whiten(family, coordinates, factors.multiply(before, own))
+            variances = whitening.axis_variances(family, coordinates)
+            share = {
+                name: self.location_rate / (1 + self.ridge * v) for name, v in variances.items()
+            }
+            white = whitening.weighted(family, factors.multiply(records, rest), share, 1.0)
+            return factors.divide(before, whitening.unwhiten(family, coordinates, white)), None
 
-        _, pull = jax.vjp(moved, factors.unit(q))
-        (records,) = pull(records_gradient(key, coordinates))
-        # What the cavity lacks of q here: its part of the gradient, without cancellation.
-        rest = whitening.whiten(family, coordinates, factors.multiply(before, own))
-        variances = whitening.axis_variances(family, coordinates)
-        share = {name: rule.location_rate / (1 + rule.ridge * v) for name, v in variances.items()}
-        white = whitening.weighted(family, factors.multiply(records, rest), share, 1.0)
-        return factors.divide(before, whitening.unwhiten(family, coordinates, white)), None
+        return jax.lax.scan(step, factors.unit(q), keys)[0]
 
-    return jax.lax.scan(step, factors.unit(q), keys)[0]
+    def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:
+        """A change in the units in which it is clipped and noised, a tree shaped as it."""
+        coordinates = family.coordinates(q)
+        white = whitening.whiten(family, coordinates, change)
+        weights = _location_weights(self, family, coordinates)
+        return whitening.weighted(family, white, weights, self.spread_weight)
 
+    def unmeasured(self, family: MeanField, q: Natural, measured: Natural) -> Natural:
+        """Inverse of :func:`measured`; linear."""
+        coordinates = family.coordinates(q)
+        weights = _location_weights(self, family, coordinates)
+        inverse = {name: 1 / weight for name, weight in weights.items()}
+        white = whitening.weighted(family, measured, inverse, 1 / self.spread_weight)
+        return whitening.unwhiten(family, coordinates, white)
 
-def measured(rule: NaturalGradient, family: MeanField, q: Natural, change: Natural) -> Natural:
-    """A change in the units in which it is clipped and noised, a tree shaped as it."""
-    coordinates = family.coordinates(q)
-    white = whitening.whiten(family, coordinates, change)
-    weights = _location_weights(rule, family, coordinates)
-    return whitening.weighted(family, white, weights, rule.spread_weight)
+    def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
+        """All members.
 
-
-def unmeasured(rule: NaturalGradient, family: MeanField, q: Natural, measured: Natural) -> Natural:
-    """Inverse of :func:`measured`; linear."""
-    coordinates = family.coordinates(q)
-    weights = _location_weights(rule, family, coordinates)
-    inverse = {name: 1 / weight for name, weight in weights.items()}
-    white = whitening.weighted(family, measured, inverse, 1 / rule.spread_weight)
-    return whitening.unwhiten(family, coordinates, white)
+        Changes are centred at q: a precision below zero takes its location, times that, along.
+        """
+        del refined
+        return frozenset(name for name, _ in family.members)
 
 
 def _location_weights(

@@ -1,39 +1,168 @@
-"""The methods: what a client does in a visit, as frozen values."""
+"""The methods, as frozen values that carry what they do.
+
+A method says what it releases (``plan``), what a client computes when it is visited (``visit``),
+how its local problem is solved (``solver``), and how the server may take what is sent (class
+attributes). Nothing outside asks which method it is.
+"""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi._typing import Coordinates
+from numpyro_dppvi._typing import Array, Coordinates
+from numpyro_dppvi.methods import visits
+from numpyro_dppvi.methods.local_solve import Descent, Solver
 from numpyro_dppvi.methods.natural_gradient import NaturalGradient
 from numpyro_dppvi.methods.objective import Automatic, Expectation, GaussHermite
+from numpyro_dppvi.methods.visits import Likelihood, Message, Visit
 from numpyro_dppvi.privacy import (
     DiscreteGaussian,
     FullBatch,
     Gaussian,
+    GaussianShardSum,
+    GaussianSum,
     Noise,
     PoissonSampling,
+    PrivacyBudget,
+    PrivacyPlan,
     Sampler,
+    plan,
     sampling,
 )
+from numpyro_dppvi.privacy.accounting import Composition
 
 Optimizer: TypeAlias = optax.GradientTransformation | NaturalGradient
 
 # How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
-# whose priors have a width of about one: see default_learning_rate.
+# whose priors have a width of about one: see noisy_learning_rate.
 _NOISE_TRAVEL = 1 / 3
 _NOISELESS_LEARNING_RATE = 0.05
 # Every step of a visit has keys of its own, which are made beforehand.
 _MOST_STEPS = 10**6
 # A visit of 20 steps goes no further than the small clips of these methods let through.
 _SHARD_LEARNING_RATE = 0.02
+
+
+Aggregator: TypeAlias = Literal["needed", "useful", "useless"]
+"""What a trusted aggregator is to a method."""
+
+Releases: TypeAlias = Literal["gradients", "changes", "nothing"]
+"""What gets noise: sums of records' gradients, or of shards' changes."""
+
+Facts: TypeAlias = Mapping[str, Any]
+"""What a plan must say about one client, by the names of its fields."""
+
+
+class Study(NamedTuple):
+    """What a plan is made of; all of it is public.
+
+    Attributes:
+        budgets: One a client.
+        num_visits: Visits of each client in the whole run.
+        client_sizes: Records of each client.
+        num_shares: With a trusted aggregator, how many clients' noise makes up that of a sum.
+        before: What each client had released before; empty for nothing.
+    """
+
+    budgets: Sequence[PrivacyBudget]
+    num_visits: Sequence[int]
+    client_sizes: Sequence[int]
+    num_shares: int | None
+    before: Sequence[Composition]
+
+
+class Wired(NamedTuple):
+    """How a method is run: some fix what others leave to the caller.
+
+    Attributes:
+        local: What a client does in a visit.
+        alone: Whether every client fits a posterior of its own, in one synchronous, undamped visit.
+        splits_prior: Whether each client gets the prior's M-th root for its own.
+        central: Whether the server takes the steps, one a round of all clients.
+    """
+
+    local: Any
+    alone: bool = False
+    splits_prior: bool = False
+    central: bool = False
+
+
+@runtime_checkable
+class Method(Protocol):
+    """What ``pvi`` asks of a method. Methods are frozen, and equal ones share a compilation.
+
+    Attributes:
+        releases: What gets noise and leaves a client, if anything.
+        aggregator: What a trusted aggregator is to it.
+        keeps_factors: Whether every shard has a factor of its own even if the server sees each
+            client's changes.
+        num_local_steps: Steps of a visit.
+        expectation: The rule for the expected log likelihood.
+    """
+
+    releases: ClassVar[Releases]
+    aggregator: ClassVar[Aggregator]
+    keeps_factors: ClassVar[bool]
+
+    @property
+    def num_local_steps(self) -> int:
+        """Steps of a visit."""
+        ...
+
+    @property
+    def expectation(self) -> Expectation:
+        """The rule for the expected log likelihood."""
+        ...
+
+    def wired(self) -> Wired:
+        """How it is run."""
+        ...
+
+    def solver(self, learning_rate: Array | float) -> Solver:
+        """How a local problem is solved; the learning rate is for Adam, where none is named."""
+        ...
+
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """Adam's learning rate where the user names no optimiser.
+
+        Args:
+            num_releases: Noisy sums of all clients in the whole run; 0 without privacy.
+            damping: The share of a change that is merged.
+        """
+        ...
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+        """What a client computes when it is visited; runs inside the compiled round."""
+        ...
+
+    def weights(self, num_shards: np.ndarray) -> np.ndarray:
+        """What each client's sum over shards is multiplied by, shape ``(num_clients,)``."""
+        ...
+
+    def plan(self, study: Study) -> PrivacyPlan:
+        """What a run will release and cost."""
+        ...
+
+    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """What its plan says about each client, noise, budget and visits aside."""
+        ...
 
 
 def _set_each(method: Any, name: str, check: Callable[[str, Any], Any]) -> None:
@@ -77,7 +206,7 @@ class DPOptimization:
             deviation) of all latents; one number for all clients, or one a client.
         num_local_steps: Noisy gradients a visit; each is charged.
         optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam at
-            :func:`default_learning_rate`, which suits any number of clients and rounds. Make it
+            :func:`noisy_learning_rate`, which suits any number of clients and rounds. Make it
             once and use it in every fit: to optax, ``adam(0.05)`` is another optimiser each time it
             is written, and each is compiled anew.
         sampler: ``FullBatch()``, ``PoissonSampling(sampling_prob)`` or
@@ -90,6 +219,10 @@ class DPOptimization:
         TypeError: If the optimiser, sampler or expectation is none.
     """
 
+    releases: ClassVar[Releases] = "gradients"
+    aggregator: ClassVar[Aggregator] = "useless"
+    keeps_factors: ClassVar[bool] = False
+
     clip_norm: float | tuple[float, ...] = 2.5
     num_local_steps: int = 3
     optimizer: optax.GradientTransformation | None = None
@@ -101,6 +234,34 @@ class DPOptimization:
         _set_steps(self)
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
+
+    def wired(self) -> Wired:
+        """By itself."""
+        return Wired(self)
+
+    def solver(self, learning_rate: Array | float) -> Solver:
+        """Descent in coordinates."""
+        return _solver(self.optimizer, learning_rate)
+
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """See :func:`noisy_learning_rate`."""
+        return noisy_learning_rate(num_releases, damping)
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+        """One solve by noisy gradients."""
+        return visits.by_noisy_gradients(visit, likelihood, self.sampler)
+
+    def weights(self, num_shards: np.ndarray) -> np.ndarray:
+        """All 1: a client's records are one shard."""
+        return np.ones(len(num_shards))
+
+    def plan(self, study: Study) -> PrivacyPlan:
+        """Noisy sums of per-record gradients, one a step."""
+        return _plan_of_gradients(self, self.num_local_steps, study)
+
+    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """As of :class:`Method`."""
+        return _planned_gradients(self, self.num_local_steps, client_sizes, num_shares)
 
 
 @dataclass(frozen=True)
@@ -119,6 +280,10 @@ class NonPrivate:
         TypeError: If the optimiser or expectation is none.
     """
 
+    releases: ClassVar[Releases] = "nothing"
+    aggregator: ClassVar[Aggregator] = "useless"
+    keeps_factors: ClassVar[bool] = False
+
     num_local_steps: int = 50
     optimizer: Optimizer | None = None
     expectation: Expectation = Automatic()
@@ -126,6 +291,40 @@ class NonPrivate:
     def __post_init__(self) -> None:
         _set_steps(self)
         _check_pieces(self.optimizer, self.expectation, natural=True)
+
+    def wired(self) -> Wired:
+        """By itself."""
+        return Wired(self)
+
+    def solver(self, learning_rate: Array | float) -> Solver:
+        """Descent in coordinates, or natural gradients."""
+        return _solver(self.optimizer, learning_rate)
+
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """One that suits exact gradients."""
+        del num_releases, damping
+        return _NOISELESS_LEARNING_RATE
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+        """One exact solve."""
+        return visits.without_noise(visit, likelihood)
+
+    def weights(self, num_shards: np.ndarray) -> np.ndarray:
+        """All 1: a client's records are one shard."""
+        return np.ones(len(num_shards))
+
+    def plan(self, study: Study) -> PrivacyPlan:
+        """Refuses: there is none."""
+        del study
+        raise ValueError(
+            "NonPrivate() adds no noise, and no budget covers that: write "
+            "method=DPOptimization() to keep to the budget, or leave budget out."
+        )
+
+    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """Nothing."""
+        del num_shares
+        return [{} for _ in client_sizes]
 
 
 @dataclass(frozen=True)
@@ -149,6 +348,10 @@ class ParameterPerturbation:
         TypeError: If the optimiser, expectation or noise is none.
     """
 
+    releases: ClassVar[Releases] = "changes"
+    aggregator: ClassVar[Aggregator] = "useful"
+    keeps_factors: ClassVar[bool] = False
+
     clip_norm: float | tuple[float, ...] = 0.002
     num_local_steps: int = 20
     optimizer: Optimizer | None = None
@@ -157,6 +360,35 @@ class ParameterPerturbation:
 
     def __post_init__(self) -> None:
         _check_shard_method(self)
+
+    def wired(self) -> Wired:
+        """By itself."""
+        return Wired(self)
+
+    def solver(self, learning_rate: Array | float) -> Solver:
+        """Descent in coordinates, or natural gradients."""
+        return _solver(self.optimizer, learning_rate)
+
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """One that goes no further than small clips let through."""
+        del num_releases, damping
+        return _SHARD_LEARNING_RATE
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+        """One solve; its change is clipped and gets noise."""
+        return visits.by_perturbed_changes(visit, likelihood, exponent=1.0)
+
+    def weights(self, num_shards: np.ndarray) -> np.ndarray:
+        """All 1: what is released is the sum."""
+        return np.ones(len(num_shards))
+
+    def plan(self, study: Study) -> PrivacyPlan:
+        """Noisy sums of changes, one a visit."""
+        return _plan_of_changes(self, study, averaged=False)
+
+    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """As of :class:`Method`."""
+        return _planned_changes(self, client_sizes, num_shares, averaged=False)
 
 
 @dataclass(frozen=True)
@@ -184,6 +416,10 @@ class LocalAveraging:
         TypeError: If the optimiser, expectation or noise is none.
     """
 
+    releases: ClassVar[Releases] = "changes"
+    aggregator: ClassVar[Aggregator] = "useful"
+    keeps_factors: ClassVar[bool] = False
+
     num_shards: int | tuple[int, ...]
     clip_norm: float | tuple[float, ...] = 0.2
     num_local_steps: int = 20
@@ -193,6 +429,35 @@ class LocalAveraging:
 
     def __post_init__(self) -> None:
         _check_shard_method(self)
+
+    def wired(self) -> Wired:
+        """By itself."""
+        return Wired(self)
+
+    def solver(self, learning_rate: Array | float) -> Solver:
+        """Descent in coordinates, or natural gradients."""
+        return _solver(self.optimizer, learning_rate)
+
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """One that goes no further than small clips let through."""
+        del num_releases, damping
+        return _SHARD_LEARNING_RATE
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+        """A solve a shard, with a likelihood raised to the number of shards."""
+        return visits.by_perturbed_changes(visit, likelihood, exponent=visit.data.num_shards)
+
+    def weights(self, num_shards: np.ndarray) -> np.ndarray:
+        """One over the number of shards: what is released is the mean."""
+        return 1 / num_shards
+
+    def plan(self, study: Study) -> PrivacyPlan:
+        """Noisy sums of changes, one a visit."""
+        return _plan_of_changes(self, study, averaged=True)
+
+    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """As of :class:`Method`."""
+        return _planned_changes(self, client_sizes, num_shares, averaged=True)
 
 
 @dataclass(frozen=True)
@@ -219,6 +484,10 @@ class VirtualClients:
         TypeError: If the optimiser, expectation or noise is none.
     """
 
+    releases: ClassVar[Releases] = "changes"
+    aggregator: ClassVar[Aggregator] = "useful"
+    keeps_factors: ClassVar[bool] = True
+
     num_shards: int | tuple[int, ...]
     clip_norm: float | tuple[float, ...] = 0.005
     num_local_steps: int = 20
@@ -228,6 +497,38 @@ class VirtualClients:
 
     def __post_init__(self) -> None:
         _check_shard_method(self)
+
+    def wired(self) -> Wired:
+        """By itself."""
+        return Wired(self)
+
+    def solver(self, learning_rate: Array | float) -> Solver:
+        """Descent in coordinates, or natural gradients."""
+        return _solver(self.optimizer, learning_rate)
+
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """One that goes no further than small clips let through."""
+        del num_releases, damping
+        return _SHARD_LEARNING_RATE
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+        """A solve a shard, each with its own cavity."""
+        return visits.by_perturbed_changes(visit, likelihood, exponent=1.0)
+
+    def weights(self, num_shards: np.ndarray) -> np.ndarray:
+        """All 1: what is released is the sum."""
+        return np.ones(len(num_shards))
+
+    def plan(self, study: Study) -> PrivacyPlan:
+        """Noisy sums of changes, one a visit."""
+        return _plan_of_changes(self, study, averaged=False)
+
+    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """As of :class:`Method`."""
+        return _planned_changes(self, client_sizes, num_shares, averaged=False)
+
+
+ShardMethod: TypeAlias = ParameterPerturbation | LocalAveraging | VirtualClients
 
 
 @dataclass(frozen=True)
@@ -247,6 +548,9 @@ class BayesianCommitteeMachine:
         TypeError: If ``local`` is another method.
     """
 
+    releases: ClassVar[Releases] = "gradients"
+    aggregator: ClassVar[Aggregator] = "useless"
+
     prior: Literal["same", "split"] = "same"
     local: DPOptimization = DPOptimization(num_local_steps=30)
 
@@ -257,6 +561,14 @@ class BayesianCommitteeMachine:
                 f"local must be a DPOptimization, got {_validate.shown(self.local)}: write "
                 "local=DPOptimization(num_local_steps=30), say."
             )
+
+    def wired(self) -> Wired:
+        """Clients alone, at the learning rate of a client that nobody helps."""
+        local = self.local
+        if local.optimizer is None:
+            rate = local.learning_rate(local.num_local_steps, damping=1.0)
+            local = dataclasses.replace(local, optimizer=_adam(rate))
+        return Wired(local, alone=True, splits_prior=self.prior == "split")
 
 
 @dataclass(frozen=True)
@@ -279,6 +591,9 @@ class GlobalVI:
         TypeError: If the optimiser, sampler or expectation is none.
     """
 
+    releases: ClassVar[Releases] = "gradients"
+    aggregator: ClassVar[Aggregator] = "needed"
+
     clip_norm: float | tuple[float, ...] = 2.5
     optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
@@ -289,20 +604,30 @@ class GlobalVI:
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
+    def wired(self) -> Wired:
+        """By the server, step by step."""
+        return Wired(self, central=True)
 
-ShardMethod: TypeAlias = ParameterPerturbation | LocalAveraging | VirtualClients
-Method: TypeAlias = DPOptimization | NonPrivate | ShardMethod
+    def plan(self, study: Study) -> PrivacyPlan:
+        """Noisy sums of per-record gradients, one a round."""
+        return _plan_of_gradients(self, 1, study)
+
+    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """As of :class:`Method`."""
+        return _planned_gradients(self, 1, client_sizes, num_shares)
+
+
 AnyMethod: TypeAlias = Method | BayesianCommitteeMachine | GlobalVI
-AnyOf = TypeVar("AnyOf", DPOptimization, NonPrivate, ShardMethod, Method, GlobalVI)
 
 
 def check(method: Any) -> None:
     """Refuses what is not a method."""
-    if not isinstance(method, AnyMethod):
-        names = ", ".join(cls.__name__ for cls in get_args(AnyMethod))
+    known = Method | BayesianCommitteeMachine | GlobalVI
+    if isinstance(method, type) or not isinstance(method, known):
         raise TypeError(
-            f"method must be one of {names}, got {_validate.shown(method)}: write "
-            "method=DPOptimization(), say."
+            "method must be one of DPOptimization, NonPrivate, ParameterPerturbation, "
+            "LocalAveraging, VirtualClients, BayesianCommitteeMachine, GlobalVI, or one of your "
+            f"own, got {_validate.shown(method)}: write method=DPOptimization(), say."
         )
 
 
@@ -348,28 +673,22 @@ def clip_norms_by_client(method: Any, num_clients: int) -> tuple[float, ...]:
     return _validate.by_client("clip_norm", clip_norm, num_clients)
 
 
-def inclusion_probs_by_client(method: Any, client_sizes: Sequence[int]) -> tuple[float, ...]:
-    """The probability that a record is in a batch, for each client's; 1 without batches."""
-    sampler = getattr(method, "sampler", FullBatch())
-    return tuple(
-        float(sampler.of_client(number).inclusion_prob(size))
-        for number, size in enumerate(client_sizes)
-    )
-
-
-def program_of(method: AnyOf) -> AnyOf:
+def program_of(method: Any) -> Any:
     """The method without the numbers that clients are handed, which a compiled program is not of.
 
     Methods that differ in nothing else share a compilation. What reads these numbers from a method
-    inside a program would read stand-ins: they are in ``protocol.client.LocalData``.
+    inside a program would read stand-ins: they are in ``visits.LocalData``.
     """
+    if isinstance(method, type) or not dataclasses.is_dataclass(method):
+        return method
     stand_ins: dict[str, Any] = {"clip_norm": 1.0, "num_shards": 1}
     sampler = getattr(method, "sampler", None)
     if isinstance(sampler, PoissonSampling):
         stand_ins["sampler"] = dataclasses.replace(sampler, sampling_prob=0.5)
     fields = {field.name for field in dataclasses.fields(method)}
     present = {name: value for name, value in stand_ins.items() if name in fields}
-    return dataclasses.replace(method, **present)
+    same: Any = dataclasses.replace(method, **present)  # type: ignore[type-var]
+    return same
 
 
 def _check_shard_method(method: ShardMethod) -> None:
@@ -385,8 +704,21 @@ def _check_shard_method(method: ShardMethod) -> None:
         _set_each(method, "num_shards", _validate.positive_int)
 
 
-def default_learning_rate(method: Method, num_releases: int, damping: float) -> float:
-    """Adam's learning rate where the user names no optimiser.
+@functools.cache
+def _adam(learning_rate: float) -> optax.GradientTransformation:
+    """One object a rate, so that equal methods share a compilation."""
+    return optax.adam(learning_rate)
+
+
+def _solver(optimizer: Optimizer | None, learning_rate: Array | float) -> Solver:
+    """What solves with an optimiser; Adam where none is named."""
+    if isinstance(optimizer, NaturalGradient):
+        return optimizer
+    return Descent(optax.adam(learning_rate) if optimizer is None else optimizer)
+
+
+def noisy_learning_rate(num_releases: int, damping: float) -> float:
+    """Adam's learning rate for gradients that are mostly noise.
 
     Adam turns a gradient that is all noise into steps of about the learning rate in random
     directions. Over all noisy steps of all clients they add up to a random walk of
@@ -394,21 +726,92 @@ def default_learning_rate(method: Method, num_releases: int, damping: float) -> 
     take small steps and few clients large ones.
 
     Args:
-        method: The method.
         num_releases: Noisy gradients of all clients in the whole run; 0 without privacy.
         damping: The share of a change that is merged.
 
     Returns:
         The learning rate, in units of (location, log standard deviation).
     """
-    if isinstance(method, ShardMethod):
-        return _SHARD_LEARNING_RATE
-    if isinstance(method, NonPrivate) or num_releases == 0:
+    if num_releases == 0:
         return _NOISELESS_LEARNING_RATE
     return _NOISE_TRAVEL / (damping * math.sqrt(num_releases))
 
 
-def noisy_step(method: DPOptimization | GlobalVI, learning_rate: float, like: Coordinates) -> float:
+def _plan_of_gradients(
+    method: DPOptimization | GlobalVI, releases_per_visit: int, study: Study
+) -> PrivacyPlan:
+    return plan.of_gradients(
+        study.budgets,
+        method.sampler,
+        method.clip_norm,
+        releases_per_visit,
+        study.num_visits,
+        study.client_sizes,
+        study.num_shares,
+        study.before,
+    )
+
+
+def _planned_gradients(
+    method: DPOptimization | GlobalVI,
+    releases_per_visit: int,
+    client_sizes: Sequence[int],
+    num_shares: int | None,
+) -> list[Facts]:
+    physical_size = method.sampler.physical_size(client_sizes)
+    clip_norms = clip_norms_by_client(method, len(client_sizes))
+    return [
+        {
+            "mechanism": GaussianSum.__name__,
+            "num_shares": num_shares or 1,
+            "num_records": size,
+            "clip_norm": clip_norm,
+            "physical_size": physical_size,
+            "releases_per_visit": releases_per_visit,
+            "sampler": method.sampler.of_client(number),
+        }
+        for number, (size, clip_norm) in enumerate(zip(client_sizes, clip_norms, strict=True))
+    ]
+
+
+def _plan_of_changes(method: ShardMethod, study: Study, *, averaged: bool) -> PrivacyPlan:
+    return plan.of_changes(
+        study.budgets,
+        method.clip_norm,
+        shards_by_client(method, study.client_sizes),
+        averaged,
+        study.num_visits,
+        study.client_sizes,
+        study.num_shares,
+        method.noise,
+        study.before,
+    )
+
+
+def _planned_changes(
+    method: ShardMethod, client_sizes: Sequence[int], num_shares: int | None, *, averaged: bool
+) -> list[Facts]:
+    clip_norms = clip_norms_by_client(method, len(client_sizes))
+    shards = shards_by_client(method, client_sizes)
+    weights = plan.shard_weights(clip_norms, shards, averaged, num_shares is not None)
+    return [
+        {
+            "mechanism": GaussianShardSum.__name__,
+            "num_shares": num_shares or 1,
+            "num_records": size,
+            "clip_norm": clip_norm,
+            "releases_per_visit": 1,
+            "noise": method.noise,
+            "num_shards": num_shards,
+            "weight": weight,
+        }
+        for size, clip_norm, num_shards, weight in zip(
+            client_sizes, clip_norms, shards, weights, strict=True
+        )
+    ]
+
+
+def noisy_step(method: Any, learning_rate: float, like: Coordinates) -> float:
     """How far the first step of a noisy solve takes a coordinate.
 
     Args:

@@ -80,6 +80,16 @@ class GaussianSum:
         return self.sampler.dp_event(self.noise_multiplier, self.num_records, self.physical_size)
 
     @property
+    def num_shards(self) -> int:
+        """Always 1: a client's records are not cut."""
+        return 1
+
+    @property
+    def inclusion_prob(self) -> float:
+        """The probability that a record is in a batch; public."""
+        return float(self.sampler.inclusion_prob(self.num_records))
+
+    @property
     def name(self) -> str:
         """The mechanism in words."""
         return "Gaussian noise on a sum of clipped per-record gradients"
@@ -174,6 +184,11 @@ class GaussianShardSum:
         above the budget.
         """
         return self.noise.dp_event(self.noise_multiplier)
+
+    @property
+    def inclusion_prob(self) -> float:
+        """Always 1: every shard counts in every sum."""
+        return 1.0
 
     @property
     def name(self) -> str:

@@ -1,6 +1,6 @@
 """The protocol between clients and server: who computes what from what, and what is charged.
 
-A round, its clients and its server, schedules, the plan that is made beforehand, and the algorithm
+A round and its server, schedules, the plan that is made beforehand, and the algorithm
 as ``init / step / posterior``. It may import ``methods``, ``posterior``, ``records`` and below.
 """
 

@@ -9,6 +9,7 @@
 The loop is the user's; the ledger still counts, because it is a field of the state.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,12 +21,9 @@ from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
 from numpyro_dppvi.methods import objective, values
 from numpyro_dppvi.methods.values import (
-    DPOptimization,
-    LocalAveraging,
     Method,
-    VirtualClients,
-    default_learning_rate,
 )
+from numpyro_dppvi.methods.visits import Layout
 from numpyro_dppvi.posterior.posterior import Posterior, shapes
 from numpyro_dppvi.posterior.prior import Prior, check_proper, check_width, first_factor
 from numpyro_dppvi.privacy import (
@@ -37,7 +35,6 @@ from numpyro_dppvi.privacy import (
     draw_noise,
 )
 from numpyro_dppvi.protocol import checks, initial, rounds, schedules, server
-from numpyro_dppvi.protocol.client import Layout
 from numpyro_dppvi.protocol.rounds import Factors, Numbers, Problem, RoundInfo
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Shards, record_shapes
@@ -211,14 +208,14 @@ def assemble(
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
-    num_shards = values.shards_by_client(method, client_sizes)
-    private = trusted is not None or isinstance(method, VirtualClients)
+    num_shards = shards_of(plan, client_sizes)
+    private = trusted is not None or method.keeps_factors
     layout = _layout(plan, num_shards, client_sizes, private)
     program = values.program_of(method)
     aggregated = trusted is not None
     problem = Problem(space, family, program, layout, prior.rest, prior.refined, aggregated)
     numbers = numbers_of(method, plan, client_sizes, prior.exact, damping, prior_left_out)
-    if plan is not None and isinstance(method, DPOptimization):
+    if method.releases == "gradients":
         rate = float(numbers.learning_rate)
         check_width(family, prior, values.noisy_step(method, rate, family.standard()))
 
@@ -262,14 +259,21 @@ def assemble(
 
 def _layout(
     plan: PrivacyPlan | None,
-    num_shards: Sequence[int],
+    num_shards: np.ndarray,
     client_sizes: Sequence[int],
     private: bool,
 ) -> Layout:
     capacity = max(
-        -(-size // shards) for size, shards in zip(client_sizes, num_shards, strict=True)
+        -(-size // shards) for size, shards in zip(client_sizes, num_shards.tolist(), strict=True)
     )
-    return Layout(plan.physical_size if plan else 0, max(num_shards), capacity, private)
+    return Layout(plan.physical_size if plan else 0, int(max(num_shards)), capacity, private)
+
+
+def shards_of(plan: PrivacyPlan | None, client_sizes: Sequence[int]) -> np.ndarray:
+    """How many shards each client cuts its records into, shape ``(num_clients,)``."""
+    if plan is None:
+        return np.ones(len(client_sizes), int)
+    return np.array([client.mechanism.num_shards for client in plan.clients])
 
 
 def numbers_of(
@@ -281,17 +285,19 @@ def numbers_of(
     prior_left_out: float,
 ) -> Numbers:
     """What a run's rounds are handed; arguments as of :func:`assemble`."""
-    one_each = np.ones(len(client_sizes))
-    num_releases = sum(c.num_releases for c in plan.clients) if plan else 0
-    shards = np.asarray(values.shards_by_client(method, client_sizes))
+    mechanisms = [client.mechanism for client in plan.clients] if plan else []
+    num_releases = sum(client.num_releases for client in plan.clients) if plan else 0
+    ones = np.ones(len(client_sizes))
+    num_shards = shards_of(plan, client_sizes)
+    # What is clipped, sampled and noised is what the plan accounts for, whatever the method says.
     arrays = {
-        "noise_std": plan.noise_std if plan else 0 * one_each,
-        "num_shards": shards,
-        "weight": 1 / shards if isinstance(method, LocalAveraging) else one_each,
-        "clip_norm": values.clip_norms_by_client(method, len(client_sizes)),
-        "inclusion_prob": values.inclusion_probs_by_client(method, client_sizes),
+        "noise_std": plan.noise_std if plan else 0 * ones,
+        "num_shards": num_shards,
+        "weight": method.weights(num_shards),
+        "clip_norm": np.array([m.clip_norm for m in mechanisms]) if plan else math.inf * ones,
+        "inclusion_prob": np.array([m.inclusion_prob for m in mechanisms]) if plan else ones,
         "damping": damping,
-        "learning_rate": default_learning_rate(method, num_releases, damping),
+        "learning_rate": method.learning_rate(num_releases, damping),
         "prior_left_out": prior_left_out,
     }
     return Numbers(exact_prior, **{name: jnp.asarray(value) for name, value in arrays.items()})

@@ -8,9 +8,7 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.methods import values
-from numpyro_dppvi.methods.values import DPOptimization, GlobalVI, LocalAveraging, NonPrivate
-from numpyro_dppvi.privacy import GaussianShardSum, GaussianSum, PrivacyPlan, SecretKeys, noise_laws
-from numpyro_dppvi.privacy.plan import shard_weights
+from numpyro_dppvi.privacy import PrivacyPlan, SecretKeys, noise_laws
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Shards
 
@@ -53,7 +51,7 @@ def check_plan(
     Noise, accounting and budgets come from the plan, clipping and sampling from the method: a
     run under another method's plan would cost more than its statement says.
     """
-    if isinstance(method, NonPrivate) != (plan is None):
+    if (method.releases == "nothing") != (plan is None):
         raise ValueError(
             f"{type(method).__name__}() and {'no plan' if plan is None else 'a plan'} do not go "
             "together: private methods need plan=plan_privacy(...), NonPrivate() takes none."
@@ -65,7 +63,8 @@ def check_plan(
             f"the plan is for {len(plan.clients)} clients, but there are {len(client_sizes)}: make "
             "it with client_sizes of the same length."
         )
-    wanted = _planned(method, client_sizes, trusted)
+    num_shares = trusted.num_shares(len(client_sizes)) if trusted else None
+    wanted = method.planned([int(size) for size in client_sizes], num_shares)
     for number, (mine, facts) in enumerate(zip(plan.clients, wanted, strict=True)):
         kind = type(mine.mechanism).__name__
         found = {**vars(mine), **vars(mine.mechanism), "mechanism": kind}
@@ -76,41 +75,6 @@ def check_plan(
                     f"{number} in the plan and {value} in the run: make it with plan_privacy(...) "
                     "from the same method, client_sizes and trusted_aggregator."
                 )
-
-
-def _planned(
-    method: Any, client_sizes: Sequence[int], trusted: TrustedAggregator | None
-) -> list[dict[str, Any]]:
-    """What the plan of a run must say about each client, noise and visits aside."""
-    sizes = [int(size) for size in client_sizes]
-    clip_norms = values.clip_norms_by_client(method, len(sizes))
-    common = {"num_shares": trusted.num_shares(len(sizes)) if trusted else 1}
-    each = [
-        {**common, "num_records": size, "clip_norm": clip_norm}
-        for size, clip_norm in zip(sizes, clip_norms, strict=True)
-    ]
-    if isinstance(method, DPOptimization | GlobalVI):
-        of_all = {
-            "mechanism": GaussianSum.__name__,
-            "physical_size": method.sampler.physical_size(sizes),
-            "releases_per_visit": getattr(method, "num_local_steps", 1),
-        }
-        return [
-            {**mine, **of_all, "sampler": method.sampler.of_client(number)}
-            for number, mine in enumerate(each)
-        ]
-    of_all = {
-        "mechanism": GaussianShardSum.__name__,
-        "releases_per_visit": 1,
-        "noise": method.noise,
-    }
-    shards = values.shards_by_client(method, sizes)
-    averaged = isinstance(method, LocalAveraging)
-    weights = shard_weights(clip_norms, shards, averaged, trusted is not None)
-    return [
-        {**mine, **of_all, "num_shards": num_shards, "weight": weight}
-        for mine, num_shards, weight in zip(each, shards, weights, strict=True)
-    ]
 
 
 def check_state(state: Any, kind: type) -> None:

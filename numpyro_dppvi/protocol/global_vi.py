@@ -15,12 +15,12 @@ from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Array, Coordinates, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import objective, values
+from numpyro_dppvi.methods import objective, values, visits
 from numpyro_dppvi.methods.values import GlobalVI
 from numpyro_dppvi.posterior.posterior import Posterior, shapes
 from numpyro_dppvi.posterior.prior import Prior, check_proper, check_width, first_factor
 from numpyro_dppvi.privacy import Ledger, LedgerFile, PrivacyPlan, SecretKeys
-from numpyro_dppvi.protocol import checks, client, initial, schedules, server
+from numpyro_dppvi.protocol import checks, initial, schedules, server
 from numpyro_dppvi.protocol.algorithm import Algorithm, charged, first_ledger
 from numpyro_dppvi.protocol.rounds import RoundInfo
 from numpyro_dppvi.protocol.server import TrustedAggregator
@@ -51,7 +51,7 @@ class _Problem(NamedTuple):
     space: LatentSpace
     family: MeanField
     method: GlobalVI
-    layout: client.Layout
+    layout: visits.Layout
     rest: frozenset[str]
 
 
@@ -89,11 +89,15 @@ def global_vi(
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
     check_width(family, prior, values.noisy_step(method, _LEARNING_RATE, family.standard()))
-    layout = client.Layout(plan.physical_size, 1, max(client_sizes))
+    layout = visits.Layout(plan.physical_size, 1, max(client_sizes))
     problem = _Problem(space, family, values.program_of(method), layout, prior.rest)
-    clip_norms = values.clip_norms_by_client(method, num_clients)
-    probs = values.inclusion_probs_by_client(method, client_sizes)
-    numbers = _Numbers(prior.exact, *(jnp.asarray(x) for x in (plan.noise_std, clip_norms, probs)))
+    mechanisms = [client.mechanism for client in plan.clients]
+    numbers = _Numbers(
+        exact_prior=prior.exact,
+        noise_std=jnp.asarray(plan.noise_std),
+        clip_norm=jnp.asarray([m.clip_norm for m in mechanisms]),
+        inclusion_prob=jnp.asarray([m.inclusion_prob for m in mechanisms]),
+    )
     optimizer = _optimizer(method)
 
     def init(rng_key: PRNGKey) -> GlobalState:
@@ -144,18 +148,19 @@ def _step(
     coordinates, state = moved
 
     def of_client(number: Array) -> Coordinates:
-        data = client.LocalData(
-            {name: leaf[number] for name, leaf in shards.records.items()},
-            shards.num_records[number],
-            jnp.ones((), int),
-            numbers.noise_std[number],
-            jnp.ones(()),
-            numbers.clip_norm[number],
-            numbers.inclusion_prob[number],
+        data = visits.LocalData(
+            records={name: leaf[number] for name, leaf in shards.records.items()},
+            num_records=shards.num_records[number],
+            num_shards=jnp.ones((), int),
+            noise_std=numbers.noise_std[number],
+            weight=jnp.ones(()),
+            clip_norm=numbers.clip_norm[number],
+            inclusion_prob=numbers.inclusion_prob[number],
         )
         # One set of draws for all records; noise and batches of each client's own.
         own = (keys[0], jax.random.fold_in(keys[1], number))
-        return client.noisy_gradient(space, family, method, problem.layout, data, own, coordinates)
+        likelihood = visits.OfRecords(space, family, method.expectation, problem.layout, data)
+        return likelihood.released(method.sampler, own, coordinates)
 
     clients = jnp.arange(numbers.noise_std.shape[0])
     total = factors.total(jax.lax.map(of_client, clients, batch_size=min(clients.size, 16)))

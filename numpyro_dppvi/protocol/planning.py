@@ -1,25 +1,16 @@
 """From a method, a budget and a schedule to a privacy plan, before any data is read."""
 
-import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import optax
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import (
     AnyMethod,
-    BayesianCommitteeMachine,
-    DPOptimization,
-    GlobalVI,
-    LocalAveraging,
-    NonPrivate,
-    ShardMethod,
 )
-from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan, plan
+from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import budget_of_each
 from numpyro_dppvi.protocol import checks, initial, schedules, server
@@ -41,6 +32,7 @@ class Wiring(NamedTuple):
         alone: Whether every client fits a posterior of its own, in one visit.
         init_scale: How narrow the start is, or ``None`` to begin at the prior.
         groups: The clients that each round visits: what the schedule said when it was asked.
+        central: Whether the server takes the steps.
     """
 
     method: AnyMethod
@@ -53,6 +45,7 @@ class Wiring(NamedTuple):
     alone: bool = False
     init_scale: float | None = None
     groups: tuple[np.ndarray, ...] = ()
+    central: bool = False
 
 
 def plan_privacy(
@@ -134,9 +127,9 @@ def plan_wired(
         raise ValueError(
             "run must hold its rounds' groups: write plan_wired(asked(run, ...), ...)."
         )
-    if isinstance(run.local, NonPrivate):
+    if run.local.releases == "nothing":
         raise ValueError(
-            "NonPrivate() adds no noise, and no budget covers that: write "
+            f"{type(run.method).__name__}() adds no noise, and no budget covers that: write "
             "method=DPOptimization() to keep to the budget, or leave budget out."
         )
     if budget is None:
@@ -148,26 +141,7 @@ def plan_wired(
     before = () if spent is None else spent(budgets)
     visits = schedules.num_visits(run.groups, len(sizes)).tolist()
     num_shares = None if run.trusted is None else run.trusted.num_shares(len(sizes))
-    clip_norm = run.local.clip_norm
-    if isinstance(run.local, DPOptimization | GlobalVI):
-        steps = run.local.num_local_steps if isinstance(run.local, DPOptimization) else 1
-        sampler = run.local.sampler
-        return plan.of_gradients(
-            budgets, sampler, clip_norm, steps, visits, sizes, num_shares, before
-        )
-    num_shards = values.shards_by_client(run.local, sizes)
-    averaged = isinstance(run.local, LocalAveraging)
-    return plan.of_changes(
-        budgets,
-        clip_norm,
-        num_shards,
-        averaged,
-        visits,
-        sizes,
-        num_shares,
-        run.local.noise,
-        before,
-    )
+    return run.local.plan(values.Study(budgets, visits, sizes, num_shares, before))
 
 
 def wiring(
@@ -185,24 +159,33 @@ def wiring(
     trusted = server.aggregator(trusted_aggregator)
     checks.check_noise(method, trusted)
     name = type(method).__name__
-    if isinstance(method, GlobalVI):
-        if trusted is None:
-            raise ValueError(
-                "GlobalVI() needs a trusted aggregator, because every step adds up all clients' "
-                "gradients: write trusted_aggregator=True."
-            )
-        return Wiring(method, method, schedules.synchronous, num_rounds, None, trusted, False)
-    if trusted is not None and not isinstance(method, ShardMethod):
+    if method.aggregator == "needed" and trusted is None:
+        raise ValueError(
+            f"{name}() needs a trusted aggregator, because every step adds up all clients' "
+            "gradients: write trusted_aggregator=True."
+        )
+    if method.aggregator == "useless" and trusted is not None:
         raise ValueError(
             f"{name}() gains nothing from a trusted aggregator, because each client's noise "
             "protects its own steps: leave trusted_aggregator out, or write "
             "method=VirtualClients(num_shards=50)."
         )
-    if isinstance(method, BayesianCommitteeMachine):
-        split = method.prior == "split"
-        local = _alone(method.local)
-        return Wiring(method, local, schedules.synchronous, 1, 1.0, None, split, True)
-    return Wiring(method, method, schedule, num_rounds, None, trusted, False)
+    wired = method.wired()
+    if wired.central:
+        schedule = schedules.synchronous
+    if wired.alone:
+        schedule, num_rounds = schedules.synchronous, 1
+    return Wiring(
+        method,
+        wired.local,
+        schedule,
+        num_rounds,
+        1.0 if wired.alone else None,
+        trusted,
+        wired.splits_prior,
+        wired.alone,
+        central=wired.central,
+    )
 
 
 def settled(run: Wiring, damping: float, init_scale: float | None) -> Wiring:
@@ -221,17 +204,3 @@ def settled(run: Wiring, damping: float, init_scale: float | None) -> Wiring:
 def prior_left_out(run: Wiring, num_clients: int) -> float:
     """The power of the prior that a client's cavity lacks."""
     return 1 - 1 / num_clients if run.splits_prior else 0.0
-
-
-def _alone(method: DPOptimization) -> DPOptimization:
-    """The same method with the learning rate of a client that nobody helps."""
-    if method.optimizer is not None:
-        return method
-    rate = values.default_learning_rate(method, method.num_local_steps, damping=1.0)
-    return dataclasses.replace(method, optimizer=_adam(rate))
-
-
-@functools.cache
-def _adam(learning_rate: float) -> optax.GradientTransformation:
-    """One object a rate, so that equal methods share a compilation."""
-    return optax.adam(learning_rate)

@@ -11,14 +11,14 @@ from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods.natural_gradient import NaturalGradient
-from numpyro_dppvi.methods.values import Method, NonPrivate
-from numpyro_dppvi.protocol import client, server
+from numpyro_dppvi.methods import visits
+from numpyro_dppvi.methods.values import Method
+from numpyro_dppvi.protocol import server
 from numpyro_dppvi.protocol.initial import of_clients, of_shards
 from numpyro_dppvi.protocol.server import MergeInfo
 from numpyro_dppvi.records import Shards
 
-Visit: TypeAlias = Callable[[Array, Natural, Natural, PRNGKey, PRNGKey, Any], client.Message]
+Visit: TypeAlias = Callable[[Array, Natural, Natural, PRNGKey, PRNGKey, Any], visits.Message]
 """What a visit does: client's number, q, what to divide out of q, key, secret key, drawn noise."""
 
 # Local problems of one group that are solved side by side; the rest wait. Bounds memory.
@@ -42,7 +42,7 @@ class Problem(NamedTuple):
     space: LatentSpace
     family: MeanField
     method: Method
-    layout: client.Layout
+    layout: visits.Layout
     rest: frozenset[str]
     refined: frozenset[str]
     aggregated: bool
@@ -215,14 +215,14 @@ def _batch_size(problem: Problem, group_size: int) -> int | None:
 
 
 def _merged(
-    problem: Problem, numbers: Numbers, now: Factors, clients: Array, messages: client.Message
+    problem: Problem, numbers: Numbers, now: Factors, clients: Array, messages: visits.Message
 ) -> tuple[Factors, MergeInfo]:
     """The server's merge, and the clients' own factors after it."""
     changes, targets = messages.change, clients
+    solver = problem.method.solver(numbers.learning_rate)
     if problem.aggregated:
         changes = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, keepdims=True), changes)
         targets = jnp.zeros(1, clients.dtype)
-    project = not isinstance(problem.method, NonPrivate)
     merged, info = server.merge(
         problem.family,
         now.prior,
@@ -230,8 +230,8 @@ def _merged(
         targets,
         changes,
         numbers.damping,
-        project,
-        _repaired_whole(problem),
+        problem.method.releases != "nothing",
+        solver.repaired_whole(problem.family, problem.refined),
     )
     after = now._replace(clients=merged)
     if now.private is not None:
@@ -248,17 +248,6 @@ def _merged(
     return after, info
 
 
-def _repaired_whole(problem: Problem) -> frozenset[str]:
-    """Members whose entries lose their location where their precision had to be repaired.
-
-    Those of hierarchies, whose prior would follow (``server.merge``). And all of them where changes
-    are centred at q: there a precision below zero takes its location, times that precision, along.
-    """
-    if isinstance(problem.method.optimizer, NaturalGradient):
-        return frozenset(name for name, _ in problem.family.members)
-    return problem.refined
-
-
 def _visit(
     numbers: Numbers,
     q: Natural,
@@ -267,7 +256,7 @@ def _visit(
     keys: tuple[PRNGKey, PRNGKey],
     number: Array,
     noise: Any,
-) -> client.Message:
+) -> visits.Message:
     """One client's visit, with keys or noise of its own."""
 
     def of_client(tree: Any) -> Any:
@@ -299,32 +288,33 @@ def _visit_records(
     rng_key: PRNGKey,
     secret_key: PRNGKey,
     noise: Any,
-) -> client.Message:
+) -> visits.Message:
     """What a client does with its records."""
 
     def of_client(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[number], tree)
 
-    own_numbers = (
-        shards.num_records,
-        numbers.num_shards,
-        numbers.noise_std,
-        numbers.weight,
-        numbers.clip_norm,
-        numbers.inclusion_prob,
+    data = visits.LocalData(
+        records=dict(of_client(shards.records)),
+        num_records=shards.num_records[number],
+        num_shards=numbers.num_shards[number],
+        noise_std=numbers.noise_std[number],
+        weight=numbers.weight[number],
+        clip_norm=numbers.clip_norm[number],
+        inclusion_prob=numbers.inclusion_prob[number],
     )
-    return client.visit(
+    return visits.with_records(
+        problem.method,
         problem.space,
         problem.family,
-        problem.method,
         problem.layout,
         q,
         own,
-        client.LocalData(dict(of_client(shards.records)), *of_client(own_numbers)),
-        numbers.learning_rate,
-        rng_key,
-        secret_key,
-        noise,
+        data,
+        learning_rate=numbers.learning_rate,
+        rng_key=rng_key,
+        secret_key=secret_key,
+        drawn=noise,
     )
 
 

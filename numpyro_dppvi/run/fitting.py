@@ -15,7 +15,7 @@ import numpy as np
 from numpyro_dppvi import _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey, Records
 from numpyro_dppvi.methods import values
-from numpyro_dppvi.methods.values import AnyMethod, DPOptimization, GlobalVI, NonPrivate
+from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.posterior.prior import Prior
 from numpyro_dppvi.privacy import (
@@ -268,7 +268,7 @@ def _fitted(
                 stack.enter_context(locked(path))
                 kept = read(path, task.ledger_file)
             plan = None
-            if not isinstance(run.local, NonPrivate) or budget is not None:
+            if run.local.releases != "nothing" or budget is not None:
                 plan = planning.plan_wired(run, budget, task.client_sizes, _spent(task, kept))
             algorithm = _algorithm(task, run, plan)
             state = algorithm.init(keys[0])
@@ -348,7 +348,7 @@ def _result(
 def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> Algorithm:
     """The algorithm that a method asks for."""
     secret_keys = SecretKeys(task.noise_seed)
-    if isinstance(run.local, GlobalVI) and plan is not None and run.trusted is not None:
+    if run.central and plan is not None and run.trusted is not None:
         return global_vi(
             task.model,
             task.guide,

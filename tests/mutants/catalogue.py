@@ -71,7 +71,7 @@ _NOISE = (
     ),
     Mutant(
         "noise on changes, from a key that is no secret",
-        "noise_key = by_purpose(secret_key).noise",
+        "noise_key = by_purpose(visit.secret_key).noise",
         "noise_key = by_purpose(keys[0]).noise",
         (f"{SABOTAGE}test_a_release_is_the_weighted_sum_and_its_noise",),
     ),
@@ -186,8 +186,8 @@ _DISCRETE = (
     ),
     Mutant(
         "discrete noise, changes clipped too late",
-        "steps = clipped_in_steps(changes, present, data.clip_norm, drawn.step)",
-        "steps = clipped_in_steps(changes, present, 1.5 * data.clip_norm, drawn.step)",
+        "steps = clipped_in_steps(changes, present, data.clip_norm, visit.drawn.step)",
+        "steps = clipped_in_steps(changes, present, 1.5 * data.clip_norm, visit.drawn.step)",
         (f"{SABOTAGE}test_no_kept_change_is_longer_than_the_clip",),
     ),
 )
@@ -333,8 +333,8 @@ _KEYS = (
     ),
     Mutant(
         "one key for all local steps",
-        "secret_keys = jax.random.split(secret_key, method.num_local_steps)",
-        "secret_keys = jnp.broadcast_to(secret_key, (method.num_local_steps,))",
+        "keys = visit.keys, jax.random.split(visit.secret_key, visit.num_steps)",
+        "keys = visit.keys, jnp.broadcast_to(visit.secret_key, (visit.num_steps,))",
         (f"{KEY_USE}test_no_secret_key_is_used_twice[Poisson batches, in turn]",),
     ),
     Mutant(
@@ -634,8 +634,8 @@ _PRIVATE_STATE = (
     ),
     Mutant(
         "cavities of other shards' private factors",
-        "changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, own)",
-        "own = jax.tree.map(lambda x: jnp.roll(x, 1, 0), own) if layout.private else own\n"
+        "changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, visit.own)",
+        "own = jax.tree.map(lambda x: jnp.roll(x, 1, 0) if layout.private else x, visit.own)\n"
         "    changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, own)",
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
@@ -673,22 +673,20 @@ _PRIVATE_STATE = (
 _WHITE = (
     Mutant(
         "changes measured where private factors are",
-        "return natural_gradient.measured(rule, family, q, change) if rule else change",
-        "return natural_gradient.measured(rule, family, factors.multiply(q, own), change) "
-        "if rule else change",
+        "return visit.solver.measured(family, visit.q, change)",
+        "return visit.solver.measured(family, factors.multiply(visit.q, own), change)",
         (f"{SABOTAGE}test_a_change_within_the_clip_is_what_the_solve_found",),
     ),
     Mutant(
         "noise unmeasured where private factors are",
-        "return natural_gradient.unmeasured(rule, family, q, change) if rule else change",
-        "here = factors.multiply(q, factors.total(own)) if layout.private else q\n"
-        "        return natural_gradient.unmeasured(rule, family, here, change) if rule else "
-        "change",
+        "return visit.solver.unmeasured(family, visit.q, change)",
+        "own = factors.total(visit.own) if layout.private else factors.unit(visit.q)\n"
+        "        return visit.solver.unmeasured(family, factors.multiply(visit.q, own), change)",
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
     Mutant(
         "white lengths without the spread's weight",
-        "return whitening.weighted(family, white, weights, rule.spread_weight)",
+        "return whitening.weighted(family, white, weights, self.spread_weight)",
         "return whitening.weighted(family, white, weights, 1.0)",
         (f"{SABOTAGE}test_a_change_within_the_clip_is_what_the_solve_found",),
     ),

@@ -19,10 +19,11 @@ import pytest
 import numpyro_dppvi as dppvi
 from benchmarks import audit as audits
 from numpyro_dppvi import guides, latents
+from numpyro_dppvi.methods import visits
 from numpyro_dppvi.privacy import PoissonSampling, SecretKeys, accounting, keys
 from numpyro_dppvi.privacy.audit import Report, audit
 from numpyro_dppvi.privacy.sampling import Batch
-from numpyro_dppvi.protocol import client, rounds
+from numpyro_dppvi.protocol import rounds
 
 RUNS = 8000
 CASES = dict(audits.cases())
@@ -57,12 +58,12 @@ def refuted(case, at_least=1.0):
 
 
 def test_a_fifth_too_little_noise_is_found(planted):
-    add_noise = client.add_noise
+    add_noise = visits.add_noise
 
     def weak(rng_key, total, noise_std, like=None):
         return add_noise(rng_key, total, 0.8 * noise_std, like)
 
-    planted(client, "add_noise", weak)
+    planted(visits, "add_noise", weak)
     refuted(audits.gradients(POISSON, num_steps=20), 1.15)
 
 
@@ -73,12 +74,12 @@ def test_the_sensitivity_of_the_other_relation_is_found():
 
 def test_noise_from_a_constant_key_is_found(planted):
     same = SecretKeys(0).round_key(0)
-    planted(client, "by_purpose", lambda key: keys.Purposes(same, key))
+    planted(visits, "by_purpose", lambda key: keys.Purposes(same, key))
     refuted(audits.gradients(num_steps=1), 10)
 
 
 def test_a_parameter_that_is_left_out_of_the_norm_is_found(planted):
-    clipped_sum = client.clipped_sum
+    clipped_sum = visits.clipped_sum
 
     def careless(gradients, mask, clip_norm, *, rounded):
         rest = {k: g._replace(loc=0 * g.loc) for k, g in gradients.items()}
@@ -86,7 +87,7 @@ def test_a_parameter_that_is_left_out_of_the_norm_is_found(planted):
         free = clipped_sum(gradients, mask, 100.0, rounded=rounded)
         return {k: t._replace(loc=free[k].loc) for k, t in total.items()}
 
-    planted(client, "clipped_sum", careless)
+    planted(visits, "clipped_sum", careless)
     refuted(audits.gradients(), 10)
 
 
@@ -101,13 +102,13 @@ class FixedSizeAsPoisson(PoissonSampling):
 
 def test_another_clients_numbers_are_found(planted):
     # The first client clips at 4 and draws with probability .5, the audited one 1 and .2.
-    case, clipped_sum, draw = CASES[UNEQUAL], client.clipped_sum, PoissonSampling.draw
+    case, clipped_sum, draw = CASES[UNEQUAL], visits.clipped_sum, PoissonSampling.draw
 
     def clipped_as_the_first(contributions, mask, clip_norm, *, rounded=True):
         return clipped_sum(contributions, mask, 4.0, rounded=rounded)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client, "clipped_sum", clipped_as_the_first)
+        patch.setattr(visits, "clipped_sum", clipped_as_the_first)
         refuted(case(), 2)
     rounds.run.clear_cache()
     planted(PoissonSampling, "draw", lambda s, k, n, prob, *sizes: draw(s, k, n, 0.5, *sizes))
@@ -122,7 +123,7 @@ def test_fixed_size_batches_accounted_as_poisson_are_found():
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_record_that_reaches_another_shards_factor_is_found(trusted, planted):
     """What clients keep to themselves in one round shows in the next if shards share it."""
-    visit = client.visit
+    visit = dppvi.VirtualClients.visit
 
     def sharing(*arguments):
         message = visit(*arguments)
@@ -130,7 +131,7 @@ def test_a_record_that_reaches_another_shards_factor_is_found(trusted, planted):
             kept=jax.tree.map(lambda x: jnp.broadcast_to(x.mean(0), x.shape), message.kept)
         )
 
-    planted(client, "visit", sharing)
+    planted(dppvi.VirtualClients, "visit", sharing)
     method = dppvi.VirtualClients(20, 5.0, **audits.LOCAL)
     refuted(audits.changes(method, trusted), 1.05)
 
@@ -154,14 +155,13 @@ def test_the_size_of_a_batch_enters_nothing_but_the_sum():
     space = latents.from_model(normal_mean, records)
     family = guides.family_of(None, normal_mean, space)
     method = dppvi.DPOptimization(2.0, sampler=POISSON, expectation=dppvi.MonteCarlo(2))
-    layout = client.Layout(POISSON.physical_size([10]), 1, 10)
-    data = client.LocalData(records, *(jnp.asarray(x) for x in (10, 1, 0.0, 1.0, 2.0, 0.2)))
+    layout = visits.Layout(POISSON.physical_size([10]), 1, 10)
+    data = visits.LocalData(records, *(jnp.asarray(x) for x in (10, 1, 0.0, 1.0, 2.0, 0.2)))
 
     def gradient(secret_key):
         keys = (jax.random.key(0), secret_key)
-        return client.noisy_gradient(space, family, method, layout, data, keys, family.standard())[
-            "mu"
-        ].loc
+        likelihood = visits.OfRecords(space, family, method.expectation, layout, data)
+        return likelihood.released(method.sampler, keys, family.standard())["mu"].loc
 
     keys = jax.random.split(SecretKeys(1).round_key(0), 300)
     counts = -np.asarray(jax.jit(jax.vmap(gradient))(keys)) * 0.2 / 2.0

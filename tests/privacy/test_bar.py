@@ -15,11 +15,12 @@ import pytest
 import tqdm.std
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi.protocol import client, rounds
+from numpyro_dppvi.methods import visits
+from numpyro_dppvi.protocol import rounds
 from numpyro_dppvi.run import progress
 
 NUM_ROUNDS = 3
-REAL_NOISE = client.add_noise
+REAL_NOISE = visits.add_noise
 
 
 def means(y):
@@ -65,7 +66,7 @@ def noise_alone(rng_key, total, noise_std, like=None):
 @pytest.fixture
 def same_release(monkeypatch):
     rounds.run.clear_cache()
-    monkeypatch.setattr(client, "add_noise", noise_alone)
+    monkeypatch.setattr(visits, "add_noise", noise_alone)
     yield
     rounds.run.clear_cache()
 

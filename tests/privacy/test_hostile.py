@@ -23,7 +23,6 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.families import factors
-from numpyro_dppvi.methods import natural_gradient
 from numpyro_dppvi.protocol import global_vi, rounds, server
 from numpyro_dppvi.protocol.rounds import Factors
 
@@ -271,7 +270,7 @@ class Run:
 
             def of_client(change):
                 if rule is NATURAL:
-                    return natural_gradient.measured(rule, self.family, q, change)
+                    return rule.measured(self.family, q, change)
                 if gradients:
                     begin = self.family.coordinates(q)
                     end = self.family.coordinates(factors.multiply(q, change))

@@ -16,8 +16,9 @@ import pytest
 from jax.extend.random import define_prng_impl
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi.methods import visits
 from numpyro_dppvi.privacy import chacha, keys
-from numpyro_dppvi.protocol import client, global_vi, planning, server
+from numpyro_dppvi.protocol import global_vi, planning, server
 
 BITS, SPLIT, FOLD = 1, 2, 3
 NUM_CLIENTS, NUM_ROUNDS, NUM_STEPS = 3, 2, 5
@@ -173,7 +174,7 @@ def same_key_at_every_step(monkeypatch):
 
 
 def same_key_for_noise_and_batches(monkeypatch):
-    monkeypatch.setattr(client, "by_purpose", lambda key: keys.Purposes(key, key))
+    monkeypatch.setattr(visits, "by_purpose", lambda key: keys.Purposes(key, key))
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,9 @@ from tqdm.std import tqdm
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import diagnostics, plots
+from numpyro_dppvi.methods import visits
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile
-from numpyro_dppvi.protocol import client, global_vi, rounds
+from numpyro_dppvi.protocol import global_vi, rounds
 from numpyro_dppvi.run import checkpoint
 
 mpl.use("Agg")
@@ -325,7 +326,7 @@ def forget():
     global_vi._step.clear_cache()
 
 
-REAL_NOISE = client.add_noise
+REAL_NOISE = visits.add_noise
 
 
 def noise_alone(rng_key, total, noise_std, like=None):
@@ -348,7 +349,7 @@ def _same_release():
     forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tqdm, "__init__", every_round)
-        patch.setattr(client, "add_noise", noise_alone)
+        patch.setattr(visits, "add_noise", noise_alone)
         yield
     forget()
 
@@ -484,7 +485,7 @@ def test_a_refusal_of_data_shows_no_value(bad, tmp_path):
 
 def test_real_releases_differ(tmp_path, capsys, monkeypatch):
     """With the releases left as they are the same comparison finds them, and what they touch."""
-    monkeypatch.setattr(client, "add_noise", REAL_NOISE)
+    monkeypatch.setattr(visits, "add_noise", REAL_NOISE)
     forget()
     one, other = both(tmp_path, capsys, *METHODS["gradients"])
     found = differing(one, other)

@@ -20,7 +20,7 @@ from benchmarks.audit import taken
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.analysis import selection
 from numpyro_dppvi.families import factors
-from numpyro_dppvi.methods import natural_gradient
+from numpyro_dppvi.methods import visits
 from numpyro_dppvi.privacy import (
     NegativeBinomialRuns,
     add_noise,
@@ -31,7 +31,7 @@ from numpyro_dppvi.privacy import (
     noise_laws,
     plan_selection,
 )
-from numpyro_dppvi.protocol import client, rounds
+from numpyro_dppvi.protocol import rounds
 
 CLIP, DAMPING = 0.3, 0.5
 NATURAL = {"num_local_steps": 1, "optimizer": dppvi.NaturalGradient()}
@@ -64,7 +64,7 @@ def weight_of(method):
 def length(method, family, q, change):
     """The norm in the units in which the method clips."""
     if isinstance(method.optimizer, dppvi.NaturalGradient):
-        change = natural_gradient.measured(method.optimizer, family, q, change)
+        change = method.optimizer.measured(family, q, change)
     return float(np.sqrt(sum(np.sum(np.square(x, dtype=float)) for x in jax.tree.leaves(change))))
 
 
@@ -120,15 +120,25 @@ def visit(method, clip_norm=CLIP, shard=None):
     if shard is not None:
         data = {name: leaf[shard::4] for name, leaf in data.items()}
         own, size, num_shards = jax.tree.map(lambda leaf: leaf[shard], own), 3, 1
-    layout = client.Layout(0, num_shards, 3, private=shard is None)
+    layout = visits.Layout(0, num_shards, 3, private=shard is None)
 
     @jax.jit
     def run(noise_std, secret_key, drawn=None):
         numbers = (size, num_shards, noise_std, weight_of(method), clip_norm, 1.0)
-        held = client.LocalData(data, *(jnp.asarray(number) for number in numbers))
+        held = visits.LocalData(data, *(jnp.asarray(number) for number in numbers))
         rate, key = jnp.asarray(0.05), jax.random.key(0)
-        return client.visit(
-            space, family, method, layout, q, own, held, rate, key, secret_key, drawn
+        return visits.with_records(
+            method,
+            space,
+            family,
+            layout,
+            q,
+            own,
+            held,
+            learning_rate=rate,
+            rng_key=key,
+            secret_key=secret_key,
+            drawn=drawn,
         )
 
     return run, family, q
@@ -177,7 +187,7 @@ def test_a_release_is_the_weighted_sum_and_its_noise(name):
     if rule is None:
         each, sent, compare = message.kept, message.change, assert_equal
     else:
-        measured = functools.partial(natural_gradient.measured, rule, family, q)
+        measured = functools.partial(rule.measured, family, q)
         each, sent = jax.vmap(measured)(message.kept), measured(message.change)
         compare = functools.partial(
             jax.tree.map, functools.partial(np.testing.assert_allclose, atol=1e-3)
@@ -211,16 +221,16 @@ def test_sums_that_get_noise_are_exact(monkeypatch):
         sums.append(jax.tree.map(np.asarray, total))
         return like
 
-    monkeypatch.setattr(client, "add_noise", watched)
-    monkeypatch.setattr(client, "_FLOATS_PER_CHUNK", 1)
-    layout = client.Layout(size, 1, size)
+    monkeypatch.setattr(visits, "add_noise", watched)
+    monkeypatch.setattr(visits, "_FLOATS_PER_CHUNK", 1)
+    layout = visits.Layout(size, 1, size)
     for order in (np.arange(size), np.random.default_rng(2).permutation(size)):
         held = {name: jnp.asarray(leaf[order]) for name, leaf in data.items()}
         numbers = (jnp.asarray(number) for number in (size, 1, 1.0, 1.0, CLIP, 1.0))
         keys = (jax.random.key(0), dppvi.SecretKeys(0).round_key(0))
-        client.noisy_gradient(
-            space, family, method, layout, client.LocalData(held, *numbers), keys, family.standard()
-        )
+        mine = visits.LocalData(held, *numbers)
+        likelihood = visits.OfRecords(space, family, method.expectation, layout, mine)
+        likelihood.released(method.sampler, keys, family.standard())
     assert_equal(*sums)
     step = float(arithmetic.power_of_two(CLIP, jnp.float32)) * 2.0**-20
     for leaf in jax.tree.leaves(sums[0]):

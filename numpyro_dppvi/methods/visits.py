@@ -1,0 +1,366 @@
+"""What a client computes when it is visited: solves, and what it releases of them.
+
+Everything here sees records. What leaves is the change of natural parameters, made by a privacy
+mechanism whose events the ledger was charged with beforehand.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
+from numpyro_dppvi.families import MeanField, factors
+from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.methods import objective
+from numpyro_dppvi.methods.local_solve import Gradient, Solver
+from numpyro_dppvi.privacy import (
+    Sampler,
+    add_noise,
+    arithmetic,
+    by_purpose,
+    clipped,
+    clipped_in_steps,
+    clipped_sum,
+    noise_laws,
+)
+
+# Per-record gradients are made and clipped in chunks of rows that stay in a core's cache
+# (2^18 floats are 1 MiB). It changes no result.
+_FLOATS_PER_CHUNK = 2**18
+
+
+class LocalData(NamedTuple):
+    """One client's records, padded, and its own numbers.
+
+    Attributes:
+        records: Arrays by argument name, shape ``(capacity, ...)``.
+        num_records: How many rows count, a scalar.
+        num_shards: How many shards the records are cut into, a scalar.
+        noise_std: Noise on every entry of a sum that this client releases, a scalar.
+        weight: What a sum over shards is multiplied by before noise, a scalar.
+        clip_norm: Bound on the norm of what enters a sum, a scalar.
+        inclusion_prob: The probability that a record is in a batch, a scalar; public.
+    """
+
+    records: Mapping[str, Array]
+    num_records: Array
+    num_shards: Array
+    noise_std: Array
+    weight: Array
+    clip_norm: Array
+    inclusion_prob: Array
+
+
+class Layout(NamedTuple):
+    """Sizes that are compiled in.
+
+    Attributes:
+        physical_size: Rows of a sampled batch.
+        num_shards: Shards of the client that has most.
+        shard_capacity: Rows of the largest shard.
+        private: Whether every shard has a factor of its own that never leaves the client.
+    """
+
+    physical_size: int
+    num_shards: int
+    shard_capacity: int
+    private: bool = False
+
+
+class Message(NamedTuple):
+    """What a visit makes.
+
+    Attributes:
+        change: What leaves the client: eta* - eta_q after the privacy mechanism.
+        kept: The clipped changes without noise, one a shard, that the shards' private factors
+            follow. They never leave. ``None`` if the client's factor is public.
+        failed: Whether the solve did not end in finite numbers; a function of the released
+            gradients. Always false for methods that add noise after the solve, which hides it.
+    """
+
+    change: Natural
+    kept: Natural | None
+    failed: Array
+
+
+class Likelihood(Protocol):
+    """What stands behind a visit: a client's records or, in a replay, a factor."""
+
+    def of_shard(self, number: Array) -> Gradient:
+        """The exact gradient of one shard's losses: a function of a step's key and coordinates."""
+        ...
+
+    def released(
+        self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
+    ) -> Coordinates:
+        """The gradient of all losses as it leaves the client.
+
+        Args:
+            sampler: How a batch is drawn.
+            keys: A step's key for draws, and its secret key.
+            coordinates: Where q is.
+        """
+        ...
+
+
+class Visit(NamedTuple):
+    """A visit, but for the records.
+
+    Attributes:
+        family: The family of q.
+        layout: Sizes.
+        solver: How the local problem is solved.
+        num_steps: Local steps.
+        q: What the server sent: the current approximation.
+        own: What to divide out of q for the cavity: the client's public factor t_m, or the private
+            factors t_{m,k} of its shards on a leading axis.
+        data: The client's numbers; its records are the likelihood's.
+        rng_key: Key for draws of the latents, no secret.
+        secret_key: Key for noise and batches.
+        drawn: Noise that was drawn on the host, in the place of a key's.
+    """
+
+    family: MeanField
+    layout: Layout
+    solver: Solver
+    num_steps: int
+    q: Natural
+    own: Natural
+    data: LocalData
+    rng_key: PRNGKey
+    secret_key: PRNGKey
+    drawn: noise_laws.StepNoise | None
+
+    @property
+    def keys(self) -> PRNGKey:
+        """A key for the draws of each step."""
+        return jax.random.split(self.rng_key, self.num_steps)
+
+
+def by_noisy_gradients(visit: Visit, likelihood: Likelihood, sampler: Sampler) -> Message:
+    """One solve whose every gradient is released: what comes of it is post-processing."""
+    keys = visit.keys, jax.random.split(visit.secret_key, visit.num_steps)
+    return _solved(visit, keys, functools.partial(likelihood.released, sampler))
+
+
+def without_noise(visit: Visit, likelihood: Likelihood) -> Message:
+    """One solve over all records, exactly."""
+    only = jnp.zeros((), visit.data.num_shards.dtype)
+    return _solved(visit, visit.keys, likelihood.of_shard(only))
+
+
+def _solved(visit: Visit, keys: Any, gradient: Gradient) -> Message:
+    change = visit.solver.change(visit.family, visit.q, visit.own, keys, gradient)
+    finite = factors.is_finite(change)
+    return Message(factors.select(finite, change, factors.unit(change)), None, ~finite)
+
+
+def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array | float) -> Message:
+    """Solves for every shard, clips the changes, and releases their noisy weighted sum.
+
+    Noise is added once, to the sum. With natural gradients all of this happens in white coordinates
+    of q, and what comes out is turned into natural parameters afterwards: a function of released
+    values.
+
+    Without noise a factor may serve only the shard that made it: were it shared by a client's
+    shards, a record would move all their changes in the next round, and the sum by more than 2 C.
+
+    Args:
+        visit: The visit.
+        likelihood: The client's.
+        exponent: The power that a shard's likelihood is raised to.
+    """
+    family, layout, data, keys = visit.family, visit.layout, visit.data, visit.keys
+
+    def change_of(number: Array, own: Natural) -> Natural:
+        of_shard = likelihood.of_shard(number)
+
+        def raised(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
+            return factors.power(of_shard(key, coordinates), exponent)
+
+        change = visit.solver.change(family, visit.q, own, keys, raised)
+        return visit.solver.measured(family, visit.q, change)
+
+    def in_natural(change: Natural) -> Natural:
+        return visit.solver.unmeasured(family, visit.q, change)
+
+    hidden = jnp.zeros((), bool)
+    numbers = jnp.arange(layout.num_shards)
+    changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, visit.own)
+    present = numbers < data.num_shards
+    if visit.drawn is not None:
+        steps = clipped_in_steps(changes, present, data.clip_norm, visit.drawn.step)
+        released = noise_laws.released(steps, visit.drawn, data.weight, like=changes)
+        each = noise_laws.from_steps(steps, visit.drawn.step, like=changes)
+    else:
+        each = clipped(changes, present, data.clip_norm)
+        mean_or_sum = arithmetic.weighted_total(each, data.weight)
+        noise_key = by_purpose(visit.secret_key).noise
+        released = add_noise(noise_key, mean_or_sum, data.noise_std, like=each)
+    kept = jax.vmap(in_natural)(each) if layout.private else None
+    return Message(in_natural(released), kept, hidden)
+
+
+def with_records(
+    method: Any,
+    space: LatentSpace,
+    family: MeanField,
+    layout: Layout,
+    q: Natural,
+    own: Natural,
+    data: LocalData,
+    *,
+    learning_rate: Array | float,
+    rng_key: PRNGKey,
+    secret_key: PRNGKey,
+    drawn: noise_laws.StepNoise | None = None,
+) -> Message:
+    """A method's visit of a client with records; arguments as of :class:`Visit`."""
+    likelihood = OfRecords(space, family, method.expectation, layout, data)
+    solver = method.solver(learning_rate)
+    asked = Visit(
+        family=family,
+        layout=layout,
+        solver=solver,
+        num_steps=method.num_local_steps,
+        q=q,
+        own=own,
+        data=data,
+        rng_key=rng_key,
+        secret_key=secret_key,
+        drawn=drawn,
+    )
+    message: Message = method.visit(asked, likelihood)
+    return message
+
+
+class OfRecords(NamedTuple):
+    """The likelihood of a client's records.
+
+    Attributes:
+        space: The model.
+        family: The family of q.
+        expectation: The rule for the expected log likelihood.
+        layout: Sizes.
+        data: The records, and the client's numbers.
+    """
+
+    space: LatentSpace
+    family: MeanField
+    expectation: objective.Expectation
+    layout: Layout
+    data: LocalData
+
+    def of_shard(self, number: Array) -> Gradient:
+        """The gradient of the sum of a shard's record losses."""
+        rows, present = _shard(self.data, self.layout, number)
+
+        def gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
+            return _exact_sum(self, rows, present, key, coordinates)
+
+        return gradient
+
+    def released(
+        self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
+    ) -> Coordinates:
+        """DP estimate of all records' gradient: sample, clip each, sum, add noise, divide by q.
+
+        The divisor is the probability that a record is in the batch, a public number; how many
+        were drawn is secret.
+        """
+        rng_key, secret_key = keys
+        secret, data = by_purpose(secret_key), self.data
+        capacity = jax.tree.leaves(data.records)[0].shape[0]
+        batch = sampler.draw(
+            secret.batch, data.num_records, data.inclusion_prob, capacity, self.layout.physical_size
+        )
+        rows = data.records
+        if batch.rows is not None:
+            rows = jax.tree.map(lambda leaf: leaf[batch.rows], data.records)
+        expectation = self.expectation
+
+        def gradient_of(row: Mapping[str, Array]) -> Coordinates:
+            return jax.grad(objective.record_loss, argnums=4)(
+                self.space, self.family, expectation, rng_key, coordinates, row
+            )
+
+        def sum_of(rows: Mapping[str, Array], mask: Array) -> Coordinates:
+            gradients = jax.vmap(gradient_of)(rows)
+            return clipped_sum(gradients, mask, data.clip_norm, rounded=data.noise_std > 0)
+
+        floats = objective.floats_per_record(
+            self.space, self.family, expectation, rng_key, coordinates
+        )
+        total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats)
+        noisy = add_noise(secret.noise, total, data.noise_std, like=coordinates)
+        return jax.tree.map(lambda leaf: leaf / data.inclusion_prob.astype(leaf.dtype), noisy)
+
+
+def _shard(data: LocalData, layout: Layout, number: Array) -> tuple[Mapping[str, Array], Array]:
+    """Rows ``number``, ``number + num_shards``, ... of the records, and which of them count.
+
+    A record's shard is a function of its place alone: replacing a record changes one shard. So
+    rows that do not count repeat the shard's own first record. Were they taken from elsewhere (a
+    gather past the end gives the client's last record), 0 * inf would carry that record into a
+    gradient that it is not in; and zeros are impossible outcomes under some models.
+    """
+    places = number + data.num_shards * jnp.arange(layout.shard_capacity)
+    present = (places < data.num_records) & (number < data.num_shards)
+    first = jnp.where(number < data.num_shards, number, 0)
+    places = jnp.where(present, places, first)
+    return jax.tree.map(lambda leaf: leaf[places], dict(data.records)), present
+
+
+def _exact_sum(
+    of: OfRecords,
+    rows: Mapping[str, Array],
+    present: Array,
+    rng_key: PRNGKey,
+    coordinates: Coordinates,
+) -> Coordinates:
+    """Gradient of the sum of the record losses of the rows that are present.
+
+    Rows that are not must be possible records all the same: their gradients are zero times theirs.
+    """
+
+    def loss(coordinates: Coordinates) -> Array:
+        def of_row(row: Mapping[str, Array]) -> Array:
+            return objective.record_loss(
+                of.space, of.family, of.expectation, rng_key, coordinates, row
+            )
+
+        return jnp.sum(jnp.where(present, jax.vmap(of_row)(dict(rows)), 0))
+
+    return jax.grad(loss)(coordinates)
+
+
+def _sum_in_chunks(
+    sum_of: Callable[[Mapping[str, Array], Array], Coordinates],
+    rows: Mapping[str, Array],
+    mask: Array,
+    largest_chunk: int,
+) -> Coordinates:
+    """Adds up ``sum_of`` over equal chunks of rows, without rounding."""
+    num_rows = mask.shape[0]
+    num_chunks = math.ceil(num_rows / max(1, largest_chunk))
+    if num_chunks == 1:
+        return sum_of(rows, mask)
+    blocks = math.ceil(num_rows / num_chunks / arithmetic.ROWS_PER_BLOCK)
+    chunk = blocks * arithmetic.ROWS_PER_BLOCK
+    num_chunks = math.ceil(num_rows / chunk)
+
+    def chunked(leaf: Array) -> Array:
+        padding = [(0, num_chunks * chunk - num_rows)] + [(0, 0)] * (leaf.ndim - 1)
+        return jnp.pad(leaf, padding).reshape(num_chunks, chunk, *leaf.shape[1:])
+
+    chunks = jax.tree.map(chunked, (dict(rows), mask))
+    shapes = jax.eval_shape(sum_of, *jax.tree.map(lambda leaf: leaf[0], chunks))
+
+    def add(total: Coordinates, piece: Any) -> tuple[Coordinates, None]:
+        return arithmetic.add(total, sum_of(*piece)), None
+
+    return jax.lax.scan(add, arithmetic.zeros(shapes), chunks)[0]
