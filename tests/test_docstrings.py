@@ -15,14 +15,10 @@ from numpyro_dppvi.families import factors
 
 # Modules whose docstrings hold an example: a module that loses all of its examples is noticed.
 WITH_EXAMPLES = (
-    "algorithm",
-    "citation",
-    "factors",
-    "fit",
-    "partition.clients",
-    "partition.unequal",
-    "planning",
-    "posterior",
+    "analysis.citations",
+    "analysis.selection",
+    "families.factors",
+    "posterior.posterior",
     "privacy.audit",
     "privacy.budget",
     "privacy.clipping",
@@ -30,8 +26,12 @@ WITH_EXAMPLES = (
     "privacy.ledger",
     "privacy.selection",
     "privacy.statement",
-    "schedules",
-    "selection",
+    "protocol.algorithm",
+    "protocol.planning",
+    "protocol.schedules",
+    "records.clients",
+    "records.unequal",
+    "run.fitting",
 )
 
 
@@ -104,7 +104,10 @@ def examples(module):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n == "selection" else n for n in WITH_EXAMPLES],
+    [
+        pytest.param(n, marks=pytest.mark.slow) if n == "analysis.selection" else n
+        for n in WITH_EXAMPLES
+    ],
 )
 def test_its_examples_run(name):
     module = importlib.import_module(f"numpyro_dppvi.{name}")

@@ -21,7 +21,7 @@ from models import adult
 from models.evaluation import held_out
 from models.logistic_regression import logistic_regression
 from models.tabular import TabularData
-from numpyro_dppvi.analysis import plots
+from numpyro_dppvi import plots
 
 NUM_CLIENTS, CLIENT_SIZE, NUM_ROUNDS = 10, 2442, 10
 # Heikkilä et al. (2023), Figure 2a: DP optimisation after 20 rounds, mean of 5 seeds.

@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi.analysis import plots
+from numpyro_dppvi import plots
 from tutorials.notebook import BLUE, GREY, RED, Text, panels, pick
 
 NUM_WARDS = 8
