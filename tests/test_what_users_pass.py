@@ -787,6 +787,7 @@ MADE_BY_US = "made by the library; what is in it is not passed by users"
 IN_PROGRAMS = "runs inside compiled programs, on traced arrays"
 IN_PLANS = "called by plans, with numbers that were checked"
 A_TYPE = "a type"
+CARRIED = "what a method carries is asked by plans and compiled rounds"
 LEFT_OUT = {
     **dict.fromkeys(
         [
@@ -812,6 +813,19 @@ LEFT_OUT = {
         ],
         A_TYPE,
     ),
+    **{
+        f"{method}.{part}": CARRIED
+        for method in (
+            *("DPOptimization", "NonPrivate", "ParameterPerturbation", "LocalAveraging"),
+            *("VirtualClients", "GlobalVI"),
+        )
+        for part in ("solver", "learning_rate", "visit", "weights", "plan", "planned")
+        if method != "GlobalVI" or part in ("plan", "planned")
+    },
+    **{
+        f"NaturalGradient.{part}": CARRIED
+        for part in ("change", "measured", "unmeasured", "repaired_whole")
+    },
     **{
         f"privacy.Sampler.{method}": A_TYPE
         for method in (

@@ -78,6 +78,7 @@ def plan_privacy(
         ValueError: If the method is not private, there is no budget or the numbers do not fit.
 
     Example:
+        >>> from numpyro_dppvi import DPOptimization
         >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-5)
         >>> plan = plan_privacy(DPOptimization(), budget, num_rounds=10, client_sizes=[900, 600])
         >>> [round(float(std), 1) for std in plan.noise_std], plan.clients[0].num_releases
