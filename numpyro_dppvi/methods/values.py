@@ -260,7 +260,7 @@ class DPOptimization:
         return _plan_of_gradients(self, self.num_local_steps, study)
 
     def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """As of :class:`Method`."""
+        """What its plan says about each client, noise, budget and visits aside."""
         return _planned_gradients(self, self.num_local_steps, client_sizes, num_shares)
 
 
@@ -387,7 +387,7 @@ class ParameterPerturbation:
         return _plan_of_changes(self, study, averaged=False)
 
     def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """As of :class:`Method`."""
+        """What its plan says about each client, noise, budget and visits aside."""
         return _planned_changes(self, client_sizes, num_shares, averaged=False)
 
 
@@ -456,7 +456,7 @@ class LocalAveraging:
         return _plan_of_changes(self, study, averaged=True)
 
     def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """As of :class:`Method`."""
+        """What its plan says about each client, noise, budget and visits aside."""
         return _planned_changes(self, client_sizes, num_shares, averaged=True)
 
 
@@ -524,7 +524,7 @@ class VirtualClients:
         return _plan_of_changes(self, study, averaged=False)
 
     def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """As of :class:`Method`."""
+        """What its plan says about each client, noise, budget and visits aside."""
         return _planned_changes(self, client_sizes, num_shares, averaged=False)
 
 
@@ -613,7 +613,7 @@ class GlobalVI:
         return _plan_of_gradients(self, 1, study)
 
     def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """As of :class:`Method`."""
+        """What its plan says about each client, noise, budget and visits aside."""
         return _planned_gradients(self, 1, client_sizes, num_shares)
 
 

@@ -81,7 +81,7 @@ class GaussianSum:
 
     @property
     def num_shards(self) -> int:
-        """Always 1: a client's records are not cut."""
+        """One, because a client's records are not cut."""
         return 1
 
     @property
@@ -187,7 +187,7 @@ class GaussianShardSum:
 
     @property
     def inclusion_prob(self) -> float:
-        """Always 1: every shard counts in every sum."""
+        """One, because every shard counts in every sum."""
         return 1.0
 
     @property
