@@ -64,7 +64,7 @@ result = dppvi.fit(model, None, data, rng_key=key, budget=budget, num_rounds=20)
 # %% [markdown]
 # ## Diagnostics
 #
-# The picture needs all records in one place, so it exists in simulations only. (In earnest,
+# The picture needs all records in one place, so it exists in simulations only. (In a real study,
 # `dppvi.diagnose(result)` judges from released values.)
 
 # %%

@@ -183,8 +183,8 @@ elpd = float(np.mean(np.logaddexp.reduce(log_likelihood, axis=0) - np.log(len(lo
 accuracy = float(np.mean((risk > 0.5) == data.y_test))
 Text(
     f"{covered} of the ten tenths lie within their bars. Of the held-out patients "
-    f"{accuracy:.1%} are told right, and the mean log predictive density is {elpd:.3f} (a coin: "
-    f"{np.log(0.5):.3f})."
+    f"{accuracy:.1%} are predicted correctly, and the mean log predictive density is {elpd:.3f} "
+    f"(a coin: {np.log(0.5):.3f})."
 )
 
 # %% [markdown]
@@ -212,7 +212,7 @@ Text(
 # %% [markdown]
 # ## The statement
 #
-# `fit` hands it out; whoever owns the loop makes it of the plan and the ledger.
+# `fit` returns it. If you run the loop yourself, make it from the plan and the ledger.
 
 # %%
 print(dppvi.PrivacyStatement("DPOptimization", plan, state.ledger, insecure_seed=False))

@@ -104,8 +104,8 @@ for name, run in runs.items():
 # %% [markdown]
 # ## Prediction
 #
-# Scores of 100 draws on the public rows: the share that is told right, and the mean log probability
-# that was given to what happened, which punishes false confidence.
+# Scores of 100 draws on the public rows: the share predicted correctly, and the mean log
+# probability that was given to what happened, which punishes false confidence.
 
 
 # %%

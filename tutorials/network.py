@@ -107,7 +107,7 @@ linear = np.column_stack([X, np.ones(len(X))])
 weights = np.linalg.lstsq(linear, 2.0 * y - 1, rcond=None)[0]
 line = float(np.mean((np.column_stack([X_test, np.ones(2000)]) @ weights > 0) == y_test))
 for number, share in by_round.items():
-    print(f"told right after round {number:>2}: {share:.3f}")
+    print(f"predicted correctly after round {number:>2}: {share:.3f}")
 print(f"by a straight line:        {line:.3f}")
 
 # %% [markdown]

@@ -35,8 +35,8 @@ def solve(
         optimizer: Any optax optimiser.
 
     Returns:
-        The coordinates after the last step; NaN if that one was not taken, as after a solve that
-        has diverged none is.
+        The coordinates after the last step; NaN if that one was not taken. A diverged solve
+        therefore returns NaN.
     """
 
     def step(

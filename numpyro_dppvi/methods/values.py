@@ -674,7 +674,7 @@ def clip_norms_by_client(method: Any, num_clients: int) -> tuple[float, ...]:
 
 
 def program_of(method: Any) -> Any:
-    """The method without the numbers that clients are handed, which a compiled program is not of.
+    """The method without the numbers that are arguments of a compiled program.
 
     Methods that differ in nothing else share a compilation. What reads these numbers from a method
     inside a program would read stand-ins: they are in ``visits.LocalData``.

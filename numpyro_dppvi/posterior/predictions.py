@@ -92,7 +92,7 @@ def _in_batches(
     starts = range(0, num_rows, batch_size)
     pieces: dict[str, list[np.ndarray]] = {}
     for number, start in enumerate(starts):
-        # The last batch is filled up with rows of the one before it, so that it compiles no anew.
+        # The last batch is filled up with rows of the one before it, which avoids recompiling.
         first = min(start, num_rows - batch_size)
         batch = {name: leaf[first : first + batch_size] for name, leaf in rows.items()}
         for name, value in compiled(jax.random.fold_in(rng_key, number), batch).items():

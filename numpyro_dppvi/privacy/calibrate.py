@@ -84,8 +84,8 @@ def noise_multiplier(
         return noise
     rough_size = num_records
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
-        # Truncation hardly costs anything, so that what does without it is nearly there; and it
-        # is the same for clients of all sizes.
+        # Truncation hardly costs anything: the answer without it is a good guess, and the same
+        # for clients of all sizes.
         rough_size = physical_size
     left_over = _left_over(budget, before)
     guess = _rough_noise(left_over, num_releases, sampler, rough_size, physical_size)

@@ -261,7 +261,7 @@ def draw_noise(mechanisms: Sequence[Mechanism], clients: np.ndarray, size: int) 
         size: Entries of what one visit releases.
 
     Returns:
-        Integers that lack nothing but to be added, leading shape that of ``clients``.
+        Noise integers, ready to add, with the leading shape of ``clients``.
 
     Raises:
         TypeError: If a mechanism is none over shards, whose noise is drawn elsewhere.

@@ -22,7 +22,7 @@ from numpyro_dppvi.privacy.budget import unit_sensitivity
 # As many steps make up the clipping norm, or up to twice as many.
 _STEPS_PER_NORM = 2**20
 # Sums and noise are integers below 2^53, which 64-bit numbers hold exactly: noise of this standard
-# deviation stays below with certainty, to all intents.
+# deviation stays below with overwhelming probability.
 _MOST_STEPS = 2.0**46
 # Integers reach the program as two words, because JAX would cut one of 64 bits.
 _LOW_BITS = 26

@@ -10,7 +10,7 @@ from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
 
 def in_words(budget: PrivacyBudget) -> str:
-    """The unit of protection, as one says it after "one" or "any"."""
+    """A noun phrase for the unit of protection, without its article."""
     if budget.unit == "client":
         return "client with all its records"
     if budget.max_records_per_person > 1:
