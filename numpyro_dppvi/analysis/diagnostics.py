@@ -19,7 +19,6 @@ from numpyro_dppvi.analysis import replay
 from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration, factors
 from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.posterior.posterior import Posterior
-from numpyro_dppvi.protocol.algorithm import PVIState
 from numpyro_dppvi.run.fitting import FitResult
 
 # A step that can be repeated so often counts as one that never leaves the domain.
@@ -152,12 +151,12 @@ def diagnose(
     num_replays = _validate.positive_int("num_replays", num_replays, _MOST_REPLAYS)
     family, natural = result.posterior.family, result.posterior.natural
     size = sum(math.prod(latent.base_shape) for latent in result.posterior.space.latents)
-    damping = result.run.damping if result.run.damping is not None else 1.0
+    damping = result.run.damping
     contributors, share = _shares(result)
     noise_residual, sharpness, noise = None, None, {}
-    if isinstance(result.state, PVIState) and result.plan is not None and result.state.round:
-        setting = replay.setting_of(result, key)
-        found, sharpness = _replayed(setting, natural, key, num_replays)
+    if not result.run.central and result.plan is not None and result.state.round:
+        replayed = replay.replay_of(result, key)
+        found, sharpness = _replayed(replayed, natural, key, num_replays)
         noise = _spread(result.posterior, jax.tree.map(lambda leaf: leaf[-1], found))
         noise_residual = _last_residual(family, found, size, damping)
     return Diagnostics(
@@ -173,16 +172,16 @@ def diagnose(
 
 
 def _replayed(
-    setting: replay.Setting, natural: Natural, key: PRNGKey, number: int
+    replayed: replay.Replay, natural: Natural, key: PRNGKey, number: int
 ) -> tuple[Natural, float | None]:
     """Replays of likelihoods that are as sharp as the width of q says, and how sharp that is."""
-    run = replay.replays(setting)
-    if setting.problem.method.releases != "gradients":
+    run = replay.replays(replayed)
+    if replayed.problem.method.releases != "gradients":
         return run(key, 1.0, number), None  # noise is added after the solve, whatever is solved
 
     @jax.jit
     def entropy(natural: Natural) -> Array:
-        family = setting.problem.family
+        family = replayed.problem.family
         return family.entropy(family.coordinates(natural))
 
     goal = float(entropy(natural))
@@ -229,7 +228,7 @@ def _last_residual(family: MeanField, found: Natural, size: int, damping: float)
 def _margin(result: FitResult) -> float:
     """How often the last step can be repeated inside the domain, which is convex."""
     rounds = len(result.history.movement)
-    if not rounds or not isinstance(result.state, PVIState):
+    if not rounds or result.run.central:
         return math.inf
     family, natural = result.posterior.family, result.posterior.natural
     before = result.posterior_at(rounds - 1).natural if rounds > 1 else result.state.prior
@@ -250,7 +249,7 @@ def _margin(result: FitResult) -> float:
 
 def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Each contributor's share of the posterior precision."""
-    if not isinstance(result.state, PVIState):
+    if result.run.central:
         return (), {}
     num_factors = jax.tree.leaves(result.state.factors)[0].shape[0]
     clients = [f"client {m}" for m in range(num_factors)]

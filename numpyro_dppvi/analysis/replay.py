@@ -24,33 +24,36 @@ from numpyro_dppvi.methods import values, visits
 from numpyro_dppvi.methods.local_solve import Gradient
 from numpyro_dppvi.posterior.prior import first_factor
 from numpyro_dppvi.privacy import Sampler, add_noise
-from numpyro_dppvi.protocol import algorithm, planning, rounds, schedules, server
-from numpyro_dppvi.protocol.rounds import Factors, Numbers, Problem
+from numpyro_dppvi.protocol import algorithm, client, rounds, schedules
+from numpyro_dppvi.protocol.client import ClientState
+from numpyro_dppvi.protocol.messages import Request
+from numpyro_dppvi.protocol.problem import Problem, RoundParams
+from numpyro_dppvi.protocol.rounds import RoundState
 from numpyro_dppvi.run.fitting import FitResult
 
 # Replays that are run side by side hold so many numbers (64 MiB); the rest wait.
 _FLOATS_AT_ONCE = 2**24
 
 
-class Setting(NamedTuple):
-    """What a replay needs to know; all of it is public or was released. See :func:`setting_of`.
+class Replay(NamedTuple):
+    """What to run again; all of it is public or was released. See :func:`replay_of`.
 
     Attributes:
         problem: What the run's rounds were compiled from, with one shard a client.
-        numbers: What they were handed.
+        params: What they were handed.
         targets: The clients' factors, on a leading axis: what stands in for their likelihoods.
-        first: The factors to begin with.
+        first: What server and clients begin with.
         groups: The clients that each round visits.
     """
 
     problem: Problem
-    numbers: Numbers
+    params: RoundParams
     targets: Natural
-    first: Factors
+    first: RoundState
     groups: Sequence[np.ndarray]
 
 
-def setting_of(result: FitResult, rng_key: PRNGKey) -> Setting:
+def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
     """The replay of a run, from what it released.
 
     Where only the sum of the clients' changes is known, every client stands for an equal share.
@@ -60,17 +63,20 @@ def setting_of(result: FitResult, rng_key: PRNGKey) -> Setting:
         rng_key: Key of the prior's first factor, where that is found by draws.
 
     Raises:
-        TypeError: If the run has no factors: one of ``GlobalVI``.
+        TypeError: If the server took the steps: what a client's likelihood is was not released.
     """
     run, state, posterior = result.run, result.state, result.posterior
-    if not isinstance(state, algorithm.PVIState):
+    if run.central:
         raise TypeError("a run of GlobalVI() has no factors that could stand in for records.")
-    num_clients, aggregated = len(result.client_sizes), run.trusted is not None
+    num_clients, aggregated = run.num_clients, run.trusted is not None
     prior = first_factor(posterior.prior, posterior.family, posterior.space)
-    damping = 1.0 if run.damping is None else run.damping
-    left_out = planning.prior_left_out(run, num_clients)
-    numbers = algorithm.numbers_of(
-        run.local, result.plan, result.client_sizes, prior.exact, damping, left_out
+    params = algorithm.round_params(
+        run.local,
+        result.plan,
+        result.client_sizes,
+        prior.exact,
+        damping=run.damping,
+        prior_left_out=run.prior_left_out,
     )
     # Equal shards make equal changes: one of them is solved for.
     private = aggregated or run.local.keeps_factors
@@ -82,6 +88,7 @@ def setting_of(result: FitResult, rng_key: PRNGKey) -> Setting:
         prior.rest,
         prior.refined,
         aggregated,
+        starts_ahead=run.alone and state.server.begin is not None,
     )
     targets = state.factors
     if aggregated:
@@ -90,43 +97,42 @@ def setting_of(result: FitResult, rng_key: PRNGKey) -> Setting:
             lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), share
         )
     asynchronous = isinstance(run.schedule, schedules.Asynchronous)
-    first = rounds.first_prior(problem, numbers, rng_key)
-    held = None if run.alone else state.begin
-    return Setting(
+    first = rounds.first_state(
         problem,
-        numbers._replace(begin=state.begin if run.alone else None),
-        targets,
-        rounds.first_factors(problem, numbers, first, held, asynchronous),
-        run.groups[: state.round],
+        params,
+        rounds.first_prior(problem, params, rng_key),
+        state.server.begin,
+        asynchronous=asynchronous,
     )
+    return Replay(problem, params, targets, first, run.groups[: state.round])
 
 
-def replays(setting: Setting) -> Callable[[PRNGKey, Array | float, int], Natural]:
+def replays(replay: Replay) -> Callable[[PRNGKey, Array | float, int], Natural]:
     """Makes the function that replays a run; equal problems share a compilation.
 
     Args:
-        setting: What to replay.
+        replay: What to replay.
 
     Returns:
         A function of a key (no secret: this noise protects nothing), the power that the targets
         are raised to, and how many replays to make. It returns natural parameters of q after every
         round, leading axes ``(num_rounds, num_replays)``.
     """
-    floats = sum(leaf.size for leaf in jax.tree.leaves(setting.first))
+    floats = sum(leaf.size for leaf in jax.tree.leaves(replay.first))
     at_once = max(1, _FLOATS_AT_ONCE // floats)
 
     def of(rng_key: PRNGKey, power: Array | float, num_replays: int) -> Natural:
-        targets = factors.power(setting.targets, power)
+        targets = factors.power(replay.targets, power)
         state = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (num_replays, *leaf.shape)), setting.first
+            lambda leaf: jnp.broadcast_to(leaf, (num_replays, *leaf.shape)), replay.first
         )
         after = []
-        for number, groups in enumerate(setting.groups):
+        for number, groups in enumerate(replay.groups):
             # As in runs that differ in their noise alone, all else is drawn alike.
             key, secret = jax.random.split(jax.random.fold_in(rng_key, number))
             keys = key, jax.random.split(secret, num_replays)
             state, q = _round(
-                setting.problem, setting.numbers, targets, jnp.asarray(groups), keys, state, at_once
+                replay.problem, replay.params, targets, jnp.asarray(groups), keys, state, at_once
             )
             after.append(q)
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *after)
@@ -137,21 +143,21 @@ def replays(setting: Setting) -> Callable[[PRNGKey, Array | float, int], Natural
 @functools.partial(jax.jit, static_argnames=("problem", "at_once"))
 def _round(
     problem: Problem,
-    numbers: Numbers,
+    params: RoundParams,
     targets: Natural,
     groups: Array,
     keys: tuple[PRNGKey, PRNGKey],
-    state: Factors,
+    state: RoundState,
     at_once: int,
-) -> tuple[Factors, Natural]:
+) -> tuple[RoundState, Natural]:
     """One round of every replay, and q after it."""
-    visit = functools.partial(_visit, problem, numbers, targets)
+    respond = functools.partial(_respond, problem, params, targets)
     key, secret_keys = keys
 
-    def one(at: tuple[PRNGKey, Factors]) -> tuple[Factors, Natural]:
+    def one(at: tuple[PRNGKey, RoundState]) -> tuple[RoundState, Natural]:
         secret, before = at
-        after, _ = rounds.one_round(problem, numbers, before, groups, (key, secret), visit)
-        return after, server.approximation(after.prior, after.clients)
+        after, _ = rounds.one_round(problem, params, before, groups, (key, secret), respond)
+        return after, after.server.natural
 
     return jax.lax.map(one, (secret_keys, state), batch_size=at_once)
 
@@ -190,44 +196,23 @@ class _OfFactor(NamedTuple):
         return add_noise(keys[1], exact, self.noise_std)
 
 
-def _visit(
+def _respond(
     problem: Problem,
-    numbers: Numbers,
+    params: RoundParams,
     targets: Natural,
     number: Array,
-    q: Natural,
-    own: Natural,
-    rng_key: PRNGKey,
+    state: ClientState,
+    request: Request,
     secret_key: PRNGKey,
     drawn: Any,
-) -> visits.Message:
+) -> visits.Outcome:
     """What a client does whose likelihood is a factor."""
     del drawn
-    family, method = problem.family, problem.method
+    mine, target = jax.tree.map(lambda leaf: leaf[number], (params.clients, targets))
     # A sum over shards of equal changes, times its weight, is one of them so many times.
-    times = numbers.num_shards[number] * numbers.weight[number]
-    data = visits.LocalData(
-        records={},
-        num_records=jnp.ones((), int),
-        num_shards=jnp.ones((), int),
-        noise_std=numbers.noise_std[number],
-        weight=times,
-        clip_norm=numbers.clip_norm[number],
-        inclusion_prob=numbers.inclusion_prob[number],
-    )
-    asked = visits.Visit(
-        family=family,
-        layout=problem.layout,
-        solver=method.solver(numbers.learning_rate),
-        num_steps=method.num_local_steps,
-        q=q,
-        own=own,
-        data=data,
-        rng_key=rng_key,
-        secret_key=secret_key,
-        drawn=None,
-    )
+    times = mine.num_shards * mine.weight
     # What is added to a sum over a batch is divided by the batch's share of records.
-    noise_std = data.noise_std / data.inclusion_prob
-    target = jax.tree.map(lambda leaf: leaf[number], targets)
-    return method.visit(asked, _OfFactor(family, factors.power(target, 1 / times), noise_std))
+    noise_std = mine.noise_std / mine.inclusion_prob
+    likelihood = _OfFactor(problem.family, factors.power(target, 1 / times), noise_std)
+    one_shard = mine._replace(num_shards=jnp.ones((), int), weight=times)
+    return client.visit(problem, one_shard, state, request, likelihood, secret_key)

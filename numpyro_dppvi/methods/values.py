@@ -1,8 +1,11 @@
 """The methods, as frozen values that carry what they do.
 
 A method says what it releases (``plan``), what a client computes when it is visited (``visit``),
-how its local problem is solved (``solver``), and how the server may take what is sent (class
-attributes). Nothing outside asks which method it is.
+how its local problem is solved (``solver``), and how the server takes what is sent (``update``).
+Nothing outside asks which method it is.
+
+Methods are not related by inheritance. What several of them do alike is a function in this module,
+which each of them takes into its class body under the method's name.
 """
 
 import dataclasses
@@ -26,12 +29,13 @@ import numpy as np
 import optax
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi._typing import Array, Coordinates
+from numpyro_dppvi._typing import Array, Coordinates, Natural, PyTree
+from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.methods import visits
 from numpyro_dppvi.methods.local_solve import Descent, Solver
 from numpyro_dppvi.methods.natural_gradient import NaturalGradient
 from numpyro_dppvi.methods.objective import Automatic, Expectation, GaussHermite
-from numpyro_dppvi.methods.visits import Likelihood, Message, Visit
+from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
 from numpyro_dppvi.privacy import (
     DiscreteGaussian,
     FullBatch,
@@ -58,6 +62,7 @@ _NOISELESS_LEARNING_RATE = 0.05
 _MOST_STEPS = 10**6
 # A visit of 20 steps goes no further than the small clips of these methods let through.
 _SHARD_LEARNING_RATE = 0.02
+_CENTRAL_LEARNING_RATE = 0.02
 
 
 Aggregator: TypeAlias = Literal["needed", "useful", "useless"]
@@ -88,20 +93,18 @@ class Study(NamedTuple):
     before: Sequence[Composition]
 
 
-class Wired(NamedTuple):
-    """How a method is run: some fix what others leave to the caller.
+class Resolved(NamedTuple):
+    """How a method is run that fixes what others leave to the caller.
 
     Attributes:
-        local: What a client does in a visit.
+        local: The method that its clients run.
         alone: Whether every client fits a posterior of its own, in one synchronous, undamped visit.
         splits_prior: Whether each client gets the prior's M-th root for its own.
-        central: Whether the server takes the steps, one a round of all clients.
     """
 
-    local: Any
+    local: "Method"
     alone: bool = False
     splits_prior: bool = False
-    central: bool = False
 
 
 @runtime_checkable
@@ -113,6 +116,8 @@ class Method(Protocol):
         aggregator: What a trusted aggregator is to it.
         keeps_factors: Whether every shard has a factor of its own even if the server sees each
             client's changes.
+        central: Whether the server takes the steps, prior and all, one a round of all clients:
+            nothing is damped, repaired or refined then, and all clients draw latents alike.
         num_local_steps: Steps of a visit.
         expectation: The rule for the expected log likelihood.
     """
@@ -120,6 +125,7 @@ class Method(Protocol):
     releases: ClassVar[Releases]
     aggregator: ClassVar[Aggregator]
     keeps_factors: ClassVar[bool]
+    central: ClassVar[bool]
 
     @property
     def num_local_steps(self) -> int:
@@ -129,10 +135,6 @@ class Method(Protocol):
     @property
     def expectation(self) -> Expectation:
         """The rule for the expected log likelihood."""
-        ...
-
-    def wired(self) -> Wired:
-        """How it is run."""
         ...
 
     def solver(self, learning_rate: Array | float) -> Solver:
@@ -148,8 +150,20 @@ class Method(Protocol):
         """
         ...
 
-    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """What a client computes when it is visited; runs inside the compiled round."""
+        ...
+
+    def memory(self, family: MeanField, q: Natural) -> PyTree:
+        """What the server remembers of a factor's releases, before any; ``None`` for nothing."""
+        ...
+
+    def update(self, received: Received, release: PyTree, memory: PyTree) -> tuple[Natural, PyTree]:
+        """The change of a factor by a release, and what the server remembers from there on.
+
+        Runs inside the compiled round. With a trusted aggregator the release is the sum of all
+        clients', and the factor is the one of all together.
+        """
         ...
 
     def weights(self, num_shards: np.ndarray) -> np.ndarray:
@@ -163,6 +177,21 @@ class Method(Protocol):
     def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
         """What its plan says about each client, noise, budget and visits aside."""
         ...
+
+
+@runtime_checkable
+class Composite(Protocol):
+    """A method that has its clients run another one, in a way of its own."""
+
+    releases: ClassVar[Releases]
+    aggregator: ClassVar[Aggregator]
+
+    def resolved(self) -> Resolved:
+        """How it is run."""
+        ...
+
+
+AnyMethod: TypeAlias = Method | Composite
 
 
 def _set_each(method: Any, name: str, check: Callable[[str, Any], Any]) -> None:
@@ -190,6 +219,133 @@ def _check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) ->
             "expectation must be MonteCarlo(...) or another function to points, got "
             f"{_validate.shown(expectation)}: write expectation=MonteCarlo(10), say."
         )
+
+
+# What methods do alike.
+
+
+def _solver(self: Any, learning_rate: Array | float) -> Solver:
+    """Natural gradients, or descent in coordinates; by Adam where no optimiser is named."""
+    if isinstance(self.optimizer, NaturalGradient):
+        return self.optimizer
+    return Descent(optax.adam(learning_rate) if self.optimizer is None else self.optimizer)
+
+
+def _nothing(self: Any, family: MeanField, q: Natural) -> None:
+    """Nothing."""
+    del self, family, q
+
+
+def _release_itself(
+    self: Any, received: Received, release: Natural, memory: None
+) -> tuple[Natural, None]:
+    """The release is the change."""
+    del self, received
+    return release, memory
+
+
+def _ones(self: Any, num_shards: np.ndarray) -> np.ndarray:
+    """All 1: what is released is the sum."""
+    del self
+    return np.ones(len(num_shards))
+
+
+def _weights(self: Any, num_shards: np.ndarray) -> np.ndarray:
+    """All 1 for a sum over shards; one over their number for a mean."""
+    return 1 / num_shards if self.averages else np.ones(len(num_shards))
+
+
+def _small_rate(self: Any, num_releases: int, damping: float) -> float:
+    """One that goes no further than small clips let through."""
+    del self, num_releases, damping
+    return _SHARD_LEARNING_RATE
+
+
+def _plan_of_gradients(self: Any, study: Study) -> PrivacyPlan:
+    """Noisy sums of per-record gradients, one a step."""
+    return plan.of_gradients(
+        study.budgets,
+        self.sampler,
+        clip_norm=self.clip_norm,
+        releases_per_visit=self.num_local_steps,
+        num_visits=study.num_visits,
+        client_sizes=study.client_sizes,
+        num_shares=study.num_shares,
+        before=study.before,
+    )
+
+
+def _planned_gradients(
+    self: Any, client_sizes: Sequence[int], num_shares: int | None
+) -> Sequence[Facts]:
+    """What its plan says about each client, noise, budget and visits aside."""
+    physical_size = self.sampler.physical_size(client_sizes)
+    clip_norms = clip_norms_by_client(self, len(client_sizes))
+    return [
+        {
+            "mechanism": GaussianSum.__name__,
+            "num_shares": num_shares or 1,
+            "num_records": size,
+            "clip_norm": clip_norm,
+            "physical_size": physical_size,
+            "releases_per_visit": self.num_local_steps,
+            "sampler": self.sampler.of_client(number),
+        }
+        for number, (size, clip_norm) in enumerate(zip(client_sizes, clip_norms, strict=True))
+    ]
+
+
+def _plan_of_changes(self: Any, study: Study) -> PrivacyPlan:
+    """Noisy sums of changes, one a visit."""
+    num_shards = shards_by_client(self, study.client_sizes)
+    return plan.of_changes(
+        study.budgets,
+        clip_norm=self.clip_norm,
+        num_shards=num_shards,
+        averaged=self.averages,
+        num_visits=study.num_visits,
+        client_sizes=study.client_sizes,
+        num_shares=study.num_shares,
+        noise_law=self.noise,
+        before=study.before,
+    )
+
+
+def _planned_changes(
+    self: Any, client_sizes: Sequence[int], num_shares: int | None
+) -> Sequence[Facts]:
+    """What its plan says about each client, noise, budget and visits aside."""
+    clip_norms = clip_norms_by_client(self, len(client_sizes))
+    shards = shards_by_client(self, client_sizes)
+    weights = plan.shard_weights(clip_norms, shards, self.averages, num_shares is not None)
+    return [
+        {
+            "mechanism": GaussianShardSum.__name__,
+            "num_shares": num_shares or 1,
+            "num_records": size,
+            "clip_norm": clip_norm,
+            "releases_per_visit": 1,
+            "noise": self.noise,
+            "num_shards": num_shards,
+            "weight": weight,
+        }
+        for size, clip_norm, num_shards, weight in zip(
+            client_sizes, clip_norms, shards, weights, strict=True
+        )
+    ]
+
+
+def _check_shard_method(self: Any) -> None:
+    _check_pieces(self.optimizer, self.expectation, natural=True)
+    if not isinstance(self.noise, Noise):
+        raise TypeError(
+            "noise must be Gaussian() or DiscreteGaussian(), got "
+            f"{_validate.shown(self.noise)}: write noise=DiscreteGaussian(), say."
+        )
+    _set_each(self, "clip_norm", _validate.positive)
+    _set_steps(self)
+    if hasattr(self, "num_shards"):
+        _set_each(self, "num_shards", _validate.positive_int)
 
 
 @dataclass(frozen=True)
@@ -222,6 +378,7 @@ class DPOptimization:
     releases: ClassVar[Releases] = "gradients"
     aggregator: ClassVar[Aggregator] = "useless"
     keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
 
     clip_norm: float | tuple[float, ...] = 2.5
     num_local_steps: int = 3
@@ -235,33 +392,16 @@ class DPOptimization:
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    def wired(self) -> Wired:
-        """By itself."""
-        return Wired(self)
-
-    def solver(self, learning_rate: Array | float) -> Solver:
-        """Descent in coordinates."""
-        return _solver(self.optimizer, learning_rate)
+    solver, memory, update, weights = _solver, _nothing, _release_itself, _ones
+    plan, planned = _plan_of_gradients, _planned_gradients
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """See :func:`noisy_learning_rate`."""
         return noisy_learning_rate(num_releases, damping)
 
-    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One solve by noisy gradients."""
         return visits.by_noisy_gradients(visit, likelihood, self.sampler)
-
-    def weights(self, num_shards: np.ndarray) -> np.ndarray:
-        """All 1: a client's records are one shard."""
-        return np.ones(len(num_shards))
-
-    def plan(self, study: Study) -> PrivacyPlan:
-        """Noisy sums of per-record gradients, one a step."""
-        return _plan_of_gradients(self, self.num_local_steps, study)
-
-    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """What its plan says about each client, noise, budget and visits aside."""
-        return _planned_gradients(self, self.num_local_steps, client_sizes, num_shares)
 
 
 @dataclass(frozen=True)
@@ -283,6 +423,7 @@ class NonPrivate:
     releases: ClassVar[Releases] = "nothing"
     aggregator: ClassVar[Aggregator] = "useless"
     keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
 
     num_local_steps: int = 50
     optimizer: Optimizer | None = None
@@ -292,26 +433,16 @@ class NonPrivate:
         _set_steps(self)
         _check_pieces(self.optimizer, self.expectation, natural=True)
 
-    def wired(self) -> Wired:
-        """By itself."""
-        return Wired(self)
-
-    def solver(self, learning_rate: Array | float) -> Solver:
-        """Descent in coordinates, or natural gradients."""
-        return _solver(self.optimizer, learning_rate)
+    solver, memory, update, weights = _solver, _nothing, _release_itself, _ones
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """One that suits exact gradients."""
         del num_releases, damping
         return _NOISELESS_LEARNING_RATE
 
-    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One exact solve."""
         return visits.without_noise(visit, likelihood)
-
-    def weights(self, num_shards: np.ndarray) -> np.ndarray:
-        """All 1: a client's records are one shard."""
-        return np.ones(len(num_shards))
 
     def plan(self, study: Study) -> PrivacyPlan:
         """Refuses: there is none."""
@@ -351,6 +482,8 @@ class ParameterPerturbation:
     releases: ClassVar[Releases] = "changes"
     aggregator: ClassVar[Aggregator] = "useful"
     keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
 
     clip_norm: float | tuple[float, ...] = 0.002
     num_local_steps: int = 20
@@ -361,34 +494,12 @@ class ParameterPerturbation:
     def __post_init__(self) -> None:
         _check_shard_method(self)
 
-    def wired(self) -> Wired:
-        """By itself."""
-        return Wired(self)
+    solver, memory, update, weights = _solver, _nothing, _release_itself, _weights
+    learning_rate, plan, planned = _small_rate, _plan_of_changes, _planned_changes
 
-    def solver(self, learning_rate: Array | float) -> Solver:
-        """Descent in coordinates, or natural gradients."""
-        return _solver(self.optimizer, learning_rate)
-
-    def learning_rate(self, num_releases: int, damping: float) -> float:
-        """One that goes no further than small clips let through."""
-        del num_releases, damping
-        return _SHARD_LEARNING_RATE
-
-    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One solve; its change is clipped and gets noise."""
         return visits.by_perturbed_changes(visit, likelihood, exponent=1.0)
-
-    def weights(self, num_shards: np.ndarray) -> np.ndarray:
-        """All 1: what is released is the sum."""
-        return np.ones(len(num_shards))
-
-    def plan(self, study: Study) -> PrivacyPlan:
-        """Noisy sums of changes, one a visit."""
-        return _plan_of_changes(self, study, averaged=False)
-
-    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """What its plan says about each client, noise, budget and visits aside."""
-        return _planned_changes(self, client_sizes, num_shares, averaged=False)
 
 
 @dataclass(frozen=True)
@@ -419,6 +530,8 @@ class LocalAveraging:
     releases: ClassVar[Releases] = "changes"
     aggregator: ClassVar[Aggregator] = "useful"
     keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
 
     num_shards: int | tuple[int, ...]
     clip_norm: float | tuple[float, ...] = 0.2
@@ -430,34 +543,12 @@ class LocalAveraging:
     def __post_init__(self) -> None:
         _check_shard_method(self)
 
-    def wired(self) -> Wired:
-        """By itself."""
-        return Wired(self)
+    solver, memory, update, weights = _solver, _nothing, _release_itself, _weights
+    learning_rate, plan, planned = _small_rate, _plan_of_changes, _planned_changes
 
-    def solver(self, learning_rate: Array | float) -> Solver:
-        """Descent in coordinates, or natural gradients."""
-        return _solver(self.optimizer, learning_rate)
-
-    def learning_rate(self, num_releases: int, damping: float) -> float:
-        """One that goes no further than small clips let through."""
-        del num_releases, damping
-        return _SHARD_LEARNING_RATE
-
-    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """A solve a shard, with a likelihood raised to the number of shards."""
-        return visits.by_perturbed_changes(visit, likelihood, exponent=visit.data.num_shards)
-
-    def weights(self, num_shards: np.ndarray) -> np.ndarray:
-        """One over the number of shards: what is released is the mean."""
-        return 1 / num_shards
-
-    def plan(self, study: Study) -> PrivacyPlan:
-        """Noisy sums of changes, one a visit."""
-        return _plan_of_changes(self, study, averaged=True)
-
-    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """What its plan says about each client, noise, budget and visits aside."""
-        return _planned_changes(self, client_sizes, num_shares, averaged=True)
+        return visits.by_perturbed_changes(visit, likelihood, exponent=visit.params.num_shards)
 
 
 @dataclass(frozen=True)
@@ -487,6 +578,8 @@ class VirtualClients:
     releases: ClassVar[Releases] = "changes"
     aggregator: ClassVar[Aggregator] = "useful"
     keeps_factors: ClassVar[bool] = True
+    central: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
 
     num_shards: int | tuple[int, ...]
     clip_norm: float | tuple[float, ...] = 0.005
@@ -498,37 +591,12 @@ class VirtualClients:
     def __post_init__(self) -> None:
         _check_shard_method(self)
 
-    def wired(self) -> Wired:
-        """By itself."""
-        return Wired(self)
+    solver, memory, update, weights = _solver, _nothing, _release_itself, _weights
+    learning_rate, plan, planned = _small_rate, _plan_of_changes, _planned_changes
 
-    def solver(self, learning_rate: Array | float) -> Solver:
-        """Descent in coordinates, or natural gradients."""
-        return _solver(self.optimizer, learning_rate)
-
-    def learning_rate(self, num_releases: int, damping: float) -> float:
-        """One that goes no further than small clips let through."""
-        del num_releases, damping
-        return _SHARD_LEARNING_RATE
-
-    def visit(self, visit: Visit, likelihood: Likelihood) -> Message:
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """A solve a shard, each with its own cavity."""
         return visits.by_perturbed_changes(visit, likelihood, exponent=1.0)
-
-    def weights(self, num_shards: np.ndarray) -> np.ndarray:
-        """All 1: what is released is the sum."""
-        return np.ones(len(num_shards))
-
-    def plan(self, study: Study) -> PrivacyPlan:
-        """Noisy sums of changes, one a visit."""
-        return _plan_of_changes(self, study, averaged=False)
-
-    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """What its plan says about each client, noise, budget and visits aside."""
-        return _planned_changes(self, client_sizes, num_shares, averaged=False)
-
-
-ShardMethod: TypeAlias = ParameterPerturbation | LocalAveraging | VirtualClients
 
 
 @dataclass(frozen=True)
@@ -562,13 +630,13 @@ class BayesianCommitteeMachine:
                 "local=DPOptimization(num_local_steps=30), say."
             )
 
-    def wired(self) -> Wired:
+    def resolved(self) -> Resolved:
         """Clients alone, at the learning rate of a client that nobody helps."""
         local = self.local
         if local.optimizer is None:
             rate = local.learning_rate(local.num_local_steps, damping=1.0)
             local = dataclasses.replace(local, optimizer=_adam(rate))
-        return Wired(local, alone=True, splits_prior=self.prior == "split")
+        return Resolved(local, alone=True, splits_prior=self.prior == "split")
 
 
 @dataclass(frozen=True)
@@ -593,6 +661,9 @@ class GlobalVI:
 
     releases: ClassVar[Releases] = "gradients"
     aggregator: ClassVar[Aggregator] = "needed"
+    keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = True
+    num_local_steps: ClassVar[int] = 1
 
     clip_norm: float | tuple[float, ...] = 2.5
     optimizer: optax.GradientTransformation | None = None
@@ -604,26 +675,43 @@ class GlobalVI:
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    def wired(self) -> Wired:
-        """By the server, step by step."""
-        return Wired(self, central=True)
+    weights, plan, planned = _ones, _plan_of_gradients, _planned_gradients
 
-    def plan(self, study: Study) -> PrivacyPlan:
-        """Noisy sums of per-record gradients, one a round."""
-        return _plan_of_gradients(self, 1, study)
+    def solver(self, learning_rate: Array | float) -> Descent:
+        """Whose optimiser takes the server's steps."""
+        return Descent(optax.adam(learning_rate) if self.optimizer is None else self.optimizer)
 
-    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """What its plan says about each client, noise, budget and visits aside."""
-        return _planned_gradients(self, 1, client_sizes, num_shares)
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """One for gradients of all records together."""
+        del num_releases, damping
+        return _CENTRAL_LEARNING_RATE
 
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
+        """One noisy gradient, where q is."""
+        at = visit.family.coordinates(visit.q)
+        gradient = likelihood.released(self.sampler, (visit.rng_key, visit.secret_key), at)
+        return Outcome(gradient, None, jnp.zeros((), bool))
 
-AnyMethod: TypeAlias = Method | BayesianCommitteeMachine | GlobalVI
+    def memory(self, family: MeanField, q: Natural) -> PyTree:
+        """The optimiser's state, which its learning rate does not enter."""
+        return self.solver(_CENTRAL_LEARNING_RATE).optimizer.init(family.coordinates(q))
+
+    def update(
+        self, received: Received, release: Coordinates, memory: PyTree
+    ) -> tuple[Natural, PyTree]:
+        """One optimiser step, on the prior's gradient and the clients'."""
+        family, here = received.family, received.family.coordinates(received.q)
+        free = jax.grad(received.prior_loss, argnums=1)(received.rng_key, here)
+        gradient = jax.tree.map(jnp.add, free, release)
+        optimizer = self.solver(received.learning_rate).optimizer
+        updates, memory = optimizer.update(gradient, memory, here)
+        after = family.natural(optax.apply_updates(here, updates))
+        return factors.divide(after, received.q), memory
 
 
 def check(method: Any) -> None:
     """Refuses what is not a method."""
-    known = Method | BayesianCommitteeMachine | GlobalVI
-    if isinstance(method, type) or not isinstance(method, known):
+    if isinstance(method, type) or not isinstance(method, Method | Composite):
         raise TypeError(
             "method must be one of DPOptimization, NonPrivate, ParameterPerturbation, "
             "LocalAveraging, VirtualClients, BayesianCommitteeMachine, GlobalVI, or one of your "
@@ -632,13 +720,18 @@ def check(method: Any) -> None:
 
 
 def check_assembled(method: Any) -> None:
-    """Refuses what ``pvi`` cannot run as it is: what is no method, and what is wired otherwise."""
+    """Refuses what ``pvi`` cannot run as it is: what is no method, and what is made of others."""
     check(method)
     if not isinstance(method, Method):
         raise TypeError(
             f"method must be one that visits clients in rounds, got {_validate.shown(method)}: "
-            f"write fit(..., method={type(method).__name__}()), which wires it."
+            f"write fit(..., method={type(method).__name__}()), which does the rest."
         )
+
+
+def resolved(method: AnyMethod) -> Resolved:
+    """How a method is run: most of them as they are."""
+    return method.resolved() if isinstance(method, Composite) else Resolved(method)
 
 
 def draws_exactly(method: Any) -> bool:
@@ -691,30 +784,10 @@ def program_of(method: Any) -> Any:
     return same
 
 
-def _check_shard_method(method: ShardMethod) -> None:
-    _check_pieces(method.optimizer, method.expectation, natural=True)
-    if not isinstance(method.noise, Noise):
-        raise TypeError(
-            "noise must be Gaussian() or DiscreteGaussian(), got "
-            f"{_validate.shown(method.noise)}: write noise=DiscreteGaussian(), say."
-        )
-    _set_each(method, "clip_norm", _validate.positive)
-    _set_steps(method)
-    if hasattr(method, "num_shards"):
-        _set_each(method, "num_shards", _validate.positive_int)
-
-
 @functools.cache
 def _adam(learning_rate: float) -> optax.GradientTransformation:
     """One object a rate, so that equal methods share a compilation."""
     return optax.adam(learning_rate)
-
-
-def _solver(optimizer: Optimizer | None, learning_rate: Array | float) -> Solver:
-    """What solves with an optimiser; Adam where none is named."""
-    if isinstance(optimizer, NaturalGradient):
-        return optimizer
-    return Descent(optax.adam(learning_rate) if optimizer is None else optimizer)
 
 
 def noisy_learning_rate(num_releases: int, damping: float) -> float:
@@ -735,80 +808,6 @@ def noisy_learning_rate(num_releases: int, damping: float) -> float:
     if num_releases == 0:
         return _NOISELESS_LEARNING_RATE
     return _NOISE_TRAVEL / (damping * math.sqrt(num_releases))
-
-
-def _plan_of_gradients(
-    method: DPOptimization | GlobalVI, releases_per_visit: int, study: Study
-) -> PrivacyPlan:
-    return plan.of_gradients(
-        study.budgets,
-        method.sampler,
-        method.clip_norm,
-        releases_per_visit,
-        study.num_visits,
-        study.client_sizes,
-        study.num_shares,
-        study.before,
-    )
-
-
-def _planned_gradients(
-    method: DPOptimization | GlobalVI,
-    releases_per_visit: int,
-    client_sizes: Sequence[int],
-    num_shares: int | None,
-) -> list[Facts]:
-    physical_size = method.sampler.physical_size(client_sizes)
-    clip_norms = clip_norms_by_client(method, len(client_sizes))
-    return [
-        {
-            "mechanism": GaussianSum.__name__,
-            "num_shares": num_shares or 1,
-            "num_records": size,
-            "clip_norm": clip_norm,
-            "physical_size": physical_size,
-            "releases_per_visit": releases_per_visit,
-            "sampler": method.sampler.of_client(number),
-        }
-        for number, (size, clip_norm) in enumerate(zip(client_sizes, clip_norms, strict=True))
-    ]
-
-
-def _plan_of_changes(method: ShardMethod, study: Study, *, averaged: bool) -> PrivacyPlan:
-    return plan.of_changes(
-        study.budgets,
-        method.clip_norm,
-        shards_by_client(method, study.client_sizes),
-        averaged,
-        study.num_visits,
-        study.client_sizes,
-        study.num_shares,
-        method.noise,
-        study.before,
-    )
-
-
-def _planned_changes(
-    method: ShardMethod, client_sizes: Sequence[int], num_shares: int | None, *, averaged: bool
-) -> list[Facts]:
-    clip_norms = clip_norms_by_client(method, len(client_sizes))
-    shards = shards_by_client(method, client_sizes)
-    weights = plan.shard_weights(clip_norms, shards, averaged, num_shares is not None)
-    return [
-        {
-            "mechanism": GaussianShardSum.__name__,
-            "num_shares": num_shares or 1,
-            "num_records": size,
-            "clip_norm": clip_norm,
-            "releases_per_visit": 1,
-            "noise": method.noise,
-            "num_shards": num_shards,
-            "weight": weight,
-        }
-        for size, clip_norm, num_shards, weight in zip(
-            client_sizes, clip_norms, shards, weights, strict=True
-        )
-    ]
 
 
 def noisy_step(method: Any, learning_rate: float, like: Coordinates) -> float:

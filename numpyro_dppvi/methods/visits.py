@@ -1,7 +1,7 @@
 """What a client computes when it is visited: solves, and what it releases of them.
 
-Everything here sees records. What leaves is the change of natural parameters, made by a privacy
-mechanism whose events the ledger was charged with beforehand.
+Everything here sees records. What leaves is a release that a privacy mechanism has made, whose
+events the ledger was charged with beforehand.
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
+from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import objective
@@ -33,23 +33,19 @@ from numpyro_dppvi.privacy import (
 _FLOATS_PER_CHUNK = 2**18
 
 
-class LocalData(NamedTuple):
-    """One client's records, padded, and its own numbers.
+class ClientParams(NamedTuple):
+    """The numbers of one client's mechanism, scalars; of all clients, on a leading axis. Public.
 
     Attributes:
-        records: Arrays by argument name, shape ``(capacity, ...)``.
-        num_records: How many rows count, a scalar.
-        num_shards: How many shards the records are cut into, a scalar.
-        noise_std: Noise on every entry of a sum that this client releases, a scalar.
-        weight: What a sum over shards is multiplied by before noise, a scalar.
-        clip_norm: Bound on the norm of what enters a sum, a scalar.
-        inclusion_prob: The probability that a record is in a batch, a scalar; public.
+        noise_std: Noise on every entry of a sum that this client releases.
+        num_shards: How many shards the records are cut into.
+        weight: What a sum over shards is multiplied by before noise.
+        clip_norm: Bound on the norm of what enters a sum.
+        inclusion_prob: The probability that a record is in a batch.
     """
 
-    records: Mapping[str, Array]
-    num_records: Array
-    num_shards: Array
     noise_std: Array
+    num_shards: Array
     weight: Array
     clip_norm: Array
     inclusion_prob: Array
@@ -71,20 +67,41 @@ class Layout(NamedTuple):
     private: bool = False
 
 
-class Message(NamedTuple):
+class Outcome(NamedTuple):
     """What a visit makes.
 
     Attributes:
-        change: What leaves the client: eta* - eta_q after the privacy mechanism.
+        release: What leaves the client, made by the privacy mechanism: any tree of arrays. The
+            method's ``update`` says what it changes a factor by.
         kept: The clipped changes without noise, one a shard, that the shards' private factors
             follow. They never leave. ``None`` if the client's factor is public.
         failed: Whether the solve did not end in finite numbers; a function of the released
             gradients. Always false for methods that add noise after the solve, which hides it.
     """
 
-    change: Natural
+    release: PyTree
     kept: Natural | None
     failed: Array
+
+
+class Received(NamedTuple):
+    """What the server knows when it takes a release. No record is behind it but in releases.
+
+    Attributes:
+        family: The family of q.
+        q: What the client was sent.
+        factor: The factor that is to change.
+        learning_rate: For Adam, where the method names no optimiser.
+        rng_key: Key for draws of the latents, no secret.
+        prior_loss: The loss without any record, as a function of that key and the coordinates.
+    """
+
+    family: MeanField
+    q: Natural
+    factor: Natural
+    learning_rate: Array
+    rng_key: PRNGKey
+    prior_loss: Callable[[PRNGKey, Coordinates], Array]
 
 
 class Likelihood(Protocol):
@@ -118,7 +135,7 @@ class Visit(NamedTuple):
         q: What the server sent: the current approximation.
         own: What to divide out of q for the cavity: the client's public factor t_m, or the private
             factors t_{m,k} of its shards on a leading axis.
-        data: The client's numbers; its records are the likelihood's.
+        params: The numbers of the client's mechanism.
         rng_key: Key for draws of the latents, no secret.
         secret_key: Key for noise and batches.
         drawn: Noise that was drawn on the host, in the place of a key's.
@@ -130,7 +147,7 @@ class Visit(NamedTuple):
     num_steps: int
     q: Natural
     own: Natural
-    data: LocalData
+    params: ClientParams
     rng_key: PRNGKey
     secret_key: PRNGKey
     drawn: noise_laws.StepNoise | None
@@ -141,25 +158,25 @@ class Visit(NamedTuple):
         return jax.random.split(self.rng_key, self.num_steps)
 
 
-def by_noisy_gradients(visit: Visit, likelihood: Likelihood, sampler: Sampler) -> Message:
+def by_noisy_gradients(visit: Visit, likelihood: Likelihood, sampler: Sampler) -> Outcome:
     """One solve whose every gradient is released: what comes of it is post-processing."""
     keys = visit.keys, jax.random.split(visit.secret_key, visit.num_steps)
     return _solved(visit, keys, functools.partial(likelihood.released, sampler))
 
 
-def without_noise(visit: Visit, likelihood: Likelihood) -> Message:
+def without_noise(visit: Visit, likelihood: Likelihood) -> Outcome:
     """One solve over all records, exactly."""
-    only = jnp.zeros((), visit.data.num_shards.dtype)
+    only = jnp.zeros((), visit.params.num_shards.dtype)
     return _solved(visit, visit.keys, likelihood.of_shard(only))
 
 
-def _solved(visit: Visit, keys: Any, gradient: Gradient) -> Message:
+def _solved(visit: Visit, keys: Any, gradient: Gradient) -> Outcome:
     change = visit.solver.change(visit.family, visit.q, visit.own, keys, gradient)
     finite = factors.is_finite(change)
-    return Message(factors.select(finite, change, factors.unit(change)), None, ~finite)
+    return Outcome(factors.select(finite, change, factors.unit(change)), None, ~finite)
 
 
-def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array | float) -> Message:
+def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array | float) -> Outcome:
     """Solves for every shard, clips the changes, and releases their noisy weighted sum.
 
     Noise is added once, to the sum. With natural gradients all of this happens in white coordinates
@@ -174,7 +191,7 @@ def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array |
         likelihood: The client's.
         exponent: The power that a shard's likelihood is raised to.
     """
-    family, layout, data, keys = visit.family, visit.layout, visit.data, visit.keys
+    family, layout, params, keys = visit.family, visit.layout, visit.params, visit.keys
 
     def change_of(number: Array, own: Natural) -> Natural:
         of_shard = likelihood.of_shard(number)
@@ -191,51 +208,18 @@ def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array |
     hidden = jnp.zeros((), bool)
     numbers = jnp.arange(layout.num_shards)
     changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, visit.own)
-    present = numbers < data.num_shards
+    present = numbers < params.num_shards
     if visit.drawn is not None:
-        steps = clipped_in_steps(changes, present, data.clip_norm, visit.drawn.step)
-        released = noise_laws.released(steps, visit.drawn, data.weight, like=changes)
+        steps = clipped_in_steps(changes, present, params.clip_norm, visit.drawn.step)
+        released = noise_laws.released(steps, visit.drawn, params.weight, like=changes)
         each = noise_laws.from_steps(steps, visit.drawn.step, like=changes)
     else:
-        each = clipped(changes, present, data.clip_norm)
-        mean_or_sum = arithmetic.weighted_total(each, data.weight)
+        each = clipped(changes, present, params.clip_norm)
+        mean_or_sum = arithmetic.weighted_total(each, params.weight)
         noise_key = by_purpose(visit.secret_key).noise
-        released = add_noise(noise_key, mean_or_sum, data.noise_std, like=each)
+        released = add_noise(noise_key, mean_or_sum, params.noise_std, like=each)
     kept = jax.vmap(in_natural)(each) if layout.private else None
-    return Message(in_natural(released), kept, hidden)
-
-
-def with_records(
-    method: Any,
-    space: LatentSpace,
-    family: MeanField,
-    layout: Layout,
-    q: Natural,
-    own: Natural,
-    data: LocalData,
-    *,
-    learning_rate: Array | float,
-    rng_key: PRNGKey,
-    secret_key: PRNGKey,
-    drawn: noise_laws.StepNoise | None = None,
-) -> Message:
-    """A method's visit of a client with records; arguments as of :class:`Visit`."""
-    likelihood = OfRecords(space, family, method.expectation, layout, data)
-    solver = method.solver(learning_rate)
-    asked = Visit(
-        family=family,
-        layout=layout,
-        solver=solver,
-        num_steps=method.num_local_steps,
-        q=q,
-        own=own,
-        data=data,
-        rng_key=rng_key,
-        secret_key=secret_key,
-        drawn=drawn,
-    )
-    message: Message = method.visit(asked, likelihood)
-    return message
+    return Outcome(in_natural(released), kept, hidden)
 
 
 class OfRecords(NamedTuple):
@@ -246,18 +230,22 @@ class OfRecords(NamedTuple):
         family: The family of q.
         expectation: The rule for the expected log likelihood.
         layout: Sizes.
-        data: The records, and the client's numbers.
+        records: Arrays by argument name, padded, shape ``(capacity, ...)``.
+        num_records: How many rows count, a scalar.
+        params: The numbers of the client's mechanism.
     """
 
     space: LatentSpace
     family: MeanField
     expectation: objective.Expectation
     layout: Layout
-    data: LocalData
+    records: Mapping[str, Array]
+    num_records: Array
+    params: ClientParams
 
     def of_shard(self, number: Array) -> Gradient:
         """The gradient of the sum of a shard's record losses."""
-        rows, present = _shard(self.data, self.layout, number)
+        rows, present = _shard(self, number)
 
         def gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
             return _exact_sum(self, rows, present, key, coordinates)
@@ -273,14 +261,18 @@ class OfRecords(NamedTuple):
         were drawn is secret.
         """
         rng_key, secret_key = keys
-        secret, data = by_purpose(secret_key), self.data
-        capacity = jax.tree.leaves(data.records)[0].shape[0]
+        secret, params = by_purpose(secret_key), self.params
+        capacity = jax.tree.leaves(self.records)[0].shape[0]
         batch = sampler.draw(
-            secret.batch, data.num_records, data.inclusion_prob, capacity, self.layout.physical_size
+            secret.batch,
+            self.num_records,
+            params.inclusion_prob,
+            capacity,
+            self.layout.physical_size,
         )
-        rows = data.records
+        rows = self.records
         if batch.rows is not None:
-            rows = jax.tree.map(lambda leaf: leaf[batch.rows], data.records)
+            rows = jax.tree.map(lambda leaf: leaf[batch.rows], self.records)
         expectation = self.expectation
 
         def gradient_of(row: Mapping[str, Array]) -> Coordinates:
@@ -290,17 +282,17 @@ class OfRecords(NamedTuple):
 
         def sum_of(rows: Mapping[str, Array], mask: Array) -> Coordinates:
             gradients = jax.vmap(gradient_of)(rows)
-            return clipped_sum(gradients, mask, data.clip_norm, rounded=data.noise_std > 0)
+            return clipped_sum(gradients, mask, params.clip_norm, rounded=params.noise_std > 0)
 
         floats = objective.floats_per_record(
             self.space, self.family, expectation, rng_key, coordinates
         )
         total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats)
-        noisy = add_noise(secret.noise, total, data.noise_std, like=coordinates)
-        return jax.tree.map(lambda leaf: leaf / data.inclusion_prob.astype(leaf.dtype), noisy)
+        noisy = add_noise(secret.noise, total, params.noise_std, like=coordinates)
+        return jax.tree.map(lambda leaf: leaf / params.inclusion_prob.astype(leaf.dtype), noisy)
 
 
-def _shard(data: LocalData, layout: Layout, number: Array) -> tuple[Mapping[str, Array], Array]:
+def _shard(of: OfRecords, number: Array) -> tuple[Mapping[str, Array], Array]:
     """Rows ``number``, ``number + num_shards``, ... of the records, and which of them count.
 
     A record's shard is a function of its place alone: replacing a record changes one shard. So
@@ -308,11 +300,12 @@ def _shard(data: LocalData, layout: Layout, number: Array) -> tuple[Mapping[str,
     gather past the end gives the client's last record), 0 * inf would carry that record into a
     gradient that it is not in; and zeros are impossible outcomes under some models.
     """
-    places = number + data.num_shards * jnp.arange(layout.shard_capacity)
-    present = (places < data.num_records) & (number < data.num_shards)
-    first = jnp.where(number < data.num_shards, number, 0)
+    num_shards = of.params.num_shards
+    places = number + num_shards * jnp.arange(of.layout.shard_capacity)
+    present = (places < of.num_records) & (number < num_shards)
+    first = jnp.where(number < num_shards, number, 0)
     places = jnp.where(present, places, first)
-    return jax.tree.map(lambda leaf: leaf[places], dict(data.records)), present
+    return jax.tree.map(lambda leaf: leaf[places], dict(of.records)), present
 
 
 def _exact_sum(

@@ -148,6 +148,7 @@ class PrivacyPlan:
 def of_gradients(
     budgets: Sequence[PrivacyBudget],
     sampler: Sampler,
+    *,
     clip_norm: float | tuple[float, ...],
     releases_per_visit: int,
     num_visits: Sequence[int],
@@ -259,6 +260,7 @@ def _check_equal_clips(clip_norms: Sequence[float]) -> None:
 
 def of_changes(
     budgets: Sequence[PrivacyBudget],
+    *,
     clip_norm: float | tuple[float, ...],
     num_shards: Sequence[int],
     averaged: bool,

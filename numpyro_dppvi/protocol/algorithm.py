@@ -19,11 +19,10 @@ import numpy as np
 
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
+from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.methods import objective, values
-from numpyro_dppvi.methods.values import (
-    Method,
-)
-from numpyro_dppvi.methods.visits import Layout
+from numpyro_dppvi.methods.values import Method
+from numpyro_dppvi.methods.visits import ClientParams, Layout
 from numpyro_dppvi.posterior.posterior import Posterior, shapes
 from numpyro_dppvi.posterior.prior import Prior, check_proper, check_width, first_factor
 from numpyro_dppvi.privacy import (
@@ -35,39 +34,42 @@ from numpyro_dppvi.privacy import (
     draw_noise,
 )
 from numpyro_dppvi.protocol import checks, initial, rounds, schedules, server
-from numpyro_dppvi.protocol.rounds import Factors, Numbers, Problem, RoundInfo
-from numpyro_dppvi.protocol.server import TrustedAggregator
+from numpyro_dppvi.protocol.client import Client, ClientState
+from numpyro_dppvi.protocol.problem import Problem, RoundParams
+from numpyro_dppvi.protocol.rounds import RoundInfo, RoundState
+from numpyro_dppvi.protocol.server import ServerState, TrustedAggregator
 from numpyro_dppvi.records import Shards, record_shapes
 
 
 class PVIState(NamedTuple):
-    """Everything the next round needs. All but ``private`` was released.
+    """Everything the next round needs: what each party has, and no secret key.
 
     Attributes:
         round: How many rounds have been run.
-        prior: The prior's factor t_0.
-        factors: The clients' factors t_m, on a leading axis; with a trusted aggregator the one
-            factor of all clients together, because only the sum of changes is known.
+        server: What the server knows; all of it was released.
+        clients: What clients keep to themselves, on a leading axis.
         ledger: What was released.
-        private: The shards' factors that never leave their clients (of virtual clients, or of any
-            method under a trusted aggregator), clients and shards on the leading axes; ``None``
-            where there are none.
-        pulled: With asynchronous clients, the q that each started from; else ``None``.
-        begin: The public start, or ``None`` for a run that begins at the prior.
     """
 
     round: int
-    prior: Natural
-    factors: Natural
+    server: ServerState
+    clients: ClientState
     ledger: Ledger
-    private: Natural | None = None
-    pulled: Natural | None = None
-    begin: Natural | None = None
+
+    @property
+    def prior(self) -> Natural:
+        """The prior's factor t_0."""
+        return self.server.prior
+
+    @property
+    def factors(self) -> Natural:
+        """The clients' factors t_m, on a leading axis; as of :class:`ServerState`."""
+        return self.server.factors
 
     @property
     def natural(self) -> Natural:
         """Natural parameters of q, which is always the product of the factors."""
-        return server.approximation(self.prior, self.factors)
+        return self.server.natural
 
 
 class Algorithm(NamedTuple):
@@ -158,25 +160,104 @@ def pvi(
         model,
         guide,
         record_shapes(records, "records"),
-        method,
-        _validate.client_sizes(client_sizes),
-        plan,
-        schedule,
-        damping,
-        _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}"),
-        secret_keys,
-        server.aggregator(trusted_aggregator),
-        prior_left_out=0.0,
+        method=method,
+        client_sizes=_validate.client_sizes(client_sizes),
+        plan=plan,
+        schedule=schedule,
+        damping=damping,
+        model_kwargs=_validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}"),
+        secret_keys=secret_keys,
+        trusted=server.aggregator(trusted_aggregator),
         earlier=prior,
         ledger_file=ledger_file,
         init_scale=init_scale,
     )
 
 
-def assemble(
+class Assembly(NamedTuple):
+    """What :func:`pvi` finds out before any round: all of it is public, but for ``secret_keys``.
+
+    Attributes:
+        problem: What a round is compiled from.
+        params: What its program is handed.
+        prior: The prior, by what of it lies in the family.
+        method: What a client does when visited.
+        client_sizes: Records of each client.
+        plan: The privacy plan, or ``None``.
+        schedule: Which clients each round visits.
+        trusted: The trusted aggregator, or ``None``.
+        secret_keys: Where noise and batches come from.
+        init_scale: How narrow the public start is, or ``None`` to begin at the prior.
+    """
+
+    problem: Problem
+    params: RoundParams
+    prior: PriorFactor
+    method: Method
+    client_sizes: Sequence[int]
+    plan: PrivacyPlan | None
+    schedule: schedules.Schedule
+    trusted: TrustedAggregator | None
+    secret_keys: SecretKeys
+    init_scale: float | None
+
+    def first_state(self, rng_key: PRNGKey) -> RoundState:
+        """What server and clients begin with."""
+        problem, params = self.problem, self.params
+        prior_key, start_key = initial.keys(_validate.rng_key(rng_key), self.init_scale)
+        first = rounds.first_prior(problem, params, prior_key)
+        check_proper(problem.family, first)
+        begin = initial.narrow(problem.family, first, start_key, self.init_scale)
+        asynchronous = schedules.starts_from_pulled(self.schedule)
+        return rounds.first_state(problem, params, first, begin, asynchronous=asynchronous)
+
+    def groups(self, round_number: int) -> np.ndarray:
+        """The clients of a round, group after group."""
+        num_clients = len(self.client_sizes)
+        groups = schedules.check(self.schedule(round_number, num_clients), num_clients)
+        if self.trusted:
+            self.trusted.check(groups, num_clients)
+        return groups
+
+    def client(
+        self,
+        number: int,
+        state: RoundState,
+        shards: Shards,
+        ledger_file: LedgerFile | None = None,
+    ) -> Client:
+        """One of the clients by itself, with secret keys of its own.
+
+        Args:
+            number: Which one.
+            state: What it begins with is its own part of this.
+            shards: Its records are its own part of these.
+            ledger_file: Where it is charged on disk, too.
+        """
+        own = jax.tree.map(
+            lambda leaf: leaf[number], (self.params.clients, dict(shards.records), state.clients)
+        )
+        plan = None if self.plan is None else self.plan.clients[number]
+        alone = None if plan is None else PrivacyPlan((plan,))
+        return Client(
+            number=number,
+            problem=self.problem,
+            params=own[0],
+            records=own[1],
+            num_records=shards.num_records[number],
+            secret_keys=self.secret_keys,
+            plan=plan,
+            ledger=first_ledger(alone, ledger_file),
+            ledger_file=ledger_file,
+            state=own[2],
+        )
+
+
+def prepare(
     model: Model,
     guide: Any,
     records: Mapping[str, Any],
+    *,
     method: Method,
     client_sizes: Sequence[int],
     plan: PrivacyPlan | None,
@@ -185,20 +266,19 @@ def assemble(
     model_kwargs: Mapping[str, Any],
     secret_keys: SecretKeys,
     trusted: TrustedAggregator | None,
-    prior_left_out: float,
+    prior_left_out: float = 0.0,
     earlier: Prior | None = None,
-    ledger_file: LedgerFile | None = None,
     init_scale: float | None = None,
     alone: bool = False,
-) -> Algorithm:
-    """What :func:`pvi` does.
+) -> Assembly:
+    """Reads the model and checks that all that is asked for goes together.
 
-    ``prior_left_out`` is the power of the prior that cavities lack. Clients who fit alone begin
-    their solves at the start, which their factors do not hold.
+    Arguments are those of :func:`pvi`, checked. ``prior_left_out`` is the power of the prior that
+    cavities lack. Clients who fit alone begin their solves at the start, which their factors do
+    not hold.
     """
     damping, init_scale = _validate.damping(damping), initial.check(init_scale)
-    num_clients = len(client_sizes)
-    checks.check_noise(method, trusted)
+    checks.check_aggregator(method, trusted)
     checks.check_plan(method, plan, client_sizes, trusted)
     checks.check_source(method, secret_keys)
     space = latents.from_model(model, records, model_kwargs)
@@ -208,64 +288,95 @@ def assemble(
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     objective.rule_for(method.expectation, space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
-    num_shards = shards_of(plan, client_sizes)
-    private = trusted is not None or method.keeps_factors
-    layout = _layout(plan, num_shards, client_sizes, private)
-    program = values.program_of(method)
-    aggregated = trusted is not None
-    problem = Problem(space, family, program, layout, prior.rest, prior.refined, aggregated)
-    numbers = numbers_of(method, plan, client_sizes, prior.exact, damping, prior_left_out)
+    problem = Problem(
+        space,
+        family,
+        values.program_of(method),
+        _layout(method, plan, client_sizes, trusted),
+        prior.rest,
+        prior.refined,
+        aggregated=trusted is not None,
+        starts_ahead=alone and init_scale is not None,
+    )
+    params = round_params(
+        method,
+        plan,
+        client_sizes,
+        prior.exact,
+        damping=1.0 if method.central else damping,
+        prior_left_out=prior_left_out,
+    )
     if method.releases == "gradients":
-        rate = float(numbers.learning_rate)
+        rate = float(params.learning_rate)
         check_width(family, prior, values.noisy_step(method, rate, family.standard()))
+    return Assembly(
+        problem,
+        params,
+        prior,
+        method,
+        client_sizes,
+        plan,
+        schedule,
+        trusted,
+        secret_keys,
+        init_scale,
+    )
+
+
+def assemble(
+    model: Model,
+    guide: Any,
+    records: Mapping[str, Any],
+    *,
+    earlier: Prior | None = None,
+    ledger_file: LedgerFile | None = None,
+    **settings: Any,
+) -> Algorithm:
+    """What :func:`pvi` does; other arguments as of :func:`prepare`."""
+    assembly = prepare(model, guide, records, earlier=earlier, **settings)
+    problem, plan = assembly.problem, assembly.plan
 
     def init(rng_key: PRNGKey) -> PVIState:
-        prior_key, start_key = initial.keys(_validate.rng_key(rng_key), init_scale)
-        first = rounds.first_prior(problem, numbers, prior_key)
-        check_proper(family, first)
-        begin = initial.narrow(family, first, start_key, init_scale)
-        asynchronous = schedules.starts_from_pulled(schedule)
-        held = None if alone else begin
-        begun = rounds.first_factors(problem, numbers, first, held, asynchronous)
-        ledger = first_ledger(plan, ledger_file)
-        return PVIState(0, begun.prior, begun.clients, ledger, begun.private, begun.pulled, begin)
+        first = assembly.first_state(rng_key)
+        return PVIState(0, first.server, first.clients, first_ledger(plan, ledger_file))
 
     def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
         checks.check_state(state, PVIState)
-        checks.check_shards(shards, client_sizes, space.row)
-        groups = schedules.check(schedule(state.round, num_clients), num_clients)
-        if trusted:
-            trusted.check(groups, num_clients)
+        checks.check_shards(shards, assembly.client_sizes, problem.space.row)
+        groups = assembly.groups(state.round)
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
-        keys = (key, secret_keys.round_key(state.round))
-        before = Factors(state.prior, state.factors, state.private, state.pulled)
-        drawn = _drawn(method, plan, groups, state.prior)
-        handed = numbers._replace(drawn=drawn, begin=state.begin if alone else None)
-        end, info = rounds.run(problem, handed, before, shards, jnp.asarray(groups), keys)
-        after = (end.prior, end.clients, ledger, end.private, end.pulled, state.begin)
-        return PVIState(state.round + 1, *after), info
+        keys = (key, assembly.secret_keys.round_key(state.round))
+        before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
+        end, info = rounds.run_round(
+            problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
+        )
+        return PVIState(state.round + 1, end.server, end.clients, ledger), info
 
     def posterior(state: PVIState) -> Posterior:
         checks.check_state(state, PVIState)
-        facts = shapes(records)
+        constants = dict(settings["model_kwargs"])
+        family, space = problem.family, problem.space
         return Posterior(
-            state.natural, family, space, model, dict(model_kwargs), {}, facts, earlier
+            state.natural, family, space, model, constants, {}, shapes(records), earlier
         )
 
     return Algorithm(init, step, posterior)
 
 
 def _layout(
+    method: Method,
     plan: PrivacyPlan | None,
-    num_shards: np.ndarray,
     client_sizes: Sequence[int],
-    private: bool,
+    trusted: TrustedAggregator | None,
 ) -> Layout:
+    num_shards = shards_of(plan, client_sizes)
     capacity = max(
         -(-size // shards) for size, shards in zip(client_sizes, num_shards.tolist(), strict=True)
     )
+    # Where a sum of changes is all that is known, no public factor is one client's.
+    private = method.keeps_factors or (trusted is not None and method.releases == "changes")
     return Layout(plan.physical_size if plan else 0, int(max(num_shards)), capacity, private)
 
 
@@ -276,38 +387,44 @@ def shards_of(plan: PrivacyPlan | None, client_sizes: Sequence[int]) -> np.ndarr
     return np.array([client.mechanism.num_shards for client in plan.clients])
 
 
-def numbers_of(
+def round_params(
     method: Method,
     plan: PrivacyPlan | None,
     client_sizes: Sequence[int],
     exact_prior: Natural,
+    *,
     damping: float,
     prior_left_out: float,
-) -> Numbers:
-    """What a run's rounds are handed; arguments as of :func:`assemble`."""
+) -> RoundParams:
+    """What a run's rounds are handed; arguments as of :func:`prepare`."""
     mechanisms = [client.mechanism for client in plan.clients] if plan else []
     num_releases = sum(client.num_releases for client in plan.clients) if plan else 0
     ones = np.ones(len(client_sizes))
     num_shards = shards_of(plan, client_sizes)
     # What is clipped, sampled and noised is what the plan accounts for, whatever the method says.
-    arrays = {
-        "noise_std": plan.noise_std if plan else 0 * ones,
-        "num_shards": num_shards,
-        "weight": method.weights(num_shards),
-        "clip_norm": np.array([m.clip_norm for m in mechanisms]) if plan else math.inf * ones,
-        "inclusion_prob": np.array([m.inclusion_prob for m in mechanisms]) if plan else ones,
-        "damping": damping,
-        "learning_rate": method.learning_rate(num_releases, damping),
-        "prior_left_out": prior_left_out,
-    }
-    return Numbers(exact_prior, **{name: jnp.asarray(value) for name, value in arrays.items()})
+    probs = np.array([m.inclusion_prob for m in mechanisms]) if plan else ones
+    clips = np.array([m.clip_norm for m in mechanisms]) if plan else math.inf * ones
+    return RoundParams(
+        exact_prior=exact_prior,
+        clients=ClientParams(
+            noise_std=jnp.asarray(plan.noise_std if plan else 0 * ones),
+            num_shards=jnp.asarray(num_shards),
+            weight=jnp.asarray(method.weights(num_shards)),
+            clip_norm=jnp.asarray(clips),
+            inclusion_prob=jnp.asarray(probs),
+        ),
+        damping=jnp.asarray(damping),
+        learning_rate=jnp.asarray(method.learning_rate(num_releases, damping)),
+        prior_left_out=jnp.asarray(prior_left_out),
+    )
 
 
-def _drawn(method: Method, plan: PrivacyPlan | None, groups: np.ndarray, like: Natural) -> Any:
+def _drawn(assembly: Assembly, groups: np.ndarray, state: PVIState) -> Any:
     """The noise of a round that is drawn on the host; ``None`` where none is."""
-    if plan is None or not values.draws_exactly(method):
+    plan = assembly.plan
+    if plan is None or not values.draws_exactly(assembly.method):
         return None
-    size = sum(leaf.size for leaf in jax.tree.leaves(like))
+    size = sum(leaf.size for leaf in jax.tree.leaves(state.prior))
     return draw_noise([client.mechanism for client in plan.clients], groups, size)
 
 

@@ -13,13 +13,29 @@ from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Shards
 
 
-def check_noise(method: Any, trusted: TrustedAggregator | None) -> None:
-    """Refuses discrete noise that would have to add up to that of a sum over clients."""
+def check_aggregator(method: Any, trusted: TrustedAggregator | None) -> None:
+    """Refuses an aggregator that is missing, gains nothing, or whose noise would not add up.
+
+    Raises:
+        ValueError: In these cases.
+    """
+    name = type(method).__name__
     if values.draws_exactly(method) and trusted is not None:
         raise ValueError(
             "trusted_aggregator must be left out with noise=DiscreteGaussian(), because the "
             "clients' shares of discrete noise add up to no discrete Gaussian: leave it out, or "
             "write noise=Gaussian()."
+        )
+    if method.aggregator == "needed" and trusted is None:
+        raise ValueError(
+            f"{name}() needs a trusted aggregator, because every step adds up all clients' "
+            "gradients: write trusted_aggregator=True."
+        )
+    if method.aggregator == "useless" and trusted is not None:
+        raise ValueError(
+            f"{name}() gains nothing from a trusted aggregator, because each client's noise "
+            "protects its own steps: leave trusted_aggregator out, or write "
+            "method=VirtualClients(num_shards=50)."
         )
 
 

@@ -1,15 +1,13 @@
 """From a method, a budget and a schedule to a privacy plan, before any data is read."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.methods import values
-from numpyro_dppvi.methods.values import (
-    AnyMethod,
-)
+from numpyro_dppvi.methods.values import AnyMethod, Method
 from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import budget_of_each
@@ -17,8 +15,8 @@ from numpyro_dppvi.protocol import checks, initial, schedules, server
 from numpyro_dppvi.protocol.server import TrustedAggregator
 
 
-class Wiring(NamedTuple):
-    """How a method is run: some methods fix what others leave to the caller.
+class RunSpec(NamedTuple):
+    """How a run is run: what was asked for, and what its method fixes. Make one by :func:`resolve`.
 
     Attributes:
         method: The method as it was asked for.
@@ -26,26 +24,36 @@ class Wiring(NamedTuple):
             the learning rate of a client that nobody helps.
         schedule: Which clients each round visits.
         num_rounds: Rounds of the run.
-        damping: The share of a change that is merged; ``None`` leaves it to the caller.
+        damping: The share of a change that is merged.
         trusted: The trusted aggregator, or ``None``.
         splits_prior: Whether each client gets the prior's M-th root for its own.
         alone: Whether every client fits a posterior of its own, in one visit.
         init_scale: How narrow the start is, or ``None`` to begin at the prior.
         groups: The clients that each round visits: what the schedule said when it was asked.
-        central: Whether the server takes the steps.
+        num_clients: How many clients there are.
     """
 
     method: AnyMethod
-    local: Any
+    local: Method
     schedule: schedules.Schedule
     num_rounds: int
-    damping: float | None
+    damping: float
     trusted: TrustedAggregator | None
     splits_prior: bool
-    alone: bool = False
-    init_scale: float | None = None
-    groups: tuple[np.ndarray, ...] = ()
-    central: bool = False
+    alone: bool
+    init_scale: float | None
+    groups: tuple[np.ndarray, ...]
+    num_clients: int
+
+    @property
+    def central(self) -> bool:
+        """Whether the server takes the steps."""
+        return self.local.central
+
+    @property
+    def prior_left_out(self) -> float:
+        """The power of the prior that a client's cavity lacks."""
+        return 1 - 1 / self.num_clients if self.splits_prior else 0.0
 
 
 def plan_privacy(
@@ -89,45 +97,27 @@ def plan_privacy(
     sizes = _validate.client_sizes(client_sizes)
     if ledger_file is not None:
         _validate.instance("ledger_file", ledger_file, LedgerFile, "LedgerFile('ledger.jsonl')")
-    run = asked(wiring(method, schedule, num_rounds, trusted_aggregator), len(sizes))
-    return plan_wired(run, budget, sizes, None if ledger_file is None else ledger_file.spent)
+    run = resolve(
+        method,
+        num_clients=len(sizes),
+        schedule=schedule,
+        num_rounds=num_rounds,
+        trusted_aggregator=trusted_aggregator,
+    )
+    return plan_run(run, budget, sizes, None if ledger_file is None else ledger_file.spent)
 
 
 Spent: TypeAlias = Callable[[Sequence[PrivacyBudget]], Sequence[Composition]]
 """What clients of these budgets have released before."""
 
 
-def asked(run: Wiring, num_clients: int) -> Wiring:
-    """The same with all rounds' groups, for which the schedule is asked here and nowhere else.
-
-    A bad schedule must not come to light when rounds have been spent.
-
-    Raises:
-        ValueError: If a round visits clients that do not exist, or that the aggregator cannot sum.
-        TypeError: If the schedule is no function.
-    """
-    groups = schedules.all_groups(run.schedule, run.num_rounds, num_clients)
-    if run.trusted is not None:
-        for of_round in groups:
-            run.trusted.check(of_round, num_clients)
-    return run._replace(groups=groups)
-
-
-def plan_wired(
-    run: Wiring,
+def plan_run(
+    run: RunSpec,
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     sizes: Sequence[int],
     spent: Spent | None = None,
 ) -> PrivacyPlan:
-    """What :func:`plan_privacy` does, once it is settled how the method is run.
-
-    Raises:
-        ValueError: If the schedule has not been asked: a plan for no visits would be one for one.
-    """
-    if not run.groups:
-        raise ValueError(
-            "run must hold its rounds' groups: write plan_wired(asked(run, ...), ...)."
-        )
+    """What :func:`plan_privacy` does, once it is settled how the method is run."""
     if run.local.releases == "nothing":
         raise ValueError(
             f"{type(run.method).__name__}() adds no noise, and no budget covers that: write "
@@ -142,66 +132,59 @@ def plan_wired(
     before = () if spent is None else spent(budgets)
     visits = schedules.num_visits(run.groups, len(sizes)).tolist()
     num_shares = None if run.trusted is None else run.trusted.num_shares(len(sizes))
-    return run.local.plan(values.Study(budgets, visits, sizes, num_shares, before))
+    study = values.Study(
+        budgets=budgets,
+        num_visits=visits,
+        client_sizes=sizes,
+        num_shares=num_shares,
+        before=before,
+    )
+    return run.local.plan(study)
 
 
-def wiring(
+def resolve(
     method: AnyMethod,
+    *,
+    num_clients: int,
     schedule: schedules.Schedule,
     num_rounds: int,
     trusted_aggregator: bool | TrustedAggregator,
-) -> Wiring:
+    damping: float = 1.0,
+    init_scale: float | None = None,
+) -> RunSpec:
     """Settles how a method is run.
+
+    The schedule is asked for all rounds here and nowhere else: a bad one must not come to light
+    when rounds have been spent.
 
     Raises:
         ValueError: If a trusted aggregator is asked for with a method that cannot use one, or
-            left out with one that needs it.
+            left out with one that needs it; if a number is outside its range; if a round visits
+            clients that do not exist, or that the aggregator cannot sum.
+        TypeError: If the schedule is no function.
     """
     trusted = server.aggregator(trusted_aggregator)
-    checks.check_noise(method, trusted)
-    name = type(method).__name__
-    if method.aggregator == "needed" and trusted is None:
-        raise ValueError(
-            f"{name}() needs a trusted aggregator, because every step adds up all clients' "
-            "gradients: write trusted_aggregator=True."
-        )
-    if method.aggregator == "useless" and trusted is not None:
-        raise ValueError(
-            f"{name}() gains nothing from a trusted aggregator, because each client's noise "
-            "protects its own steps: leave trusted_aggregator out, or write "
-            "method=VirtualClients(num_shards=50)."
-        )
-    wired = method.wired()
-    if wired.central:
+    checks.check_aggregator(method, trusted)
+    damping, init_scale = _validate.damping(damping), initial.check(init_scale)
+    resolved = values.resolved(method)
+    if resolved.local.central:
         schedule = schedules.synchronous
-    if wired.alone:
-        schedule, num_rounds = schedules.synchronous, 1
-    return Wiring(
-        method,
-        wired.local,
-        schedule,
-        num_rounds,
-        1.0 if wired.alone else None,
-        trusted,
-        wired.splits_prior,
-        wired.alone,
-        central=wired.central,
+    if resolved.alone:
+        schedule, num_rounds, damping = schedules.synchronous, 1, 1.0
+    groups = schedules.all_groups(schedule, num_rounds, num_clients)
+    if trusted is not None:
+        for of_round in groups:
+            trusted.check(of_round, num_clients)
+    return RunSpec(
+        method=method,
+        local=resolved.local,
+        schedule=schedule,
+        num_rounds=num_rounds,
+        damping=damping,
+        trusted=trusted,
+        splits_prior=resolved.splits_prior,
+        alone=resolved.alone,
+        init_scale=init_scale,
+        groups=groups,
+        num_clients=num_clients,
     )
-
-
-def settled(run: Wiring, damping: float, init_scale: float | None) -> Wiring:
-    """The same with what was left to the caller.
-
-    Raises:
-        ValueError: If ``damping`` or ``init_scale`` is outside [1e-6, 1].
-    """
-    damping = _validate.damping(damping)
-    return run._replace(
-        damping=damping if run.damping is None else run.damping,
-        init_scale=initial.check(init_scale),
-    )
-
-
-def prior_left_out(run: Wiring, num_clients: int) -> float:
-    """The power of the prior that a client's cavity lacks."""
-    return 1 - 1 / num_clients if run.splits_prior else 0.0

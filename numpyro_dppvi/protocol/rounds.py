@@ -8,92 +8,32 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
-from numpyro_dppvi.families import MeanField, factors
-from numpyro_dppvi.guides import PriorFactor
-from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import visits
-from numpyro_dppvi.methods.values import Method
-from numpyro_dppvi.protocol import server
-from numpyro_dppvi.protocol.initial import of_clients, of_shards
-from numpyro_dppvi.protocol.server import MergeInfo
+from numpyro_dppvi.methods.visits import Outcome
+from numpyro_dppvi.protocol import client, initial, server
+from numpyro_dppvi.protocol.client import ClientState
+from numpyro_dppvi.protocol.messages import Release, Request
+from numpyro_dppvi.protocol.problem import Problem, RoundParams
+from numpyro_dppvi.protocol.server import MergeInfo, ServerState
 from numpyro_dppvi.records import Shards
 
-Visit: TypeAlias = Callable[[Array, Natural, Natural, PRNGKey, PRNGKey, Any], visits.Message]
-"""What a visit does: client's number, q, what to divide out of q, key, secret key, drawn noise."""
+Respond: TypeAlias = Callable[[Array, ClientState, Request, PRNGKey, Any], Outcome]
+"""What a client does: its number, what it has kept, what it is sent, secret key, drawn noise."""
 
 # Local problems of one group that are solved side by side; the rest wait. Bounds memory.
 _SOLVES_AT_ONCE = 512
 _CLIENTS_AT_ONCE = 16
 
 
-class Problem(NamedTuple):
-    """What is compiled in: equal problems share one compiled program.
-
-    Attributes:
-        space: The model.
-        family: The family of q.
-        method: What a client does, as of :func:`~numpyro_dppvi.methods.values.program_of`.
-        layout: Sizes.
-        rest: Latents whose prior does not lie in the family.
-        refined: Members of the family whose part of the prior's factor is refined.
-        aggregated: Whether the server sees only the sum of the changes.
-    """
-
-    space: LatentSpace
-    family: MeanField
-    method: Method
-    layout: visits.Layout
-    rest: frozenset[str]
-    refined: frozenset[str]
-    aggregated: bool
-
-
-class Numbers(NamedTuple):
-    """What is handed to the compiled program.
-
-    Attributes:
-        exact_prior: The part of the prior that lies in the family.
-        noise_std: Noise that each client adds, shape ``(M,)``.
-        num_shards: Shards of each client, shape ``(M,)``.
-        weight: What each client's sum over shards is multiplied by, shape ``(M,)``.
-        clip_norm: Each client's bound on what enters a sum, shape ``(M,)``.
-        inclusion_prob: The probability that a record of each client is in a batch, shape ``(M,)``.
-        damping: The share of a change that is merged.
-        learning_rate: For Adam, where the method names no optimiser.
-        prior_left_out: The power of the prior that a client's cavity leaves out, 0 but for a
-            committee machine with a split prior.
-        drawn: The noise of a round's visits where it is drawn on the host, leading axes as of its
-            groups; ``None`` where it comes from the secret key.
-        begin: Where local solves begin that do not begin at q; ``None`` for at q.
-    """
-
-    exact_prior: Natural
-    noise_std: Array
-    num_shards: Array
-    weight: Array
-    clip_norm: Array
-    inclusion_prob: Array
-    damping: Array
-    learning_rate: Array
-    prior_left_out: Array
-    drawn: Any = None
-    begin: Natural | None = None
-
-
-class Factors(NamedTuple):
+class RoundState(NamedTuple):
     """What a round changes.
 
     Attributes:
-        prior: The prior's factor.
-        clients: The clients' factors, or the one of all together, on a leading axis.
-        private: Factors that stay at their clients, or ``None``.
-        pulled: The q that each client starts from, or ``None`` for the current one.
+        server: What the server knows.
+        clients: What each client keeps to itself, on a leading axis.
     """
 
-    prior: Natural
-    clients: Natural
-    private: Natural | None
-    pulled: Natural | None
+    server: ServerState
+    clients: ClientState
 
 
 class RoundInfo(NamedTuple):
@@ -115,96 +55,139 @@ class RoundInfo(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnames="problem")
-def first_prior(problem: Problem, numbers: Numbers, rng_key: PRNGKey) -> Natural:
+def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
     """The prior's factor to begin with."""
-    parts = PriorFactor(numbers.exact_prior, problem.rest, problem.refined)
-    return server.first_prior(problem.space, problem.family, parts, rng_key)
+    return server.first_prior(problem, params.prior_of(problem), rng_key)
 
 
-def first_factors(
-    problem: Problem, numbers: Numbers, prior: Natural, begin: Natural | None, asynchronous: bool
-) -> Factors:
-    """The factors to begin with.
+def first_state(
+    problem: Problem,
+    params: RoundParams,
+    prior: Natural,
+    begin: Natural | None,
+    *,
+    asynchronous: bool,
+) -> RoundState:
+    """What server and clients begin with.
 
     Args:
         problem: What is compiled in.
-        numbers: What is not.
+        params: What is not.
         prior: The prior's first factor.
-        begin: The public start that clients' factors hold; ``None`` for the prior.
+        begin: The public start; ``None`` for the prior. Clients' factors hold it, but for those of
+            clients who fit alone.
         asynchronous: Whether clients start from the q that they pulled when they last sent.
     """
-    num_clients, layout = numbers.num_shards.shape[0], problem.layout
-    clients = of_clients(prior, begin, num_clients, problem.aggregated)
-    private = pulled = None
+    num_clients, layout = params.clients.num_shards.shape[0], problem.layout
+    held = None if problem.starts_ahead else begin
+    each = initial.of_clients(prior, held, num_clients, problem.aggregated)
+    q = prior if held is None else held
+    memory = _repeated(
+        problem.method.memory(problem.family, q), 1 if problem.aggregated else num_clients
+    )
+    private = None
     if layout.private:
         # A client's factor is the product of its shards' to the power of its weight.
-        shares = 1 / (num_clients * numbers.num_shards * numbers.weight)
-        private = of_shards(prior, begin, shares, layout.num_shards)
-    if asynchronous:
-        q = prior if begin is None else begin
-        pulled = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), q)
-    return Factors(prior, clients, private, pulled)
+        shares = 1 / (num_clients * params.clients.num_shards * params.clients.weight)
+        private = initial.of_shards(prior, held, shares, layout.num_shards)
+    pulled = _repeated(q, num_clients) if asynchronous else None
+    return RoundState(ServerState(prior, each, memory, begin), ClientState(private, pulled))
+
+
+def _repeated(tree: Any, times: int) -> Any:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (times, *jnp.shape(leaf))), tree)
 
 
 @functools.partial(jax.jit, static_argnames="problem")
-def run(
+def run_round(
     problem: Problem,
-    numbers: Numbers,
-    start: Factors,
+    params: RoundParams,
+    before: RoundState,
     shards: Shards,
     groups: Array,
     keys: tuple[PRNGKey, PRNGKey],
-) -> tuple[Factors, RoundInfo]:
+    drawn: Any = None,
+) -> tuple[RoundState, RoundInfo]:
     """One round: the prior's factor, then group after group of clients.
 
     Args:
         problem: What is compiled in.
-        numbers: What is not.
-        start: The factors before.
+        params: What is not.
+        before: What server and clients have.
         shards: All clients' records.
         groups: Client numbers, shape ``(num_groups, group_size)``.
         keys: The round's key and its secret key.
+        drawn: The noise of the round's visits where it is drawn on the host, leading axes as of
+            ``groups``; ``None`` where it comes from the secret key.
 
     Returns:
-        The factors after, and what happened.
+        What they have after it, and what happened.
     """
-    visit = functools.partial(_visit_records, problem, numbers, shards)
-    return one_round(problem, numbers, start, groups, keys, visit)
+
+    def respond(
+        number: Array, state: ClientState, request: Request, secret_key: PRNGKey, noise: Any
+    ) -> Outcome:
+        mine, records, num_records = jax.tree.map(
+            lambda leaf: leaf[number], (params.clients, dict(shards.records), shards.num_records)
+        )
+        return client.respond(
+            problem, mine, state, request, records, num_records, secret_key, noise
+        )
+
+    return one_round(problem, params, before, groups, keys, respond, drawn)
 
 
 def one_round(
     problem: Problem,
-    numbers: Numbers,
-    start: Factors,
+    params: RoundParams,
+    before: RoundState,
     groups: Array,
     keys: tuple[PRNGKey, PRNGKey],
-    visit: Visit,
-) -> tuple[Factors, RoundInfo]:
-    """What :func:`run` does, whatever a client does when it is visited; arguments as there."""
-    before = server.approximation(start.prior, start.clients)
-    if problem.refined:
-        prior_key, clients_key = jax.random.split(keys[0])
-        keys = (clients_key, keys[1])
-        start = start._replace(prior=_refined_prior(problem, numbers, start, prior_key))
+    respond: Respond,
+    drawn: Any = None,
+) -> tuple[RoundState, RoundInfo]:
+    """What :func:`run_round` does, whatever clients do when they are asked; arguments as there."""
+    (public, secret), start = keys, before
+    # A server that takes the steps has the prior in each of them.
+    if problem.refined and not problem.method.central:
+        prior_key, public = jax.random.split(public)
+        refined = server.with_refined_prior(problem, params, before.server, prior_key)
+        start = before._replace(server=refined)
 
-    def group_step(
-        now: Factors, group: tuple[Array, Array, Any]
-    ) -> tuple[Factors, tuple[MergeInfo, Array]]:
-        clients, index, noise = group
-        group_keys = jax.tree.map(lambda key: jax.random.fold_in(key, index), keys)
-        q = server.approximation(now.prior, now.clients)
-        messages = jax.lax.map(
-            lambda at: _visit(numbers, q, now, visit, group_keys, *at),
-            (clients, noise),
-            batch_size=_batch_size(problem, clients.size),
+    def visit_group(
+        now: RoundState, group: tuple[Array, Array, Any]
+    ) -> tuple[RoundState, tuple[MergeInfo, Array]]:
+        numbers, index, noise = group
+        key, q = group_key(problem, public, index), now.server.natural
+
+        def visit(number: Array, noise: Any) -> Outcome:
+            request = server.request(problem, params, now.server, q, number, key)
+            mine = client.of_many(now.clients, number)
+            own = client.secret_key_of_visit(problem, secret, group=index, client=number)
+            return respond(number, mine, request, own, noise)
+
+        outcomes = jax.lax.map(
+            lambda at: visit(*at), (numbers, noise), batch_size=_batch_size(problem, numbers.size)
         )
-        after, info = _merged(problem, numbers, now, clients, messages)
-        return after, (info, jnp.sum(messages.failed, dtype=jnp.int32))
+        # From here to the answer nothing is seen but what was released.
+        releases = Release(outcomes.release, outcomes.failed)
+        pulled = client.of_many(now.clients, numbers).pulled
+        known, answer, info = server.take(
+            problem, params, now.server, numbers, q, releases, key, pulled
+        )
+        clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)
+        return RoundState(known, clients), (info, jnp.sum(outcomes.failed, dtype=jnp.int32))
 
-    visits = (groups, jnp.arange(groups.shape[0]), numbers.drawn)
-    end, (merges, failed) = jax.lax.scan(group_step, start, visits)
-    movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients))
+    visits = (groups, jnp.arange(groups.shape[0]), drawn)
+    end, (merges, failed) = jax.lax.scan(visit_group, start, visits)
+    movement = problem.family.jeffreys(before.server.natural, end.server.natural)
     return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
+
+
+def group_key(problem: Problem, round_key: PRNGKey, group: Array | int) -> PRNGKey:
+    """The public key of a group's visits, from a round's."""
+    # A server that takes the steps has one group a round.
+    return round_key if problem.method.central else jax.random.fold_in(round_key, group)
 
 
 def _batch_size(problem: Problem, group_size: int) -> int | None:
@@ -212,117 +195,3 @@ def _batch_size(problem: Problem, group_size: int) -> int | None:
     if group_size == 1:  # a batch of one is many times slower than no batch at all
         return None
     return min(group_size, _CLIENTS_AT_ONCE, max(1, _SOLVES_AT_ONCE // problem.layout.num_shards))
-
-
-def _merged(
-    problem: Problem, numbers: Numbers, now: Factors, clients: Array, messages: visits.Message
-) -> tuple[Factors, MergeInfo]:
-    """The server's merge, and the clients' own factors after it."""
-    changes, targets = messages.change, clients
-    solver = problem.method.solver(numbers.learning_rate)
-    if problem.aggregated:
-        changes = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, keepdims=True), changes)
-        targets = jnp.zeros(1, clients.dtype)
-    merged, info = server.merge(
-        problem.family,
-        now.prior,
-        now.clients,
-        targets,
-        changes,
-        numbers.damping,
-        problem.method.releases != "nothing",
-        solver.repaired_whole(problem.family, problem.refined),
-    )
-    after = now._replace(clients=merged)
-    if now.private is not None:
-        # What the server refused did not happen at the clients, either.
-        share = jnp.where(info.rejected, 0.0, numbers.damping)
-        kept = factors.power(messages.kept, share)
-        after = after._replace(
-            private=jax.tree.map(lambda all_, c: all_.at[clients].add(c), now.private, kept)
-        )
-    if now.pulled is not None:
-        q = server.approximation(after.prior, after.clients)
-        pulled = jax.tree.map(lambda all_, leaf: all_.at[clients].set(leaf), now.pulled, q)
-        after = after._replace(pulled=pulled)
-    return after, info
-
-
-def _visit(
-    numbers: Numbers,
-    q: Natural,
-    now: Factors,
-    visit: Visit,
-    keys: tuple[PRNGKey, PRNGKey],
-    number: Array,
-    noise: Any,
-) -> visits.Message:
-    """One client's visit, with keys or noise of its own."""
-
-    def of_client(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[number], tree)
-
-    left_out = factors.power(now.prior, numbers.prior_left_out)
-    own = of_client(now.clients if now.private is None else now.private)
-    # Broadcasts over the shards of a virtual client.
-    own = factors.multiply(own, left_out)
-    q = q if now.pulled is None else of_client(now.pulled)
-    ahead = None if numbers.begin is None else factors.divide(numbers.begin, q)
-    if ahead is not None:  # a solve begins at its q: both move, and the cavity q / own does not
-        q, own = factors.multiply(q, ahead), factors.multiply(own, ahead)
-    rng_key, secret_key = jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
-    message = visit(number, q, own, rng_key, secret_key, noise)
-    change = message.change
-    if ahead is not None:
-        change = factors.select(message.failed, change, factors.multiply(change, ahead))
-    return message._replace(change=factors.multiply(change, left_out))
-
-
-def _visit_records(
-    problem: Problem,
-    numbers: Numbers,
-    shards: Shards,
-    number: Array,
-    q: Natural,
-    own: Natural,
-    rng_key: PRNGKey,
-    secret_key: PRNGKey,
-    noise: Any,
-) -> visits.Message:
-    """What a client does with its records."""
-
-    def of_client(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[number], tree)
-
-    data = visits.LocalData(
-        records=dict(of_client(shards.records)),
-        num_records=shards.num_records[number],
-        num_shards=numbers.num_shards[number],
-        noise_std=numbers.noise_std[number],
-        weight=numbers.weight[number],
-        clip_norm=numbers.clip_norm[number],
-        inclusion_prob=numbers.inclusion_prob[number],
-    )
-    return visits.with_records(
-        problem.method,
-        problem.space,
-        problem.family,
-        problem.layout,
-        q,
-        own,
-        data,
-        learning_rate=numbers.learning_rate,
-        rng_key=rng_key,
-        secret_key=secret_key,
-        drawn=noise,
-    )
-
-
-def _refined_prior(problem: Problem, numbers: Numbers, start: Factors, rng_key: PRNGKey) -> Natural:
-    """The prior's factor after its own damped update; needs no data and costs no privacy."""
-    parts = PriorFactor(numbers.exact_prior, problem.rest, problem.refined)
-    q = server.approximation(start.prior, start.clients)
-    change = server.refine_prior(problem.space, problem.family, parts, q, start.prior, rng_key)
-    refined = factors.multiply(start.prior, factors.power(change, numbers.damping))
-    good = problem.family.in_domain(server.approximation(refined, start.clients))
-    return factors.select(good, refined, start.prior)

@@ -1,4 +1,4 @@
-"""What the server does: merge changes into factors, refine the prior's factor. Sees no record."""
+"""What the server does: ask, take what is released, merge, refine the prior. Sees no record."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,11 +9,13 @@ import numpy as np
 import optax
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
+from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.guides import PriorFactor
-from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import local_solve, objective
+from numpyro_dppvi.methods.visits import Received
+from numpyro_dppvi.protocol.messages import Answer, Release, Request
+from numpyro_dppvi.protocol.problem import Problem, RoundParams
 
 # The prior's factor is refined by draws alone, which cost neither data nor privacy.
 PRIOR_EXPECTATION = objective.MonteCarlo(64)
@@ -89,6 +91,29 @@ def aggregator(trusted: bool | TrustedAggregator) -> TrustedAggregator | None:
     return TrustedAggregator() if _validate.flag("trusted_aggregator", trusted) else None
 
 
+class ServerState(NamedTuple):
+    """What the server knows, but for the number of the round; all of it was released.
+
+    Attributes:
+        prior: The prior's factor t_0.
+        factors: The clients' factors t_m, on a leading axis; with a trusted aggregator the one
+            factor of all clients together, because only the sum of what they release is known.
+        memory: What the method remembers of each factor's releases, on the same leading axis;
+            ``None`` for nothing.
+        begin: The public start, or ``None`` for a run that begins at the prior.
+    """
+
+    prior: Natural
+    factors: Natural
+    memory: PyTree = None
+    begin: Natural | None = None
+
+    @property
+    def natural(self) -> Natural:
+        """Natural parameters of q, which is always the product of the factors."""
+        return approximation(self.prior, self.factors)
+
+
 class MergeInfo(NamedTuple):
     """What a merge did; functions of released values only.
 
@@ -106,13 +131,133 @@ def approximation(prior: Natural, client_factors: Natural) -> Natural:
     return factors.multiply(prior, factors.total(client_factors))
 
 
+def request(
+    problem: Problem,
+    params: RoundParams,
+    state: ServerState,
+    q: Natural,
+    client: Array | int,
+    rng_key: PRNGKey,
+) -> Request:
+    """What a client is asked.
+
+    Args:
+        problem: What is compiled in.
+        params: What is not.
+        state: What the server knows.
+        q: The current approximation, which is ``state.natural``.
+        client: Number of the client.
+        rng_key: The public key of its group's visits.
+    """
+    if not problem.method.central:  # whose clients draw latents alike
+        rng_key = jax.random.fold_in(rng_key, client)
+    if problem.layout.private:
+        return Request(q, None, rng_key, params.learning_rate)
+    place = 0 if problem.aggregated else client
+    factor = factors.multiply(
+        jax.tree.map(lambda leaf: leaf[place], state.factors), _left_out(params, state)
+    )
+    if problem.starts_ahead:
+        # A solve begins at its q: both move, and the cavity q / factor does not.
+        ahead = factors.divide(state.begin, q)
+        q, factor = factors.multiply(q, ahead), factors.multiply(factor, ahead)
+    return Request(q, factor, rng_key, params.learning_rate)
+
+
+def take(
+    problem: Problem,
+    params: RoundParams,
+    state: ServerState,
+    clients: Array,
+    q: Natural,
+    releases: Release,
+    rng_key: PRNGKey,
+    pulled: Natural | None = None,
+) -> tuple[ServerState, Answer, MergeInfo]:
+    """Takes what a group of clients has released.
+
+    Args:
+        problem: What is compiled in.
+        params: What is not.
+        state: What the server knew before.
+        clients: Their numbers, shape ``(group_size,)``.
+        q: The approximation that they were sent.
+        releases: What they released, on a leading axis.
+        rng_key: The public key of the group's visits.
+        pulled: Where q is not what they started from, what they were sent before instead, on a
+            leading axis.
+
+    Returns:
+        What the server knows now, what it answers to each of them, and what the merge did.
+    """
+    method, value, targets = problem.method, releases.value, clients
+    if problem.aggregated:
+        value = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, keepdims=True), value)
+        targets = jnp.zeros(1, clients.dtype)
+    solver = method.solver(params.learning_rate)
+
+    def prior_loss(key: PRNGKey, coordinates: Coordinates) -> Array:
+        return _prior_loss(problem, params.prior_of(problem), params.exact_prior, key, coordinates)
+
+    def update(
+        sent: Natural, factor: Natural, value: PyTree, memory: PyTree
+    ) -> tuple[Natural, PyTree]:
+        received = Received(problem.family, sent, factor, params.learning_rate, rng_key, prior_loss)
+        return method.update(received, value, memory)
+
+    before, memory = jax.tree.map(lambda leaf: leaf[targets], (state.factors, state.memory))
+    sent, axis = (q, None) if pulled is None else (pulled, 0)
+    changes, remembered = jax.vmap(update, (axis, 0, 0, 0))(sent, before, value, memory)
+    if not problem.layout.private:
+        changes = _as_if_from_q(problem, params, state, q, releases.failed, changes)
+    merged, info = merge(
+        problem.family,
+        state.prior,
+        state.factors,
+        targets,
+        changes,
+        damping=params.damping,
+        project=method.releases != "nothing" and not method.central,
+        whole=solver.repaired_whole(problem.family, problem.refined),
+    )
+    # What was refused did not happen: a step that is taken back leaves no momentum, either.
+    remembered = factors.select(info.rejected, memory, remembered)
+    all_memory = jax.tree.map(
+        lambda all_, some: all_.at[targets].set(some), state.memory, remembered
+    )
+    after = state._replace(factors=merged, memory=all_memory)
+    return after, Answer(jnp.where(info.rejected, 0.0, params.damping), after.natural), info
+
+
+def _left_out(params: RoundParams, state: ServerState) -> Natural:
+    """The part of the prior that a client's cavity leaves out."""
+    return factors.power(state.prior, params.prior_left_out)
+
+
+def _as_if_from_q(
+    problem: Problem,
+    params: RoundParams,
+    state: ServerState,
+    q: Natural,
+    failed: Array,
+    changes: Natural,
+) -> Natural:
+    """Changes of q, from those of what was sent in its place; undoes what :func:`request` did."""
+    if problem.starts_ahead:
+        ahead = factors.divide(state.begin, q)
+        moved = jax.tree.map(jnp.add, changes, ahead)
+        changes = jax.vmap(factors.select)(failed, changes, moved)
+    return jax.tree.map(jnp.add, changes, _left_out(params, state))
+
+
 def merge(
     family: MeanField,
     prior: Natural,
     client_factors: Natural,
     clients: Array,
     changes: Natural,
-    damping: Array,
+    *,
+    damping: Array | float,
     project: bool,
     whole: frozenset[str] = frozenset(),
 ) -> tuple[Natural, MergeInfo]:
@@ -159,9 +304,24 @@ def _add(client_factors: Natural, clients: Array, changes: Natural) -> Natural:
     return jax.tree.map(lambda leaf, change: leaf.at[clients].add(change), client_factors, changes)
 
 
+def _prior_loss(
+    problem: Problem,
+    parts: PriorFactor,
+    cavity: Natural,
+    rng_key: PRNGKey,
+    coordinates: Coordinates,
+) -> Array:
+    """The loss of a cavity and of the priors that lie outside the family."""
+    loss = objective.cavity_loss(problem.family, cavity, coordinates)
+    if not parts.refined:
+        return loss
+    return loss + objective.prior_loss(
+        problem.space, problem.family, PRIOR_EXPECTATION, rng_key, coordinates, parts.rest
+    )
+
+
 def refine_prior(
-    space: LatentSpace,
-    family: MeanField,
+    problem: Problem,
     parts: PriorFactor,
     q: Natural,
     prior: Natural,
@@ -171,8 +331,7 @@ def refine_prior(
     """The change of the prior's factor: like a client's, with the prior as its "likelihood".
 
     Args:
-        space: The model.
-        family: The family of q.
+        problem: What is compiled in.
         parts: Which part of the prior lies in the family, and which latents' part does not.
         q: The current approximation.
         prior: The prior's current factor, its exact part included.
@@ -182,13 +341,10 @@ def refine_prior(
     Returns:
         The change; zero for latents whose prior is exact, and where the solve failed.
     """
-    cavity = factors.divide(q, factors.divide(prior, parts.exact))
+    family, cavity = problem.family, factors.divide(q, factors.divide(prior, parts.exact))
 
     def loss(key: PRNGKey, coordinates: Coordinates) -> Array:
-        free = objective.cavity_loss(family, cavity, coordinates)
-        return free + objective.prior_loss(
-            space, family, PRIOR_EXPECTATION, key, coordinates, parts.rest
-        )
+        return _prior_loss(problem, parts, cavity, key, coordinates)
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps, alpha=0.02))
     keys = jax.random.split(rng_key, num_steps)
@@ -201,13 +357,22 @@ def refine_prior(
     return factors.select(factors.is_finite(change), change, factors.unit(change))
 
 
-def first_prior(
-    space: LatentSpace, family: MeanField, parts: PriorFactor, rng_key: PRNGKey
-) -> Natural:
+def with_refined_prior(
+    problem: Problem, params: RoundParams, state: ServerState, rng_key: PRNGKey
+) -> ServerState:
+    """After a damped update of the prior's factor, which needs no data and costs no privacy."""
+    parts = params.prior_of(problem)
+    change = refine_prior(problem, parts, state.natural, state.prior, rng_key)
+    refined = factors.multiply(state.prior, factors.power(change, params.damping))
+    good = problem.family.in_domain(approximation(refined, state.factors))
+    return state._replace(prior=factors.select(good, refined, state.prior))
+
+
+def first_prior(problem: Problem, parts: PriorFactor, rng_key: PRNGKey) -> Natural:
     """The prior's first factor: exact where it can be, else its variational projection."""
     if not parts.refined:
         return parts.exact
-    start = factors.multiply(parts.exact, family.standard_of(parts.rest))
+    start = factors.multiply(parts.exact, problem.family.standard_of(parts.rest))
     # All of the start but its exact part leaves the cavity: it is only where the solve starts.
-    change = refine_prior(space, family, parts, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS)
+    change = refine_prior(problem, parts, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS)
     return factors.multiply(start, change)

@@ -37,7 +37,7 @@ from numpyro_dppvi.privacy.ledger_file import (
     composition_to_json,
     random_name,
 )
-from numpyro_dppvi.protocol.algorithm import entries
+from numpyro_dppvi.protocol.algorithm import PVIState, entries
 from numpyro_dppvi.run.history import History
 
 try:
@@ -176,7 +176,7 @@ class Journal:
                 state must not be shown.
         """
         charged = min(state.round + 1, len(self.groups))
-        private = getattr(state, "private", None)
+        private = state.clients.private
         arrays = _files.flatten(_released(state), "state") | _files.flatten(history, "history")
         private_file = None
         if private is not None and state.round < len(self.groups):
@@ -255,7 +255,13 @@ class Journal:
     def _state(self, first: Any, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Any:
         rounds = facts["round"]
         released = _files.unflatten(arrays, "state", _released(first))
-        state = first._replace(**released, round=rounds, ledger=self._ledger(first.ledger, rounds))
+        clients = first.clients._replace(pulled=released.pop("pulled", None))
+        state = first._replace(
+            round=rounds,
+            server=first.server._replace(**released),
+            clients=clients,
+            ledger=self._ledger(first.ledger, rounds),
+        )
         if facts["private_file"] is None:
             return state
         place = self.path.with_name(facts["private_file"])
@@ -268,12 +274,13 @@ class Journal:
             place,
             _PRIVATE_KIND,
             kinds=_PRIVATE_FACTS,
-            most=_files.Most(facts=2**16, arrays=_files.size(first.private)),
+            most=_files.Most(facts=2**16, arrays=_files.size(clients.private)),
             owner_only=True,
         )
         if kept_facts["round"] != rounds:
             raise ValueError(f"{place.name} is of another round")
-        return state._replace(private=_files.unflatten(kept, "private", first.private))
+        private = _files.unflatten(kept, "private", clients.private)
+        return state._replace(clients=clients._replace(private=private))
 
     def _most(self, first: Any, past: History) -> _files.Most:
         """How much the checkpoint of this run can hold."""
@@ -291,7 +298,7 @@ class Journal:
         rounds, end = facts["round"], len(self.groups)
         if not 0 <= rounds <= end or facts["charged_rounds"] != min(rounds + 1, end):
             raise ValueError(f"it is after round {rounds} of {end} with another number charged")
-        has_private = getattr(first, "private", None) is not None and rounds < end
+        has_private = first.clients.private is not None and rounds < end
         if facts["private_file"] != (self._private_name(rounds) if has_private else None):
             raise ValueError("it names another private file than it has")
 
@@ -372,13 +379,10 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _released(state: Any) -> dict[str, Any]:
+def _released(state: PVIState) -> dict[str, Any]:
     """The arrays of a state that were released, by name."""
-    return {
-        name: part
-        for name, part in state._asdict().items()
-        if name not in ("round", "ledger", "private") and part is not None
-    }
+    parts = {**state.server._asdict(), "pulled": state.clients.pulled}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _history(past: History, arrays: Mapping[str, np.ndarray], rounds: int) -> History:

@@ -14,7 +14,7 @@ from numpyro_dppvi._typing import Coordinates, PRNGKey
 from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.privacy import PrivacyPlan
-from numpyro_dppvi.protocol.planning import Wiring
+from numpyro_dppvi.protocol.planning import RunSpec
 
 # Functions are printed with where they happen to lie in memory.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -22,7 +22,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 def description(
     posterior: Posterior,
-    run: Wiring,
+    run: RunSpec,
     groups: Sequence[np.ndarray],
     plan: PrivacyPlan | None,
     client_sizes: Sequence[int],

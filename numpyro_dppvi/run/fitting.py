@@ -28,7 +28,6 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.protocol import planning, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
-from numpyro_dppvi.protocol.global_vi import GlobalState, global_vi
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import (
     Partition,
@@ -82,8 +81,8 @@ class FitResult:
     plan: PrivacyPlan | None
     history: History
     status: Status
-    state: PVIState | GlobalState
-    run: planning.Wiring
+    state: PVIState
+    run: planning.RunSpec
     client_sizes: tuple[int, ...]
     insecure_noise_seed: int | None
 
@@ -219,8 +218,15 @@ def fit(
         path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
         charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
         shards, sizes = lay_out(data, clients, split_key)
-        run = planning.wiring(method, schedule, num_rounds, trusted_aggregator)
-        run = planning.asked(planning.settled(run, damping, init_scale), len(sizes))
+        run = planning.resolve(
+            method,
+            num_clients=len(sizes),
+            schedule=schedule,
+            num_rounds=num_rounds,
+            trusted_aggregator=trusted_aggregator,
+            damping=damping,
+            init_scale=init_scale,
+        )
         shapes = pooled_shapes(shards, sum(sizes))
         file = None if charges is None else LedgerFile(charges)
         constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
@@ -253,7 +259,7 @@ class _Task(NamedTuple):
 
 def _fitted(
     task: _Task,
-    run: planning.Wiring,
+    run: planning.RunSpec,
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     shards: Shards,
     keys: Sequence[PRNGKey],
@@ -269,7 +275,7 @@ def _fitted(
                 kept = read(path, task.ledger_file)
             plan = None
             if run.local.releases != "nothing" or budget is not None:
-                plan = planning.plan_wired(run, budget, task.client_sizes, _spent(task, kept))
+                plan = planning.plan_run(run, budget, task.client_sizes, _spent(task, kept))
             algorithm = _algorithm(task, run, plan)
             state = algorithm.init(keys[0])
             begun = algorithm.posterior(state)
@@ -296,7 +302,7 @@ def _spent(task: _Task, kept: Kept | None) -> planning.Spent | None:
 def _journal(
     path: Path,
     task: _Task,
-    run: planning.Wiring,
+    run: planning.RunSpec,
     plan: PrivacyPlan | None,
     begun: Posterior,
     rng_key: PRNGKey,
@@ -309,7 +315,7 @@ def _journal(
     return Journal(path, aspects, plan, run.groups, task.ledger_file)
 
 
-def _before(state: PVIState | GlobalState) -> Ledger:
+def _before(state: PVIState) -> Ledger:
     """The ledger without a charge of the run whose release is still to come."""
     ledger = state.ledger
     happened = (e for e in ledger.entries if e.run != ledger.run or e.round < state.round)
@@ -318,15 +324,15 @@ def _before(state: PVIState | GlobalState) -> Ledger:
 
 def _result(
     task: _Task,
-    run: planning.Wiring,
+    run: planning.RunSpec,
     plan: PrivacyPlan | None,
     algorithm: Algorithm,
     done: loop.Run,
 ) -> FitResult:
     """What a run gives to its user."""
     state = done.state
-    if isinstance(state, PVIState):
-        state = state._replace(private=None)  # what clients keep to themselves stays behind
+    # What clients keep to themselves stays behind.
+    state = state._replace(clients=state.clients._replace(private=None))
     # Whoever goes on from here by hand is charged for every round: no checkpoint knows of it.
     state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
     result = FitResult(
@@ -345,37 +351,21 @@ def _result(
     return dataclasses.replace(result, posterior=posterior)
 
 
-def _algorithm(task: _Task, run: planning.Wiring, plan: PrivacyPlan | None) -> Algorithm:
+def _algorithm(task: _Task, run: planning.RunSpec, plan: PrivacyPlan | None) -> Algorithm:
     """The algorithm that a method asks for."""
-    secret_keys = SecretKeys(task.noise_seed)
-    if run.central and plan is not None and run.trusted is not None:
-        return global_vi(
-            task.model,
-            task.guide,
-            task.shapes,
-            method=run.local,
-            client_sizes=task.client_sizes,
-            plan=plan,
-            trusted=run.trusted,
-            model_kwargs=task.model_kwargs,
-            secret_keys=secret_keys,
-            earlier=task.prior,
-            ledger_file=task.ledger_file,
-            init_scale=run.init_scale,
-        )
     return assemble(
         task.model,
         task.guide,
         task.shapes,
-        run.local,
-        task.client_sizes,
-        plan,
-        schedules.Planned(run.schedule, run.groups),
-        1.0 if run.damping is None else run.damping,  # which fit has settled
-        task.model_kwargs,
-        secret_keys,
-        run.trusted,
-        prior_left_out=planning.prior_left_out(run, len(task.client_sizes)),
+        method=run.local,
+        client_sizes=task.client_sizes,
+        plan=plan,
+        schedule=schedules.Planned(run.schedule, run.groups),
+        damping=run.damping,
+        model_kwargs=task.model_kwargs,
+        secret_keys=SecretKeys(task.noise_seed),
+        trusted=run.trusted,
+        prior_left_out=run.prior_left_out,
         earlier=task.prior,
         ledger_file=task.ledger_file,
         init_scale=run.init_scale,
