@@ -20,7 +20,7 @@ import optax
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.privacy import accounting, audit
-from numpyro_dppvi.protocol import global_vi, planning, rounds, server
+from numpyro_dppvi.protocol import rounds, server
 
 # A total cost at which a few thousand runs tell a fifth too little noise from enough of it.
 BUDGET = dppvi.PrivacyBudget(9.0)
@@ -114,11 +114,11 @@ def gradients(
     method = dppvi.DPOptimization(clip_norm, num_steps, optax.sgd(rate), sampler, expectation)
     budget = dataclasses.replace(BUDGET, relation=relation)
     sizes = (num_records,) * num_clients
-    wired = {"client_sizes": sizes, "schedule": dppvi.synchronous}
-    plan = dppvi.plan_privacy(method, budget, num_rounds=1, **wired)
+    setting = {"client_sizes": sizes, "schedule": dppvi.synchronous}
+    plan = dppvi.plan_privacy(method, budget, num_rounds=1, **setting)
     y = np.full(num_records, others * HUGE, np.float32)
     shapes = {"y": jax.ShapeDtypeStruct(y.shape, y.dtype)}
-    algorithm = dppvi.pvi(model, None, shapes, method=method, plan=plan, damping=1.0, **wired)
+    algorithm = dppvi.pvi(model, None, shapes, method=method, plan=plan, damping=1.0, **setting)
     beside = [{"y": y.copy()}] * (num_clients - 1)
     y[-1] = HUGE
     world = dppvi.stack_clients([*beside, {"y": y}])
@@ -128,12 +128,12 @@ def gradients(
     else:
         fewer = np.append(np.zeros(num_clients - 1, int), 1)
         other = world._replace(num_records=world.num_records - fewer)
-    problem, numbers, start, _, groups, keys = taken(algorithm, world, rounds, "run")
+    problem, params, before, _, groups, keys, _ = taken(algorithm, world, rounds, "run_round")
 
     def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
-        end, _ = rounds.run(problem, numbers, start, shards, groups, (keys[0], secret_key))
-        sent = jax.tree.map(lambda leaf: leaf[-1:], end.clients)
-        q = server.approximation(end.prior, sent)
+        end, _ = rounds.run_round(problem, params, before, shards, groups, (keys[0], secret_key))
+        sent = jax.tree.map(lambda leaf: leaf[-1:], end.server.factors)
+        q = server.approximation(end.server.prior, sent)
         return problem.family.coordinates(q)["mu"].loc
 
     return Case(_claim(plan), score, (world, other))
@@ -149,27 +149,19 @@ def global_steps() -> Case:
 
     method = dppvi.GlobalVI(1.0, optax.sgd(1e-4), expectation=dppvi.MonteCarlo(2))
     sizes = (4, 6)
-    wired = planning.asked(planning.wiring(method, dppvi.synchronous, 1, True), len(sizes))
-    plan = planning.plan_wired(wired, BUDGET, sizes)
+    setting = {"client_sizes": sizes, "schedule": dppvi.synchronous, "trusted_aggregator": True}
+    plan = dppvi.plan_privacy(method, BUDGET, num_rounds=1, **setting)
     shapes = {"y": jax.ShapeDtypeStruct((10,), np.float32)}
-    algorithm = global_vi.global_vi(
-        model,
-        None,
-        shapes,
-        method=method,
-        client_sizes=sizes,
-        plan=plan,
-        trusted=server.TrustedAggregator(),
-    )
+    algorithm = dppvi.pvi(model, None, shapes, method=method, plan=plan, **setting)
     worlds = []
     for canary in (HUGE, -HUGE):
         mine = np.array([0, 0, 0, canary], np.float32)
         worlds.append(dppvi.stack_clients([{"y": mine}, {"y": np.zeros(6, np.float32)}]))
-    problem, numbers, moved, _, keys = taken(algorithm, worlds[0], global_vi, "_step")
+    problem, params, before, _, groups, keys, _ = taken(algorithm, worlds[0], rounds, "run_round")
 
     def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
-        end = global_vi._step(problem, numbers, moved, shards, (keys[0], secret_key))
-        return end[0]["mu"].loc
+        end, _ = rounds.run_round(problem, params, before, shards, groups, (keys[0], secret_key))
+        return problem.family.coordinates(end.server.natural)["mu"].loc
 
     return Case(_claim(plan), score, tuple(worlds))
 
@@ -241,16 +233,17 @@ def changes(method: Any, trusted: bool = False, push: float = PUSH) -> Case:
         return dppvi.stack_clients(clients)
 
     worlds = (world(HUGE), world(-HUGE))
-    problem, numbers, start, _, groups, keys = taken(algorithm, worlds[0], rounds, "run")
+    problem, params, before, _, groups, keys, _ = taken(algorithm, worlds[0], rounds, "run_round")
 
     def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
-        now, total = start, 0.0
+        now, total = before, 0.0
         for number in range(2):
-            q = server.approximation(now.prior, now.clients)
-            sign = jnp.where(problem.family.coordinates(q)["clock"].loc < HALF_PAST, 1.0, -1.0)
+            q = problem.family.coordinates(now.server.natural)
+            sign = jnp.where(q["clock"].loc < HALF_PAST, 1.0, -1.0)
             own = (jax.random.fold_in(keys[0], number), jax.random.fold_in(secret_key, number))
-            after, _ = rounds.run(problem, numbers, now, shards, groups, own)
-            moved = after.clients["mu"].linear[0] - now.clients["mu"].linear[0]
+            after, _ = rounds.run_round(problem, params, now, shards, groups, own)
+            factors = [state.server.factors["mu"].linear[0] for state in (now, after)]
+            moved = factors[1] - factors[0]
             total, now = total + sign * moved, after
         return total
 

@@ -213,13 +213,13 @@ def test_all_rounds_share_one_compilation():
         logistic(X, y)
 
     fit(model, rng_key=jax.random.key(0), num_rounds=2)
-    before = rounds.run._cache_size()
+    before = rounds.run_round._cache_size()
     # More rounds, other seeds, budgets or damping, and a model typed again: nothing compiles.
     fit(model, rng_key=jax.random.key(1), num_rounds=5, damping=0.2)
     fit(logistic, rng_key=jax.random.key(2), num_rounds=3, budget=dppvi.PrivacyBudget(3.0))
-    assert rounds.run._cache_size() == before
+    assert rounds.run_round._cache_size() == before
     fit(model, rng_key=jax.random.key(1), method=dppvi.DPOptimization(num_local_steps=2))
-    assert rounds.run._cache_size() == before + 1  # the counter does count
+    assert rounds.run_round._cache_size() == before + 1  # the counter does count
 
 
 def test_a_model_that_reads_something_changeable_is_read_again():
@@ -470,12 +470,12 @@ PLANNED = {"method": GRADIENTS, "client_sizes": [30, 30], "trusted_aggregator": 
 def test_a_plan_of_another_run_is_refused(planned, run, fact):
     """Noise and accounting come from the plan: it must be the plan of what is released."""
     X, y = logistic_data(60)
-    wired = {"schedule": dppvi.synchronous}
+    setting = {"schedule": dppvi.synchronous}
     plan = dppvi.plan_privacy(
-        **{"budget": dppvi.PrivacyBudget(1.0), "num_rounds": 2, **PLANNED, **wired, **planned}
+        **{"budget": dppvi.PrivacyBudget(1.0), "num_rounds": 2, **PLANNED, **setting, **planned}
     )
     with pytest.raises(ValueError, match=r"the plan does not describe this run: ") as caught:
-        dppvi.pvi(logistic, None, {"X": X, "y": y}, plan=plan, **{**PLANNED, **wired, **run})
+        dppvi.pvi(logistic, None, {"X": X, "y": y}, plan=plan, **{**PLANNED, **setting, **run})
     assert re.search(fact.replace("(", r"\(").replace(")", r"\)"), str(caught.value))
 
 

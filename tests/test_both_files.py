@@ -129,23 +129,23 @@ class TestRefusals:
         shutil.copy(path, copy)
         run(path)
         ran = []
-        monkeypatch.setattr(rounds, "run", lambda *arguments: ran.append(arguments))
+        monkeypatch.setattr(rounds, "run_round", lambda *arguments: ran.append(arguments))
         with pytest.raises(ValueError, match="the checkpoint is an older copy: the ledger file"):
             run(copy)
         assert ran == []
 
     def test_a_copy_that_went_on_while_a_round_was_computed(self, path, monkeypatch):
         """Then the round that is computed is not shown: its charge covers the copy's."""
-        copy, computed = path.with_name("copy.npz"), rounds.run
+        copy, computed = path.with_name("copy.npz"), rounds.run_round
         results = []
 
         def meanwhile(*arguments):
-            monkeypatch.setattr(rounds, "run", computed)
+            monkeypatch.setattr(rounds, "run_round", computed)
             shutil.copy(path, copy)
             results.append(run(copy))
             return computed(*arguments)
 
-        monkeypatch.setattr(rounds, "run", meanwhile)
+        monkeypatch.setattr(rounds, "run_round", meanwhile)
         with pytest.raises(ValueError, match="the checkpoint is an older copy"):
             run(path)
         assert results[0].status.rounds == NUM_ROUNDS
@@ -210,7 +210,9 @@ class TestSharing:
         first = one_file.run(method=method, ledger_file=ledger, num_rounds=2)
         assert first.plan.before_in_words == ""
         with monkeypatch.context() as patch:
-            patch.setattr(rounds, "run", lambda *arguments: pytest.fail("something was computed"))
+            patch.setattr(
+                rounds, "run_round", lambda *arguments: pytest.fail("something was computed")
+            )
             words = "client 0's budget is used up: other runs on the ledger file have spent epsilon"
             with pytest.raises(dppvi.BudgetExceededError, match=words):
                 one_file.run(method=method, ledger_file=ledger, num_rounds=2)
@@ -316,13 +318,13 @@ class TestSchedules:
     @pytest.mark.parametrize("seed", range(4))
     def test_who_releases_is_who_is_charged(self, seed, monkeypatch):
         """The groups that the compiled round gets, against what the ledger says."""
-        visited, computed = np.zeros(NUM_CLIENTS, int), rounds.run
+        visited, computed = np.zeros(NUM_CLIENTS, int), rounds.run_round
 
-        def watched(problem, numbers, start, shards, groups, keys):
+        def watched(problem, params, before, shards, groups, keys, drawn):
             np.add.at(visited, np.asarray(groups).ravel(), 1)
-            return computed(problem, numbers, start, shards, groups, keys)
+            return computed(problem, params, before, shards, groups, keys, drawn)
 
-        monkeypatch.setattr(rounds, "run", watched)
+        monkeypatch.setattr(rounds, "run_round", watched)
         rng = np.random.default_rng(seed)
         result = one_file.run(schedule=lambda number, of: rng.choice(of, (2, 1)))
         charges = [
@@ -405,7 +407,7 @@ class TestInterrupt:
         def pressed(*arguments):
             signal.raise_signal(signal.SIGINT)
 
-        monkeypatch.setattr(planning, "plan_wired", pressed)
+        monkeypatch.setattr(planning, "plan_run", pressed)
         with pytest.raises(KeyboardInterrupt) as stopped:
             run(path)
         said = "Before a round began in this call: nothing was released or charged by it."
@@ -427,7 +429,7 @@ def spy(owner, name):
             os.kill(os.getpid(), signal.SIGKILL)
         return original(*args, **kwargs)
     setattr(owner, name, dies)
-spy(os, "fsync"); spy(Path, "replace"); spy(t.rounds, "run")
+spy(os, "fsync"); spy(Path, "replace"); spy(t.rounds, "run_round")
 result = t.run(Path({path!r}))
 print(result.status.rounds, len(result.ledger.entries), max(result.ledger.spent()))
 """

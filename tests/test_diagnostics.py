@@ -127,14 +127,15 @@ def test_noise_of_perturbed_changes_is_the_one_that_theory_says():
         method = dppvi.ParameterPerturbation(**PRECISE, clip_norm=1e4)
         result = run(method, budget=dppvi.PrivacyBudget(math.inf), num_rounds=num_rounds)
         family, target = result.posterior.family, np.stack([precision] * 2, axis=1)
-        setting = replay.setting_of(result, jax.random.key(0))
-        setting = setting._replace(
-            numbers=setting.numbers._replace(noise_std=jnp.asarray(noise_std)),
+        again = replay.replay_of(result, jax.random.key(0))
+        clients = again.params.clients._replace(noise_std=jnp.asarray(noise_std))
+        again = again._replace(
+            params=again.params._replace(clients=clients),
             targets={
                 "mu": NormalNatural(jnp.asarray(target * [0.5, -1.0]), jnp.asarray(-target / 2))
             },
         )
-        found = replay.replays(setting)(jax.random.key(0), 1.0, num_replays)
+        found = replay.replays(again)(jax.random.key(0), 1.0, num_replays)
         last = family.coordinates(jax.tree.map(lambda leaf: leaf[-1], found))["mu"]
     geometric = (1 - (1 - DAMPING) ** (2 * num_rounds)) / (1 - (1 - DAMPING) ** 2)
     variance = np.sum(noise_std**2) * DAMPING**2 * geometric
@@ -149,8 +150,8 @@ def test_an_exact_client_without_noise_ends_where_its_records_say():
     """One round of three clients, undamped, is the product of prior and targets."""
     with jax.enable_x64(True):
         result = run(dppvi.NonPrivate(**PRECISE), num_rounds=1, damping=1.0)
-        setting = replay.setting_of(result, jax.random.key(0))
-        found = replay.replays(setting)(jax.random.key(0), 1.0, 2)
+        again = replay.replay_of(result, jax.random.key(0))
+        found = replay.replays(again)(jax.random.key(0), 1.0, 2)
     for number in range(2):
         q = jax.tree.map(lambda leaf, n=number: leaf[-1, n], found)
         jax.tree.map(

@@ -24,9 +24,10 @@ from numpyro_dppvi.families import (
     enumeration,
     factors,
 )
-from numpyro_dppvi.methods import objective
+from numpyro_dppvi.methods import objective, visits
 from numpyro_dppvi.privacy import clipped_sum
 from numpyro_dppvi.protocol import server
+from numpyro_dppvi.protocol.problem import Problem
 
 
 @pytest.fixture
@@ -243,12 +244,13 @@ def test_a_prior_that_depends_on_a_discrete_latent_is_projected():
     space, family = approximation(spike_and_slab, spike_and_slab_guide, {"y": np.zeros(4)})
     parts = guides.prior_factor(family, space)
     assert (parts.rest, parts.refined) == ({"w"}, {"z", "w"})
+    problem = Problem(space, family, dppvi.NonPrivate(), visits.Layout(0, 1, 4))
 
     @jax.jit
     def project(key):
         """As of a round in which no client has said anything yet."""
-        start = server.first_prior(space, family, parts, key)
-        change = server.refine_prior(space, family, parts, start, start, key, num_steps=1000)
+        start = server.first_prior(problem, parts, key)
+        change = server.refine_prior(problem, parts, start, start, key, num_steps=1000)
         return factors.multiply(start, change)
 
     natural = project(jax.random.key(0))

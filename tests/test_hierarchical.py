@@ -173,7 +173,14 @@ def test_a_merge_takes_the_location_of_what_has_no_precision(refined):
     before = factors.unit(prior, 3)
     changes = natural([[30.0, 1.0], [20.0, 1.0]], [[0.5, -1.0], [-0.25, -1.0]])
     merged, info = server.merge(
-        family, prior, before, jnp.array([0, 2]), changes, jnp.array(1.0), True, refined
+        family,
+        prior,
+        before,
+        jnp.array([0, 2]),
+        changes,
+        damping=1.0,
+        project=True,
+        whole=refined,
     )
     total = factors.total(merged)["effect"]
     np.testing.assert_allclose(total.quadratic, [0.0, -2.0], atol=1e-6)

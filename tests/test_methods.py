@@ -15,6 +15,9 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.methods import visits
+from numpyro_dppvi.protocol import client
+from numpyro_dppvi.protocol.messages import Request
+from numpyro_dppvi.protocol.problem import Problem
 
 PRIOR_LOC, PRIOR_SCALE, NOISE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7]), 1.7
 NO_NOISE = dppvi.PrivacyBudget(math.inf)
@@ -88,24 +91,16 @@ def compiled_visit(method, num_rows, num_columns, num_shards):
     layout = layout._replace(private=virtual)
     own = factors.unit(prior, num_shards) if virtual else factors.unit(prior)
     weight = 1 / num_shards if isinstance(method, dppvi.LocalAveraging) else 1.0
+    problem = Problem(space, family, method, layout)
 
     @jax.jit
     def run(X, y, noise_std, secret_key):
-        numbers = (num_rows, num_shards, noise_std, weight, method.clip_norm, 1.0)
-        numbers = (jnp.asarray(x) for x in numbers)
-        data = visits.LocalData({"X": X, "y": y}, *numbers)
-        rate, key = jnp.asarray(0.05), jax.random.key(0)
-        return visits.with_records(
-            method,
-            space,
-            family,
-            layout,
-            prior,
-            own,
-            data,
-            learning_rate=rate,
-            rng_key=key,
-            secret_key=secret_key,
+        numbers = (noise_std, num_shards, weight, method.clip_norm, 1.0)
+        params = visits.ClientParams(*(jnp.asarray(x) for x in numbers))
+        request = Request(prior, own, jax.random.key(0), jnp.asarray(0.05))
+        records, count = {"X": X, "y": y}, jnp.asarray(num_rows)
+        return client.respond(
+            problem, params, client.ClientState(), request, records, count, secret_key
         )
 
     return run, family, prior
@@ -147,7 +142,7 @@ def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method
         if trial == 0:
             X_other[row] = np.inf  # a solve that fails is a zero change
         other = message(method, X_other, y_other, num_shards)
-        moved = factors.divide(other.change, base.change)
+        moved = factors.divide(other.release, base.release)
         worst = max(worst, length(method, family, prior, moved))
         if isinstance(method, dppvi.VirtualClients):  # the other shards saw nothing
             untouched = np.arange(num_shards) != row % num_shards
@@ -186,7 +181,7 @@ def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
     def rounds(released=None):
         state, _ = algorithm.step(jax.random.key(1), algorithm.init(jax.random.key(0)), data)
         if released is not None:
-            state = state._replace(factors=released)
+            state = state._replace(server=state.server._replace(factors=released))
         return state, algorithm.step(jax.random.key(1), state, data)[0]
 
     data = clients(X, y)
@@ -202,10 +197,11 @@ def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
         moved = factors.divide(factors.total(other.factors), factors.total(second.factors))
         family = algorithm.posterior(first).family
         worst = max(worst, length(method, family, first.natural, moved) / damping)
-        if first.private is not None:
+        if first.clients.private is not None:
             untouched = np.ones((2, num_shards), bool)
             untouched[0, row % num_shards] = False
-            for a, b in zip(*map(jax.tree.leaves, (kept.private, first.private)), strict=True):
+            both = (kept.clients.private, first.clients.private)
+            for a, b in zip(*map(jax.tree.leaves, both), strict=True):
                 np.testing.assert_array_equal(a[untouched], b[untouched])
     assert worst <= 2 * clip * weight * (1 + 1e-4)
     assert worst > 0.5 * clip * weight  # the search does reach far
@@ -223,7 +219,7 @@ def test_replacing_all_records_of_a_person_moves_the_sum_by_the_sensitivity(meth
     X[:k, 0] = 1e3
     y_other = y.copy()
     y_other[:k] = 0
-    one, other = (message(method, X, labels, num_shards).change for labels in (y, y_other))
+    one, other = (message(method, X, labels, num_shards).release for labels in (y, y_other))
     moved = np.linalg.norm(flat(one) - flat(other))
     budgets = [dppvi.PrivacyBudget(1.0, max_records_per_person=k)]
     budgets += [dppvi.PrivacyBudget(1.0, unit="client")] if k == 24 else []
@@ -241,7 +237,7 @@ def test_an_unclipped_sum_would_fail_that_test():
     X_other = X.copy()
     X_other[5] = 1e3
     method = dppvi.VirtualClients(4, clip_norm=UNBOUNDED)
-    moved = flat(message(method, X_other, y, 4).change) - flat(message(method, X, y, 4).change)
+    moved = flat(message(method, X_other, y, 4).release) - flat(message(method, X, y, 4).release)
     assert np.linalg.norm(moved) > 2 * 0.3
 
 
@@ -286,9 +282,9 @@ def test_the_noise_of_a_local_average_falls_with_the_number_of_shards():
         method = dppvi.LocalAveraging(num_shards, clip_norm=0.1)
         plan = dppvi.plan_privacy(method, budget, num_rounds=5, client_sizes=[96])
         stds[num_shards] = plan.noise_std[0]
-        quiet = flat(message(method, X, y, num_shards).change)
+        quiet = flat(message(method, X, y, num_shards).release)
         noisy = [
-            flat(message(method, X, y, num_shards, plan.noise_std[0], s).change) - quiet
+            flat(message(method, X, y, num_shards, plan.noise_std[0], s).release) - quiet
             for s in range(5)
         ]
         # 2000 draws: five standard errors of their standard deviation are 8 %.
@@ -463,7 +459,7 @@ def test_q_is_a_product_of_released_factors_and_a_result_keeps_no_private_one(me
         trusted_aggregator=trusted,
     )
     state = result.state
-    assert state.private is None
+    assert state.clients.private is None
     released = factors.multiply(state.prior, factors.total(state.factors))
     np.testing.assert_allclose(flat(released), flat(result.posterior.natural), rtol=1e-5)
     num_factors = jax.tree.leaves(state.factors)[0].shape[0]

@@ -90,7 +90,7 @@ def test_the_start_is_narrow_and_near_the_prior(x64, name, aggregated):
     assert np.all(np.abs(moved) < 4 * INIT_SCALE)  # fails for one key of 8000, and key 0 is fixed
     assert np.all(moved != 0)
     assert state.ledger.spent().max() == 0
-    leaves = zip(jax.tree.leaves(state.natural), jax.tree.leaves(state.begin), strict=True)
+    leaves = zip(jax.tree.leaves(state.natural), jax.tree.leaves(state.server.begin), strict=True)
     for found, begin in leaves:
         np.testing.assert_allclose(found, begin, rtol=1e-12)
 
@@ -117,8 +117,8 @@ def test_the_start_is_a_function_of_the_key():
 def test_a_clients_shards_make_up_its_factor(x64, name, aggregated):
     """Virtual clients' shards multiply to it; of an average's each holds all of it."""
     state, _ = begun(name, aggregated=aggregated)
-    whole = (state.begin["mu"].quadratic - state.prior["mu"].quadratic) / 3
-    private = state.private["mu"].quadratic
+    whole = (state.server.begin["mu"].quadratic - state.prior["mu"].quadratic) / 3
+    private = state.clients.private["mu"].quadratic
     for client, shards in enumerate((4, 2, 3)):
         of_client = private[client, :shards]
         total = of_client.sum(0) / (shards if name == "averaging" else 1)
@@ -132,14 +132,14 @@ def test_full_covariance_narrows_whole(x64):
     plain = begun("optimization", init_scale=None, guide=AutoMultivariateNormal(means))[1]
     np.testing.assert_allclose(posterior.stddev["mu"], INIT_SCALE * plain.stddev["mu"], rtol=1e-9)
     assert np.all(posterior.mean["mu"] != plain.mean["mu"])
-    assert state.begin is not None
+    assert state.server.begin is not None
 
 
 def test_without_it_a_run_begins_at_the_prior():
     state, posterior = begun("virtual", init_scale=None)
-    assert state.begin is None
+    assert state.server.begin is None
     np.testing.assert_allclose(posterior.mean["mu"], PRIOR_LOC, rtol=1e-6)
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves((state.factors, state.private)))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves((state.factors, state.clients.private)))
 
 
 def test_other_families_begin_at_the_prior():
@@ -179,7 +179,7 @@ def test_damping_forgets_it_geometrically(x64):
     rounds, damping = 4, 0.5
     result = fit(method=PRECISE, schedule=dppvi.synchronous, num_rounds=rounds, damping=damping)
     mean, stddev = closed_form()
-    prior, begin = result.state.prior["mu"].linear, result.state.begin["mu"].linear
+    prior, begin = result.state.prior["mu"].linear, result.state.server.begin["mu"].linear
     exact = mean / stddev**2
     for number, found in enumerate(result.history.natural["mu"].linear, start=1):
         left = (1 - damping) ** number
@@ -228,7 +228,7 @@ def test_committees_solve_from_there(x64):
     local = dppvi.DPOptimization(UNBOUNDED, 1, optax.sgd(1e-12))
     method = dppvi.BayesianCommitteeMachine("same", local)
     result = fit(method=method, budget=NO_NOISE)
-    prior, begin = result.state.prior["mu"], result.state.begin["mu"]
+    prior, begin = result.state.prior["mu"], result.state.server.begin["mu"]
     for found, old, new in zip(result.state.factors["mu"], prior, begin, strict=True):
         np.testing.assert_allclose(found, np.broadcast_to(new - old, found.shape), rtol=1e-6)
 
@@ -273,5 +273,5 @@ def test_replays_begin_there_too(x64):
     result = fit(method=still, budget=dppvi.PrivacyBudget(1.0), num_rounds=2)
     at = replay.setting_of(result, jax.random.key(1))
     found = replay.replays(at)(jax.random.key(1), 1.0, 2)["mu"].quadratic
-    begin = result.state.begin["mu"].quadratic
+    begin = result.state.server.begin["mu"].quadratic
     np.testing.assert_allclose(found, np.broadcast_to(begin, found.shape), rtol=1e-6)

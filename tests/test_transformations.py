@@ -24,36 +24,22 @@ def data():
 
 @pytest.fixture(scope="module", params=["pvi", "global"])
 def parts(request):
-    """A step, a state to step from and records; of both engines."""
+    """A step, a state to step from and records, whoever takes the steps."""
     of_all = request.param == "global"
     method = dppvi.GlobalVI() if of_all else dppvi.DPOptimization()
     setting = {"client_sizes": SIZES, "trusted_aggregator": of_all}
     plan = dppvi.plan_privacy(
         method, dppvi.PrivacyBudget(1.0), num_rounds=10, schedule=dppvi.synchronous, **setting
     )
-    if of_all:
-        from numpyro_dppvi.protocol.global_vi import global_vi
-        from numpyro_dppvi.protocol.server import TrustedAggregator
-
-        algorithm = global_vi(
-            normal_mean,
-            None,
-            data()[0],
-            method=method,
-            plan=plan,
-            client_sizes=SIZES,
-            trusted=TrustedAggregator(),
-        )
-    else:
-        algorithm = dppvi.pvi(
-            normal_mean,
-            None,
-            data()[0],
-            method=method,
-            plan=plan,
-            schedule=dppvi.synchronous,
-            **setting,
-        )
+    algorithm = dppvi.pvi(
+        normal_mean,
+        None,
+        data()[0],
+        method=method,
+        plan=plan,
+        schedule=dppvi.synchronous,
+        **setting,
+    )
     return algorithm.step, algorithm.init(jax.random.key(0)), dppvi.stack_clients(data())
 
 

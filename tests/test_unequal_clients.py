@@ -116,7 +116,7 @@ def test_who_has_spent_all_is_refused_and_the_others_go_on(shards, monkeypatch):
     for _ in range(2):
         state, _ = pvi.step(jax.random.key(0), state, shards)
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "run", lambda *_: pytest.fail("a record was touched"))
+        patch.setattr(rounds, "run_round", lambda *_: pytest.fail("a record was touched"))
         with pytest.raises(dppvi.BudgetExceededError, match="client 0's budget is used up"):
             pvi.step(jax.random.key(0), state, shards)
     # A new plan with what the others have left goes on from the same state.
@@ -152,18 +152,18 @@ def one_step(sampler, budget, value=1e6, clips=CLIPS):
     the sum of so many of a client's clips, over its probability of drawing a record.
     """
     method = dppvi.DPOptimization(clips, 1, SGD, sampler)
-    wired = {"client_sizes": SIZES, "schedule": dppvi.synchronous}
-    plan = dppvi.plan_privacy(method, budget, num_rounds=1, **wired)
+    setting = {"client_sizes": SIZES, "schedule": dppvi.synchronous}
+    plan = dppvi.plan_privacy(method, budget, num_rounds=1, **setting)
     data = [{"y": np.full(size, value, np.float32)} for size in SIZES]
-    pvi = dppvi.pvi(normal_mean, None, data[0], method=method, plan=plan, damping=1.0, **wired)
-    program = taken(pvi, dppvi.stack_clients(data), rounds, "run")
+    pvi = dppvi.pvi(normal_mean, None, data[0], method=method, plan=plan, damping=1.0, **setting)
+    program = taken(pvi, dppvi.stack_clients(data), rounds, "run_round")
 
     def steps(secret_key):
         """The sums that clients sent, in units of what their locations moved by."""
-        problem, numbers, start, shards, groups, (key, _) = program
-        end, _ = rounds.run(problem, numbers, start, shards, groups, (key, secret_key))
-        one_by_one = jax.tree.map(lambda leaf: leaf[:, None], end.clients)
-        q = jax.vmap(server.approximation, (None, 0))(end.prior, one_by_one)
+        problem, params, before, shards, groups, (key, _), _ = program
+        end, _ = rounds.run_round(problem, params, before, shards, groups, (key, secret_key))
+        one_by_one = jax.tree.map(lambda leaf: leaf[:, None], end.server.factors)
+        q = jax.vmap(server.approximation, (None, 0))(end.server.prior, one_by_one)
         return problem.family.coordinates(q)["mu"].loc / RATE
 
     return plan, steps
@@ -229,13 +229,12 @@ def test_noise_follows_its_clients_own_clip_and_probability(x64):
 def test_changes_are_clipped_to_their_clients_own_clip(x64, kind):
     clips = (0.005, 0.01, 0.04)  # of changes that would be twice as long
     method = kind((3, 2, 4), clips, num_local_steps=3)
-    wired = {"client_sizes": SIZES, "schedule": dppvi.synchronous}
-    plan = dppvi.plan_privacy(method, UNLIMITED, num_rounds=1, **wired)
+    setting = {"client_sizes": SIZES, "schedule": dppvi.synchronous}
+    plan = dppvi.plan_privacy(method, UNLIMITED, num_rounds=1, **setting)
     data = [{"y": np.full(size, 1e6, np.float32)} for size in SIZES]
-    pvi = dppvi.pvi(normal_mean, None, data[0], method=method, plan=plan, damping=1.0, **wired)
-    problem, numbers, start, *others = taken(pvi, dppvi.stack_clients(data), rounds, "run")
-    end, _ = rounds.run(problem, numbers, start, *others)
-    sent = np.stack([np.ravel(leaf) for leaf in end.clients["mu"]])
+    pvi = dppvi.pvi(normal_mean, None, data[0], method=method, plan=plan, damping=1.0, **setting)
+    end, _ = rounds.run_round(*taken(pvi, dppvi.stack_clients(data), rounds, "run_round"))
+    sent = np.stack([np.ravel(leaf) for leaf in end.server.factors["mu"]])
     weight = 1 if kind is dppvi.LocalAveraging else np.array([3, 2, 4])
     # Equal shards: the mean is as long as one of them, and the sum as all.
     np.testing.assert_allclose(np.linalg.norm(sent, axis=0), weight * np.array(clips), rtol=1e-4)
@@ -258,7 +257,7 @@ def test_the_truncation_is_that_of_the_clients_own_batch():
 def test_other_numbers_need_no_other_program(monkeypatch):
     traced, one_round = [], rounds.one_round
     monkeypatch.setattr(rounds, "one_round", lambda *a: traced.append(a) or one_round(*a))
-    rounds.run.clear_cache()
+    rounds.run_round.clear_cache()
     for clips, probs in (((1.0, 2.0, 3.0), (0.1, 0.2, 0.5)), ((5.0, 1.0, 9.0), (0.3, 0.1, 0.5))):
         _, steps = one_step(dppvi.PoissonSampling(probs), UNLIMITED, clips=clips)
         steps(dppvi.SecretKeys(0).round_key(0))

@@ -902,7 +902,7 @@ def no_rounds(monkeypatch, tmp_path):
         raise StoppedError
 
     monkeypatch.chdir(tmp_path)  # for what is taken for a file's name
-    monkeypatch.setattr(rounds, "run", stop)
+    monkeypatch.setattr(rounds, "run_round", stop)
     monkeypatch.setattr(replay, "replays", stop)
     monkeypatch.setattr(numpyro.infer.MCMC, "run", stop)
 

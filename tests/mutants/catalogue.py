@@ -59,14 +59,14 @@ UNITS = _of("tests/privacy", "units")
 _NOISE = (
     Mutant(
         "noise on gradients, a fifth too little",
-        "noisy = add_noise(secret.noise, total, data.noise_std, like=coordinates)",
-        "noisy = add_noise(secret.noise, total, 0.8 * data.noise_std, like=coordinates)",
+        "noisy = add_noise(secret.noise, total, params.noise_std, like=coordinates)",
+        "noisy = add_noise(secret.noise, total, 0.8 * params.noise_std, like=coordinates)",
         (f"{ALGORITHM}test_the_noise_that_is_drawn_is_the_noise_that_is_accounted[full]",),
     ),
     Mutant(
         "noise on changes, a fifth too little",
-        "released = add_noise(noise_key, mean_or_sum, data.noise_std, like=each)",
-        "released = add_noise(noise_key, mean_or_sum, 0.8 * data.noise_std, like=each)",
+        "released = add_noise(noise_key, mean_or_sum, params.noise_std, like=each)",
+        "released = add_noise(noise_key, mean_or_sum, 0.8 * params.noise_std, like=each)",
         (f"{SABOTAGE}test_a_release_is_the_weighted_sum_and_its_noise",),
     ),
     Mutant(
@@ -77,7 +77,7 @@ _NOISE = (
     ),
     Mutant(
         "the mean over shards, without its weight",
-        "mean_or_sum = arithmetic.weighted_total(each, data.weight)",
+        "mean_or_sum = arithmetic.weighted_total(each, params.weight)",
         "mean_or_sum = arithmetic.weighted_total(each, 1.0)",
         (f"{SABOTAGE}test_a_release_is_the_weighted_sum_and_its_noise",),
     ),
@@ -186,8 +186,8 @@ _DISCRETE = (
     ),
     Mutant(
         "discrete noise, changes clipped too late",
-        "steps = clipped_in_steps(changes, present, data.clip_norm, visit.drawn.step)",
-        "steps = clipped_in_steps(changes, present, 1.5 * data.clip_norm, visit.drawn.step)",
+        "steps = clipped_in_steps(changes, present, params.clip_norm, visit.drawn.step)",
+        "steps = clipped_in_steps(changes, present, 1.5 * params.clip_norm, visit.drawn.step)",
         (f"{SABOTAGE}test_no_kept_change_is_longer_than_the_clip",),
     ),
 )
@@ -237,20 +237,20 @@ _CLIP = (
     ),
     Mutant(
         "gradients clipped too late",
-        "clipped_sum(gradients, mask, data.clip_norm, rounded=data.noise_std > 0)",
-        "clipped_sum(gradients, mask, 1.5 * data.clip_norm, rounded=data.noise_std > 0)",
+        "clipped_sum(gradients, mask, params.clip_norm, rounded=params.noise_std > 0)",
+        "clipped_sum(gradients, mask, 1.5 * params.clip_norm, rounded=params.noise_std > 0)",
         (f"{UNEQUAL}test_every_sum_is_bounded_by_its_clients_own_clip",),
     ),
     Mutant(
         "white changes clipped too late",
-        "each = clipped(changes, present, data.clip_norm)",
-        "each = clipped(changes, present, data.clip_norm * (1.5 if rule else 1.0))",
+        "each = clipped(changes, present, params.clip_norm)",
+        "each = clipped(changes, present, params.clip_norm * (1.5 if rule else 1.0))",
         (f"{SABOTAGE}test_no_kept_change_is_longer_than_the_clip",),
     ),
     Mutant(
         "changes clipped too late",
-        "each = clipped(changes, present, data.clip_norm)",
-        "each = clipped(changes, present, data.clip_norm * (1.0 if rule else 1.5))",
+        "each = clipped(changes, present, params.clip_norm)",
+        "each = clipped(changes, present, params.clip_norm * (1.0 if rule else 1.5))",
         (f"{SABOTAGE}test_no_kept_change_is_longer_than_the_clip",),
     ),
 )
@@ -264,8 +264,8 @@ _ROUNDING = (
     ),
     Mutant(
         "rounding that clients leave out",
-        "clipped_sum(gradients, mask, data.clip_norm, rounded=data.noise_std > 0)",
-        "clipped_sum(gradients, mask, data.clip_norm, rounded=False)",
+        "clipped_sum(gradients, mask, params.clip_norm, rounded=params.noise_std > 0)",
+        "clipped_sum(gradients, mask, params.clip_norm, rounded=False)",
         (f"{SABOTAGE}test_sums_that_get_noise_are_exact",),
     ),
     Mutant(
@@ -309,26 +309,26 @@ _KEYS = (
     ),
     Mutant(
         "the first round's key for all rounds",
-        "keys = (key, secret_keys.round_key(state.round))\n        before",
-        "keys = (key, secret_keys.round_key(0))\n        before",
+        "keys = (key, assembly.secret_keys.round_key(state.round))\n        before",
+        "keys = (key, assembly.secret_keys.round_key(0))\n        before",
         (f"{ALGORITHM}test_clients_and_rounds_get_noise_of_their_own",),
     ),
     Mutant(
         "the public key for noise",
-        "keys = (key, secret_keys.round_key(state.round))\n        before",
+        "keys = (key, assembly.secret_keys.round_key(state.round))\n        before",
         "keys = (key, key)\n        before",
         (f"{NOISE}test_the_noise_of_a_fit_does_not_derive_from_its_rng_key",),
     ),
     Mutant(
         "one key for all groups",
-        "group_keys = jax.tree.map(lambda key: jax.random.fold_in(key, index), keys)",
-        "group_keys = keys",
+        "        round_key = jax.random.fold_in(round_key, group)",
+        "        pass",
         (f"{KEY_USE}test_no_secret_key_is_used_twice[full batches, at their own pace]",),
     ),
     Mutant(
         "one key for all clients",
-        "rng_key, secret_key = jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)",
-        "rng_key, secret_key = keys",
+        "return jax.random.fold_in(round_key, client)",
+        "return round_key",
         (f"{KEY_USE}test_no_secret_key_is_used_twice[a joint sum over shards]",),
     ),
     Mutant(
@@ -339,8 +339,8 @@ _KEYS = (
     ),
     Mutant(
         "one key for all clients of a global step",
-        "own = (keys[0], jax.random.fold_in(keys[1], number))",
-        "own = keys",
+        "return jax.random.fold_in(round_key, client)",
+        "return round_key if problem.method.central else jax.random.fold_in(round_key, client)",
         (f"{KEY_USE}test_no_secret_key_is_used_twice[global steps]",),
     ),
     Mutant(
@@ -423,8 +423,8 @@ _SAMPLER = (
     ),
     Mutant(
         "the size of a batch, divided by",
-        "lambda leaf: leaf / data.inclusion_prob.astype(leaf.dtype), noisy)",
-        "lambda leaf: leaf / (jnp.sum(batch.mask) / data.num_records), noisy)",
+        "lambda leaf: leaf / params.inclusion_prob.astype(leaf.dtype), noisy)",
+        "lambda leaf: leaf / (jnp.sum(batch.mask) / self.num_records), noisy)",
         (f"{AUDIT}test_the_size_of_a_batch_enters_nothing_but_the_sum",),
     ),
 )
@@ -479,32 +479,27 @@ _CHARGING = (
         "a charge after the release",
         """        ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
-        keys = (key, secret_keys.round_key(state.round))
-        before = Factors(state.prior, state.factors, state.private, state.pulled)
-        drawn = _drawn(method, plan, groups, state.prior)
-        handed = numbers._replace(drawn=drawn, begin=state.begin if alone else None)
-        end, info = rounds.run(problem, handed, before, shards, jnp.asarray(groups), keys)
+        keys = (key, assembly.secret_keys.round_key(state.round))
+        before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
+        end, info = rounds.run_round(
+            problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
+        )
 """,
         """        key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
-        keys = (key, secret_keys.round_key(state.round))
-        before = Factors(state.prior, state.factors, state.private, state.pulled)
-        drawn = _drawn(method, plan, groups, state.prior)
-        handed = numbers._replace(drawn=drawn, begin=state.begin if alone else None)
-        end, info = rounds.run(problem, handed, before, shards, jnp.asarray(groups), keys)
+        keys = (key, assembly.secret_keys.round_key(state.round))
+        before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
+        end, info = rounds.run_round(
+            problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
+        )
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
 """,
         (f"{LEDGER_FILE}TestFit::test_every_round_is_on_the_disk_before_it_runs",),
     ),
     Mutant(
         "global steps that are not charged",
-        """        groups = schedules.synchronous(state.round, num_clients)
-        trusted.check(groups, num_clients)
-        ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
-""",
-        """        groups = schedules.synchronous(state.round, num_clients)
-        trusted.check(groups, num_clients)
-        ledger = state.ledger
-""",
+        "ledger = charged(state.ledger, plan, state.round, groups, ledger_file)",
+        "ledger = state.ledger if problem.method.central else "
+        "charged(state.ledger, plan, state.round, groups, ledger_file)",
         (f"{LEDGER_FILE}TestFit::test_every_round_is_on_the_disk_before_it_runs",),
     ),
     Mutant(
@@ -584,14 +579,14 @@ _CHARGING = (
 _PRIVATE_STATE = (
     Mutant(
         "private state in the result",
-        "state = state._replace(private=None)",
+        "state = state._replace(clients=state.clients._replace(private=None))",
         "state = state._replace()",
         (f"{METHODS}test_q_is_a_product_of_released_factors_and_a_result_keeps_no_private_one",),
     ),
     Mutant(
         "private state in the checkpoint",
-        'if name not in ("round", "ledger", "private") and part is not None',
-        'if name not in ("round", "ledger") and part is not None',
+        'parts = {**state.server._asdict(), "pulled": state.clients.pulled}',
+        "parts = {**state.server._asdict(), **state.clients._asdict()}",
         (f"{CHECKPOINT}test_what_clients_keep_is_in_a_file_of_its_own",),
     ),
     Mutant(
@@ -602,8 +597,8 @@ _PRIVATE_STATE = (
     ),
     Mutant(
         "private factors that follow a refused merge",
-        "share = jnp.where(info.rejected, 0.0, numbers.damping)",
-        "share = numbers.damping",
+        "Answer(jnp.where(info.rejected, 0.0, params.damping), after.natural)",
+        "Answer(params.damping, after.natural)",
         (f"{SABOTAGE}test_a_refused_merge_happened_nowhere",),
     ),
     Mutant(
@@ -621,15 +616,14 @@ _PRIVATE_STATE = (
     ),
     Mutant(
         "private factors without damping",
-        "kept = factors.power(messages.kept, share)",
-        "kept = factors.power(messages.kept, share / numbers.damping)",
+        "factors.power(kept, answer.share)",
+        "factors.power(kept, answer.share > 0)",
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
     Mutant(
         "private factors that a client's shards share",
-        "kept = factors.power(messages.kept, share)",
-        "kept = jax.tree.map(lambda leaf: jnp.broadcast_to(share * leaf.mean(1, keepdims=True), "
-        "leaf.shape), messages.kept)",
+        "factors.power(kept, answer.share)",
+        "jax.tree.map(lambda leaf: answer.share * leaf.mean(0, keepdims=True), kept)",
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
     Mutant(
@@ -641,31 +635,36 @@ _PRIVATE_STATE = (
     ),
     Mutant(
         "solves that start from a private q",
-        "q = q if now.pulled is None else of_client(now.pulled)",
-        "q = q if now.private is None else "
-        "factors.multiply(q, factors.total(of_client(now.private)))",
+        "q=request.q if state.pulled is None else state.pulled",
+        "q=request.q if state.private is None else "
+        "factors.multiply(request.q, factors.total(state.private))",
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
     Mutant(
         "a merge that private state refuses",
-        "after = now._replace(clients=merged)\n    if now.private is not None:\n",
-        "after = now._replace(clients=merged)\n    if now.private is not None:\n"
-        "        mine = factors.multiply(now.prior, factors.total(factors.total(now.private)))\n"
-        "        good = problem.family.in_domain(mine)\n"
-        "        after = after._replace(clients=factors.select(good, merged, now.clients))\n",
+        "        clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)\n",
+        "        if now.clients.private is not None:\n"
+        "            mine = server.factors.total(server.factors.total(now.clients.private))\n"
+        "            good = problem.family.in_domain(server.factors.multiply(known.prior, mine))\n"
+        "            both = (known.factors, now.server.factors)\n"
+        "            known = known._replace(factors=server.factors.select(good, *both))\n"
+        "        clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)\n",
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
     Mutant(
         "shards whose solves failed, told",
-        "return Message(in_natural(released), kept, hidden)",
-        "return Message(in_natural(released), kept, ~factors.is_finite(changes))",
+        "return Outcome(in_natural(released), kept, hidden)",
+        "return Outcome(in_natural(released), kept, ~factors.is_finite(changes))",
         (f"{SABOTAGE}test_a_shard_that_fails_is_not_told",),
     ),
     Mutant(
         "a history of private state",
-        "movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients))",
-        "movement = problem.family.jeffreys(before, server.approximation(end.prior, end.clients "
-        "if end.private is None else jax.tree.map(lambda x: x.sum(1), end.private)))",
+        "movement = problem.family.jeffreys(before.server.natural, end.server.natural)",
+        "shown = end.clients.private\n"
+        "    shown = end.server.factors if shown is None else "
+        "jax.tree.map(lambda x: x.sum(1), shown)\n"
+        "    shown = server.approximation(end.server.prior, shown)\n"
+        "    movement = problem.family.jeffreys(before.server.natural, shown)",
         (f"{ONLY_RELEASES}test_what_clients_keep_to_themselves_would_be_found",),
     ),
 )
@@ -692,8 +691,8 @@ _WHITE = (
     ),
     Mutant(
         "changes that are noised as they were measured",
-        "return Message(in_natural(released), kept, hidden)",
-        "return Message(released, kept, hidden)",
+        "return Outcome(in_natural(released), kept, hidden)",
+        "return Outcome(released, kept, hidden)",
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
 )
@@ -753,8 +752,8 @@ _AGGREGATOR = (
     ),
     Mutant(
         "factors of single clients under an aggregator",
-        "clients = of_clients(prior, begin, num_clients, problem.aggregated)",
-        "clients = of_clients(prior, begin, num_clients, False)",
+        "each = initial.of_clients(prior, held, num_clients, problem.aggregated)",
+        "each = initial.of_clients(prior, held, num_clients, False)",
         (f"{METHODS}test_q_is_a_product_of_released_factors_and_a_result_keeps_no_private_one",),
     ),
 )
@@ -816,8 +815,8 @@ _REFUSALS = (
     ),
     Mutant(
         "a failed solve that is shown",
-        "return Message(factors.select(finite, change, factors.unit(change)), None, ~finite)",
-        "return Message(change, None, ~finite)",
+        "return Outcome(factors.select(finite, change, factors.unit(change)), None, ~finite)",
+        "return Outcome(change, None, ~finite)",
         (f"{SABOTAGE}test_a_solve_that_fails_sends_nothing",),
     ),
 )
@@ -858,8 +857,8 @@ _ROWS = (
     ),
     Mutant(
         "padding in a shard",
-        "present = (places < data.num_records) & (number < data.num_shards)",
-        "present = (places >= 0) & (number < data.num_shards)",
+        "present = (places < of.num_records) & (number < num_shards)",
+        "present = (places >= 0) & (number < num_shards)",
         (
             f"{METHODS}test_in_a_conjugate_family_the_number_of_shards_does_not_matter[VirtualClients-num_shards2]",
         ),
@@ -880,14 +879,14 @@ _ROWS = (
     ),
     Mutant(
         "shards that a client does not have",
-        "    present = numbers < data.num_shards\n",
+        "    present = numbers < params.num_shards\n",
         "    present = numbers >= 0\n",
         (f"{METHODS}test_virtual_clients_without_privacy_are_so_many_synchronous_clients",),
     ),
     Mutant(
         "records that are in two shards",
-        "places = number + data.num_shards * jnp.arange(layout.shard_capacity)",
-        "places = number + jnp.arange(layout.shard_capacity)",
+        "places = number + num_shards * jnp.arange(of.layout.shard_capacity)",
+        "places = number + jnp.arange(of.layout.shard_capacity)",
         (f"{METHODS}test_virtual_clients_without_privacy_are_so_many_synchronous_clients",),
     ),
 )

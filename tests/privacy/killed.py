@@ -40,7 +40,7 @@ class Place:
 
 def watch(place, folder):
     """Lets a run pass through places where it may be killed."""
-    fsync, encoded, charge, run = os.fsync, module._encoded, LedgerFile.charge, rounds.run
+    fsync, encoded, charge, run = os.fsync, module._encoded, LedgerFile.charge, rounds.run_round
 
     def synced(number):
         place.reached("written, not synced")
@@ -68,7 +68,7 @@ def watch(place, folder):
         return out
 
     os.fsync, module._encoded = synced, half_written
-    LedgerFile.charge, rounds.run = charged, released
+    LedgerFile.charge, rounds.run_round = charged, released
 
 
 def begin(folder):
@@ -94,7 +94,7 @@ def charges(folder):
     for number in range(100):
         new = [Entry(number, client, EVENT, NUM_RELEASES) for client in range(len(BUDGETS))]
         ledger = file.charge(ledger, new)
-        rounds.run()
+        rounds.run_round()
 
 
 def fit(folder):
@@ -132,7 +132,7 @@ def child(run, folder, place):
     if number:
         return os.WTERMSIG(os.waitpid(number, 0)[1])
     if run is charges:
-        rounds.run = lambda: None
+        rounds.run_round = lambda: None
     watch(Place(place), folder)
     try:
         run(folder)

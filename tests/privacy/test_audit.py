@@ -46,9 +46,9 @@ def test_no_release_shows_more_than_is_claimed(name):
 @pytest.fixture
 def planted(monkeypatch):
     """Plants mistakes in programs that are traced anew, now and afterwards."""
-    rounds.run.clear_cache()
+    rounds.run_round.clear_cache()
     yield monkeypatch.setattr
-    rounds.run.clear_cache()
+    rounds.run_round.clear_cache()
 
 
 def refuted(case, at_least=1.0):
@@ -110,7 +110,7 @@ def test_another_clients_numbers_are_found(planted):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(visits, "clipped_sum", clipped_as_the_first)
         refuted(case(), 2)
-    rounds.run.clear_cache()
+    rounds.run_round.clear_cache()
     planted(PoissonSampling, "draw", lambda s, k, n, prob, *sizes: draw(s, k, n, 0.5, *sizes))
     refuted(case(), 1.5)
 
@@ -156,11 +156,13 @@ def test_the_size_of_a_batch_enters_nothing_but_the_sum():
     family = guides.family_of(None, normal_mean, space)
     method = dppvi.DPOptimization(2.0, sampler=POISSON, expectation=dppvi.MonteCarlo(2))
     layout = visits.Layout(POISSON.physical_size([10]), 1, 10)
-    data = visits.LocalData(records, *(jnp.asarray(x) for x in (10, 1, 0.0, 1.0, 2.0, 0.2)))
+    params = visits.ClientParams(*(jnp.asarray(x) for x in (0.0, 1, 1.0, 2.0, 0.2)))
 
     def gradient(secret_key):
         keys = (jax.random.key(0), secret_key)
-        likelihood = visits.OfRecords(space, family, method.expectation, layout, data)
+        likelihood = visits.OfRecords(
+            space, family, method.expectation, layout, records, jnp.asarray(10), params
+        )
         return likelihood.released(method.sampler, keys, family.standard())["mu"].loc
 
     keys = jax.random.split(SecretKeys(1).round_key(0), 300)

@@ -65,10 +65,10 @@ def noise_alone(rng_key, total, noise_std, like=None):
 
 @pytest.fixture
 def same_release(monkeypatch):
-    rounds.run.clear_cache()
+    rounds.run_round.clear_cache()
     monkeypatch.setattr(visits, "add_noise", noise_alone)
     yield
-    rounds.run.clear_cache()
+    rounds.run_round.clear_cache()
 
 
 @pytest.fixture

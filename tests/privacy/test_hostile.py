@@ -23,8 +23,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.families import factors
-from numpyro_dppvi.protocol import global_vi, rounds, server
-from numpyro_dppvi.protocol.rounds import Factors
+from numpyro_dppvi.protocol import rounds, server
 
 # ---------------------------------------------------------------------------------------------
 # Hostile layouts. Sizes that no number of shards divides, a client at the arrays' capacity, one
@@ -184,7 +183,7 @@ ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for
 # Runs whose every round can be started again from any state.
 
 
-def _plain_merge(family, prior, client_factors, clients, changes, damping, *rest):
+def _plain_merge(family, prior, client_factors, clients, changes, *, damping, **rest):
     """What clients sent, multiplied in: what the server does to it afterwards is no release."""
     damped = factors.power(changes, damping)
     merged = jax.tree.map(lambda leaf, c: leaf.at[clients].add(c), client_factors, damped)
@@ -213,9 +212,8 @@ class Run:
 
         with pytest.MonkeyPatch.context() as patch:
             self.of_all = isinstance(case.method, dppvi.GlobalVI)
-            module, name = (global_vi, "_step") if self.of_all else (rounds, "run")
-            self.program = getattr(module, name)
-            patch.setattr(module, name, spy("run"))
+            self.program = rounds.run_round
+            patch.setattr(rounds, "run_round", spy("run"))
             with pytest.raises(StopError):
                 dppvi.fit(
                     case.model,
@@ -231,7 +229,7 @@ class Run:
                     **options,
                 )
         self.arguments = caught["run"]
-        self.problem, self.numbers, self.first = self.arguments[:3]
+        self.problem, self.params, self.first = self.arguments[:3]
         self.plan = dppvi.plan_privacy(
             case.method,
             case.budget,
@@ -244,25 +242,17 @@ class Run:
 
     def step(self, shards, state):
         """One round: the state after it."""
-        if self.of_all:
-            keys = self.arguments[-1]
-            coordinates, optimizer, *_ = self.program(
-                self.problem, self.numbers, state, shards, keys
-            )
-            return coordinates, optimizer
-        groups, keys = self.arguments[4:]
-        return self.program(self.problem, self.numbers, state, shards, groups, keys)[0]
+        return self.program(self.problem, self.params, state, shards, *self.arguments[4:])[0]
 
     def released(self, before, after):
         """What each client sent, in the units in which it is clipped; leading axis clients."""
-        if self.of_all:
-            return _flat(factors.divide(after[0], before[0]))[None] / RATE
-        return _flat(self._units(before.prior, before.clients, after.clients), axes=1)
+        server = before.server
+        return _flat(self._units(server.prior, server.factors, after.server.factors), axes=1)
 
     @functools.cached_property
     def _units(self):
         rule = getattr(self.problem.method, "optimizer", None)
-        gradients = isinstance(self.problem.method, dppvi.DPOptimization)
+        gradients = self.problem.method.releases == "gradients"
 
         @jax.jit
         def units(prior, before, after):
@@ -283,9 +273,7 @@ class Run:
 
     def shared(self, base, own):
         """A state with what was released in one run, and what clients keep to themselves."""
-        if not isinstance(base, Factors):
-            return base
-        return base._replace(private=own.private)
+        return base._replace(clients=own.clients)
 
 
 def _whole(method):
@@ -305,11 +293,11 @@ def _flat(tree, axes=0):
 @pytest.fixture(scope="module", autouse=True)
 def _messages_are_seen():
     """The server's repairs and refusals are functions of releases; here they would hide them."""
-    rounds.run.clear_cache()
+    rounds.run_round.clear_cache()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "merge", _plain_merge)
         yield
-    rounds.run.clear_cache()
+    rounds.run_round.clear_cache()
 
 
 @functools.cache
@@ -367,7 +355,7 @@ def _check_release(run, moved, client, relation, label):
     """How far the release moved, as a share of what is accounted for one record of the client."""
     assert np.isfinite(moved).all(), label
     sensitivity = run.plan.clients[client].mechanism.sensitivity("replace_one")
-    prob = float(getattr(run.numbers, "inclusion_prob", np.ones(len(SIZES)))[client])
+    prob = float(run.params.clients.inclusion_prob[client])
     length = np.linalg.norm(moved.sum(axis=0)) * prob
     # Noise is the same in both; what comes out is rounded to its grid, and to 32 bits.
     std = run.plan.noise_std[client] * prob
@@ -381,10 +369,10 @@ def _check_release(run, moved, client, relation, label):
 
 def _check_private(run, own, other, changed, label):
     """What stays at clients differs in the touched shards alone, bit by bit."""
-    if own.private is None:
+    if own.clients.private is None:
         return
-    layout = np.asarray(run.numbers.num_shards)
-    leaves = (jax.tree.leaves(jax.device_get(state.private)) for state in (own, other))
+    layout = np.asarray(run.params.clients.num_shards)
+    leaves = (jax.tree.leaves(jax.device_get(state.clients)) for state in (own, other))
     for a, b in zip(*leaves, strict=True):
         assert np.isfinite(a).all(), label
         untouched = np.ones(a.shape[:2], bool)

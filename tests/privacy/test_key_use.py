@@ -18,7 +18,6 @@ from jax.extend.random import define_prng_impl
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.methods import visits
 from numpyro_dppvi.privacy import chacha, keys
-from numpyro_dppvi.protocol import global_vi, planning, server
 
 BITS, SPLIT, FOLD = 1, 2, 3
 NUM_CLIENTS, NUM_ROUNDS, NUM_STEPS = 3, 2, 5
@@ -93,27 +92,10 @@ def run(method, schedule, trusted=False):
     rng = np.random.default_rng(0)
     data = [{"y": rng.normal(size=size).astype(np.float32)} for size in SIZES]
     shapes = {"y": jax.ShapeDtypeStruct((sum(SIZES),), jnp.float32)}
-    aggregator = server.aggregator(trusted)
-    wired = planning.asked(planning.wiring(method, schedule, NUM_ROUNDS, trusted), NUM_CLIENTS)
-    plan = planning.plan_wired(wired, dppvi.PrivacyBudget(1.0), SIZES)
-    arguments = {"method": wired.method, "client_sizes": SIZES, "plan": plan}
-    if isinstance(method, dppvi.GlobalVI):
-        algorithm = global_vi.global_vi(
-            normal_mean,
-            None,
-            shapes,
-            trusted=aggregator or server.TrustedAggregator(),
-            **arguments,
-        )
-    else:
-        algorithm = dppvi.pvi(
-            normal_mean,
-            None,
-            shapes,
-            schedule=schedule,
-            trusted_aggregator=trusted,
-            **arguments,
-        )
+    setting = {"client_sizes": SIZES, "schedule": schedule, "trusted_aggregator": trusted}
+    budget = dppvi.PrivacyBudget(1.0)
+    plan = dppvi.plan_privacy(method, budget, num_rounds=NUM_ROUNDS, **setting)
+    algorithm = dppvi.pvi(normal_mean, None, shapes, method=method, plan=plan, **setting)
     state = algorithm.init(jax.random.key(0))
     shards = dppvi.stack_clients(data)
     for _ in range(NUM_ROUNDS):

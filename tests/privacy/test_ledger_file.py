@@ -23,7 +23,7 @@ from numpyro_dppvi.privacy import (
     PrivacyBudget,
     ledger_file,
 )
-from numpyro_dppvi.protocol import global_vi, rounds
+from numpyro_dppvi.protocol import rounds
 
 BUDGETS = (PrivacyBudget(1.0), PrivacyBudget(3.0, 1e-6, "add_or_remove_one"))
 EVENTS = [
@@ -343,14 +343,13 @@ class TestFit:
     @pytest.mark.parametrize("method", [None, dppvi.VirtualClients(2), dppvi.GlobalVI()])
     def test_every_round_is_on_the_disk_before_it_runs(self, path, method, monkeypatch):
         counted = []
-        step = global_vi._step if isinstance(method, dppvi.GlobalVI) else rounds.run
-        module = global_vi if isinstance(method, dppvi.GlobalVI) else rounds
+        step = rounds.run_round
 
         def watched(*arguments):
             counted.append(len(LedgerFile(path).open(Ledger((PrivacyBudget(1.0),) * 2)).entries))
             return step(*arguments)
 
-        monkeypatch.setattr(module, step.__name__, watched)
+        monkeypatch.setattr(rounds, "run_round", watched)
         result = fit(path, method, trusted_aggregator=isinstance(method, dppvi.GlobalVI))
         assert counted == [2, 4]
         assert len(result.ledger.entries) == 4
@@ -361,14 +360,14 @@ class TestFit:
         def run(*arguments):
             raise AssertionError("something was computed")
 
-        monkeypatch.setattr(rounds, "run", run)
+        monkeypatch.setattr(rounds, "run_round", run)
         with pytest.raises(BudgetExceededError, match="client 0's budget is used up"):
             fit(path)
 
     def test_nothing_is_released_if_the_disk_does_not_take_it(self, path, monkeypatch):
         fit(path, num_rounds=1, budget=PrivacyBudget(0.3))
         ran = []
-        monkeypatch.setattr(rounds, "run", lambda *arguments: ran.append(arguments))
+        monkeypatch.setattr(rounds, "run_round", lambda *arguments: ran.append(arguments))
 
         def fsync(number):
             raise OSError("no space left on device")

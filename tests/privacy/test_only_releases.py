@@ -33,7 +33,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import diagnostics, plots
 from numpyro_dppvi.methods import visits
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile
-from numpyro_dppvi.protocol import global_vi, rounds
+from numpyro_dppvi.protocol import rounds
 from numpyro_dppvi.run import checkpoint
 
 mpl.use("Agg")
@@ -322,8 +322,7 @@ def differing(one, other):
 
 def forget():
     """Programs are traced anew."""
-    rounds.run.clear_cache()
-    global_vi._step.clear_cache()
+    rounds.run_round.clear_cache()
 
 
 REAL_NOISE = visits.add_noise
@@ -407,8 +406,9 @@ def leaking(step):
             warnings.warn("an outlier", stacklevel=2)
         print(f"mean {y.mean()}")  # noqa: T201
         end, info = step(problem, numbers, start, shards, *rest)
-        clients = jax.tree.map(lambda leaf: leaf + 1e-6 * (y > 100).sum(), end.clients)
-        return end._replace(clients=clients), info._replace(movement=info.movement + y.mean())
+        factors = jax.tree.map(lambda leaf: leaf + 1e-6 * (y > 100).sum(), end.server.factors)
+        server = end.server._replace(factors=factors)
+        return end._replace(server=server), info._replace(movement=info.movement + y.mean())
 
     return run
 
@@ -427,14 +427,14 @@ def spoilt(result, data):
 
 
 def test_planted_leaks_are_found(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(rounds, "run", leaking(rounds.run))
+    monkeypatch.setattr(rounds, "run_round", leaking(rounds.run_round))
     found = differing(*both(tmp_path, capsys, *METHODS["gradients"], spoil=spoilt))
     assert {"log", "warnings", "printed", "result: .history.movement"} <= set(found)
     assert {"kept", "figures", "files"} <= set(found)
     assert "result: .posterior.model.keywords['y']" in found
     assert "result: .posterior.attrs['outliers']" in found
     assert "export: attrs['outliers']" in found or any("export: posterior" in f for f in found)
-    assert any(place.startswith("result: .state.factors") for place in found)
+    assert any(place.startswith("result: .state.server.factors") for place in found)
 
 
 def test_what_clients_keep_to_themselves_would_be_found(tmp_path, capsys, monkeypatch):
@@ -442,12 +442,12 @@ def test_what_clients_keep_to_themselves_would_be_found(tmp_path, capsys, monkey
     replace = dppvi.PVIState._replace
 
     def keep(state, **changes):
-        return replace(state, **{k: v for k, v in changes.items() if k != "private"})
+        return replace(state, **{k: v for k, v in changes.items() if k != "clients"})
 
     monkeypatch.setattr(dppvi.PVIState, "_replace", keep)
     found = differing(*both(tmp_path, capsys, *METHODS["virtual clients"]))
     assert found
-    assert all(".state.private" in place for place in found)
+    assert all(".state.clients.private" in place for place in found)
 
 
 def told(error):
@@ -489,6 +489,6 @@ def test_real_releases_differ(tmp_path, capsys, monkeypatch):
     forget()
     one, other = both(tmp_path, capsys, *METHODS["gradients"])
     found = differing(one, other)
-    assert any(place.startswith("result: .state.factors") for place in found)
+    assert any(place.startswith("result: .state.server.factors") for place in found)
     assert any(place.startswith("export: posterior") for place in found)
     assert not {"statement", "words", "log", "warnings"} & set(found)

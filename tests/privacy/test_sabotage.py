@@ -31,7 +31,9 @@ from numpyro_dppvi.privacy import (
     noise_laws,
     plan_selection,
 )
-from numpyro_dppvi.protocol import rounds
+from numpyro_dppvi.protocol import client, rounds
+from numpyro_dppvi.protocol.messages import Request
+from numpyro_dppvi.protocol.problem import Problem
 
 CLIP, DAMPING = 0.3, 0.5
 NATURAL = {"num_local_steps": 1, "optimizer": dppvi.NaturalGradient()}
@@ -121,25 +123,15 @@ def visit(method, clip_norm=CLIP, shard=None):
         data = {name: leaf[shard::4] for name, leaf in data.items()}
         own, size, num_shards = jax.tree.map(lambda leaf: leaf[shard], own), 3, 1
     layout = visits.Layout(0, num_shards, 3, private=shard is None)
+    problem = Problem(space, family, method, layout)
 
     @jax.jit
     def run(noise_std, secret_key, drawn=None):
-        numbers = (size, num_shards, noise_std, weight_of(method), clip_norm, 1.0)
-        held = visits.LocalData(data, *(jnp.asarray(number) for number in numbers))
-        rate, key = jnp.asarray(0.05), jax.random.key(0)
-        return visits.with_records(
-            method,
-            space,
-            family,
-            layout,
-            q,
-            own,
-            held,
-            learning_rate=rate,
-            rng_key=key,
-            secret_key=secret_key,
-            drawn=drawn,
-        )
+        numbers = (noise_std, num_shards, weight_of(method), clip_norm, 1.0)
+        params = visits.ClientParams(*(jnp.asarray(number) for number in numbers))
+        request = Request(q, own, jax.random.key(0), jnp.asarray(0.05))
+        none, count = client.ClientState(), jnp.asarray(size)
+        return client.respond(problem, params, none, request, data, count, secret_key, drawn)
 
     return run, family, q
 
@@ -172,7 +164,7 @@ def test_a_change_within_the_clip_is_what_the_solve_found(name):
     kept = visit(method, clip_norm=1e6)[0](0.0, key).kept
     alone = dppvi.NonPrivate(method.num_local_steps, method.optimizer, method.expectation)
     for shard in range(4):
-        found = visit(alone, shard=shard)[0](0.0, key).change
+        found = visit(alone, shard=shard)[0](0.0, key).release
         for one, all_ in zip(*map(jax.tree.leaves, (found, kept)), strict=True):
             np.testing.assert_allclose(all_[shard], one, rtol=1e-4, atol=1e-5)
 
@@ -185,10 +177,10 @@ def test_a_release_is_the_weighted_sum_and_its_noise(name):
     message = run(std, key)
     rule = method.optimizer
     if rule is None:
-        each, sent, compare = message.kept, message.change, assert_equal
+        each, sent, compare = message.kept, message.release, assert_equal
     else:
         measured = functools.partial(rule.measured, family, q)
-        each, sent = jax.vmap(measured)(message.kept), measured(message.change)
+        each, sent = jax.vmap(measured)(message.kept), measured(message.release)
         compare = functools.partial(
             jax.tree.map, functools.partial(np.testing.assert_allclose, atol=1e-3)
         )
@@ -226,10 +218,11 @@ def test_sums_that_get_noise_are_exact(monkeypatch):
     layout = visits.Layout(size, 1, size)
     for order in (np.arange(size), np.random.default_rng(2).permutation(size)):
         held = {name: jnp.asarray(leaf[order]) for name, leaf in data.items()}
-        numbers = (jnp.asarray(number) for number in (size, 1, 1.0, 1.0, CLIP, 1.0))
+        params = visits.ClientParams(*(jnp.asarray(x) for x in (1.0, 1, 1.0, CLIP, 1.0)))
         keys = (jax.random.key(0), dppvi.SecretKeys(0).round_key(0))
-        mine = visits.LocalData(held, *numbers)
-        likelihood = visits.OfRecords(space, family, method.expectation, layout, mine)
+        likelihood = visits.OfRecords(
+            space, family, method.expectation, layout, held, jnp.asarray(size), params
+        )
         likelihood.released(method.sampler, keys, family.standard())
     assert_equal(*sums)
     step = float(arithmetic.power_of_two(CLIP, jnp.float32)) * 2.0**-20
@@ -245,7 +238,7 @@ def test_a_solve_that_fails_sends_nothing():
     run, *_ = visit(method, shard=0)
     message = run(100.0, dppvi.SecretKeys(0).round_key(0))
     assert message.failed
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(message.change))
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(message.release))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -268,29 +261,29 @@ class Rounds:
         name, trusted = RUNS[run]
         self.method, self.trusted = METHODS[name], trusted
         self.data = [records(size, seed) for seed, size in enumerate(SIZES)]
-        wired = {
+        setting = {
             "client_sizes": SIZES,
             "schedule": dppvi.synchronous,
             "trusted_aggregator": trusted,
         }
         budget = dppvi.PrivacyBudget(math.inf)
-        self.plan = dppvi.plan_privacy(self.method, budget, num_rounds=1, **wired)
+        self.plan = dppvi.plan_privacy(self.method, budget, num_rounds=1, **setting)
         shapes = {
             name: jax.ShapeDtypeStruct((sum(SIZES), *leaf.shape[1:]), leaf.dtype)
             for name, leaf in self.data[0].items()
         }
         self.algorithm = dppvi.pvi(
-            logistic, None, shapes, method=self.method, plan=self.plan, damping=DAMPING, **wired
+            logistic, None, shapes, method=self.method, plan=self.plan, damping=DAMPING, **setting
         )
         self.shards = dppvi.stack_clients(self.data)
-        found = taken(self.algorithm, self.shards, rounds, "run")
-        self.problem, self.numbers, self.first, _, self.groups, self.keys = found
+        found = taken(self.algorithm, self.shards, rounds, "run_round")
+        self.problem, self.params, self.first, _, self.groups, self.keys, _ = found
 
-    def after(self, start, shards=None, numbers=None, keys=None):
+    def after(self, start, shards=None, params=None, keys=None):
         """A round that starts from these factors."""
-        return rounds.run(
+        return rounds.run_round(
             self.problem,
-            numbers or self.numbers,
+            params or self.params,
             start,
             self.shards if shards is None else shards,
             self.groups,
@@ -303,16 +296,18 @@ class Rounds:
         for _ in range(num_rounds):
             now, info = self.after(now)
             assert info.rejected == info.projected == 0
-        assert min(np.min(np.abs(leaf)) for leaf in jax.tree.leaves(now.private)) > 0
+        assert min(np.min(np.abs(leaf)) for leaf in jax.tree.leaves(now.clients.private)) > 0
         return now
 
     def q(self, start):
-        return rounds.server.approximation(start.prior, start.clients)
+        return start.server.natural
 
     def kept(self, before, after):
         """The touched shard's change, as its private factor shows it."""
         return jax.tree.map(
-            lambda b, a: (a[TOUCHED] - b[TOUCHED]) / DAMPING, before.private, after.private
+            lambda b, a: (a[TOUCHED] - b[TOUCHED]) / DAMPING,
+            before.clients.private,
+            after.clients.private,
         )
 
     def check(self, before, after, other_before, other_after):
@@ -320,15 +315,17 @@ class Rounds:
         untouched = np.ones((2, 4), bool)
         untouched[TOUCHED] = False
         q, family = self.q(before), self.problem.family
-        assert_equal(before.clients, other_before.clients)
+        assert_equal(before.server, other_before.server)
         for one, other in zip(
-            *map(jax.tree.leaves, (after.private, other_after.private)), strict=True
+            *map(jax.tree.leaves, (after.clients, other_after.clients)), strict=True
         ):
             np.testing.assert_array_equal(one[untouched], other[untouched])
         mine, theirs = self.kept(before, after), self.kept(other_before, other_after)
         for change in (mine, theirs):
             assert length(self.method, family, q, change) <= CLIP * (1 + 1e-3)
-        shown = factors.divide(factors.total(other_after.clients), factors.total(after.clients))
+        shown = factors.divide(
+            factors.total(other_after.server.factors), factors.total(after.server.factors)
+        )
         explained = factors.power(factors.divide(theirs, mine), DAMPING * weight_of(self.method))
         left = length(self.method, family, q, factors.divide(shown, explained))
         assert left <= 1e-3 * CLIP * weight_of(self.method)
@@ -345,8 +342,9 @@ def test_a_shard_shows_nothing_but_its_own_clipped_change(run, told):
     """Whatever a shard has kept to itself, improper factors among it."""
     mine = prepared(run)
     start = mine.some_rounds_later()
-    changed = jax.tree.map(lambda leaf: leaf.at[TOUCHED].set(told * leaf[TOUCHED]), start.private)
-    other = start._replace(private=changed)
+    other = start._replace(
+        clients=jax.tree.map(lambda leaf: leaf.at[TOUCHED].set(told * leaf[TOUCHED]), start.clients)
+    )
     (after, info), (other_after, other_info) = mine.after(start), mine.after(other)
     assert info.rejected == other_info.rejected == info.projected == other_info.projected == 0
     mine.check(start, after, other, other_after)
@@ -372,7 +370,7 @@ def test_a_record_shows_nothing_but_its_shards_clipped_change_in_any_round(run):
         )
         assert moved > 1e-2 * CLIP or number == 0  # the record does reach its own shard's factor
         # What was released is the same in both from here; what was kept is not.
-        now, other = after, other_after._replace(clients=after.clients)
+        now, other = after, other_after._replace(server=after.server)
 
 
 @each_run
@@ -396,24 +394,25 @@ def test_a_refused_merge_happened_nowhere(run):
     # A prior's factor that is improper by itself, and q hardly proper.
     edge = jax.tree.map(
         lambda leaf: leaf._replace(quadratic=-leaf.quadratic - 1e-4),
-        factors.total(start.clients),
+        factors.total(start.server.factors),
         is_leaf=lambda leaf: hasattr(leaf, "quadratic"),
     )
-    start = start._replace(prior=edge)
+    start = start._replace(server=start.server._replace(prior=edge))
     # White coordinates are in units of q, which is very wide there.
     white = mine.method.optimizer is not None
-    numbers = mine.numbers._replace(noise_std=jnp.full(2, 8.0 if white else 0.2))
+    noise_std = jnp.full(2, 8.0 if white else 0.2)
+    params = mine.params._replace(clients=mine.params.clients._replace(noise_std=noise_std))
     outcomes = set()
     for seed in range(12):
         keys = (mine.keys[0], dppvi.SecretKeys(seed).round_key(0))
-        after, info = mine.after(start, numbers=numbers, keys=keys)
+        after, info = mine.after(start, params=params, keys=keys)
         outcomes.add(int(info.rejected))
         if info.rejected:
             assert_equal(after, start)
         else:
-            kept = jax.tree.leaves(factors.divide(after.private, start.private))
+            kept = jax.tree.leaves(factors.divide(after.clients.private, start.clients.private))
             assert all(np.any(leaf) for leaf in kept)
-            assert np.any(factors.total(after.clients)["w"].linear)
+            assert np.any(factors.total(after.server.factors)["w"].linear)
     assert outcomes == {0, 1}
 
 

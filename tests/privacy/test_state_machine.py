@@ -73,11 +73,11 @@ class World:
             what, self.at = self.what, None
             what(self)
 
-    def compute(self, problem, numbers, start, shards, groups, keys):
-        del problem, shards, keys
+    def compute(self, problem, params, before, shards, groups, keys, drawn):
+        del problem, shards, keys, drawn
         self.moment("in a round")
         number = len(self.released) + 1
-        noise = np.asarray(numbers.noise_std) / CLIP_NORM
+        noise = np.asarray(params.clients.noise_std) / CLIP_NORM
         visits = np.bincount(np.asarray(groups).ravel(), minlength=NUM_CLIENTS)
         self.released[number] = [
             (client, float(noise[client]), int(visits[client]) * NUM_STEPS)
@@ -85,7 +85,7 @@ class World:
         ]
         self.moment("after a round")
         none = np.zeros((), np.int32)
-        return start, rounds.RoundInfo(np.float32(number), none, none, none)
+        return before, rounds.RoundInfo(np.float32(number), none, none, none)
 
 
 def killed(world):
@@ -122,7 +122,7 @@ def stubbed(patch, world):
     patch.setattr(fit_module, "lay_out", lambda *arguments: laid_out)
     patch.setattr(fit_module, "_attrs", lambda result: {})
     patch.setattr(rounds, "first_prior", lambda *arguments: first)
-    patch.setattr(rounds, "run", world.compute)
+    patch.setattr(rounds, "run_round", world.compute)
     replace, encoded = Path.replace, ledgers._encoded
 
     def moved(path, target):
