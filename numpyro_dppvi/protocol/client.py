@@ -166,8 +166,9 @@ class Client:
         Raises:
             BudgetExceededError: If its budget does not cover the release. Nothing is computed.
         """
-        ledger = self._charged(request.round)
-        round_key = self.secret_keys.round_key(request.round)
+        number, group = int(request.round), int(request.group)
+        ledger = self._charged(number)
+        round_key = self.secret_keys.round_key(number)
         outcome = _respond(
             self.problem,
             self.params,
@@ -175,7 +176,7 @@ class Client:
             request._replace(round=0, group=0),
             self.records,
             self.num_records,
-            secret_key_of_visit(self.problem, round_key, group=request.group, client=self.number),
+            secret_key_of_visit(self.problem, round_key, group=group, client=self.number),
             self._drawn(request),
         )
         after = dataclasses.replace(self, ledger=ledger, unanswered=outcome.kept)

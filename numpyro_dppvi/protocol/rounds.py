@@ -147,23 +147,18 @@ def one_round(
     drawn: Any = None,
 ) -> tuple[RoundState, RoundInfo]:
     """What :func:`run_round` does, whatever clients do when they are asked; arguments as there."""
-    (public, secret), start = keys, before
-    # A server that takes the steps has the prior in each of them.
-    if problem.refined and not problem.method.central:
-        prior_key, public = jax.random.split(public)
-        refined = server.with_refined_prior(problem, params, before.server, prior_key)
-        start = before._replace(server=refined)
+    first, public = server.begin_round(problem, params, before.server, keys[0])
 
     def visit_group(
         now: RoundState, group: tuple[Array, Array, Any]
     ) -> tuple[RoundState, tuple[MergeInfo, Array]]:
         numbers, index, noise = group
-        key, q = group_key(problem, public, index), now.server.natural
+        key, q = server.group_key(problem, public, index), now.server.natural
 
         def visit(number: Array, noise: Any) -> Outcome:
             request = server.request(problem, params, now.server, q, number, key)
             mine = client.of_many(now.clients, number)
-            own = client.secret_key_of_visit(problem, secret, group=index, client=number)
+            own = client.secret_key_of_visit(problem, keys[1], group=index, client=number)
             return respond(number, mine, request, own, noise)
 
         outcomes = jax.lax.map(
@@ -179,15 +174,10 @@ def one_round(
         return RoundState(known, clients), (info, jnp.sum(outcomes.failed, dtype=jnp.int32))
 
     visits = (groups, jnp.arange(groups.shape[0]), drawn)
+    start = before._replace(server=first)
     end, (merges, failed) = jax.lax.scan(visit_group, start, visits)
     movement = problem.family.jeffreys(before.server.natural, end.server.natural)
     return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
-
-
-def group_key(problem: Problem, round_key: PRNGKey, group: Array | int) -> PRNGKey:
-    """The public key of a group's visits, from a round's."""
-    # A server that takes the steps has one group a round.
-    return round_key if problem.method.central else jax.random.fold_in(round_key, group)
 
 
 def _batch_size(problem: Problem, group_size: int) -> int | None:

@@ -131,6 +131,23 @@ def approximation(prior: Natural, client_factors: Natural) -> Natural:
     return factors.multiply(prior, factors.total(client_factors))
 
 
+def begin_round(
+    problem: Problem, params: RoundParams, state: ServerState, rng_key: PRNGKey
+) -> tuple[ServerState, PRNGKey]:
+    """The prior's own update, where it has one, and the public key of the round's groups."""
+    # A server that takes the steps has the prior in each of them.
+    if not problem.refined or problem.method.central:
+        return state, rng_key
+    prior_key, rng_key = jax.random.split(rng_key)
+    return _with_refined_prior(problem, params, state, prior_key), rng_key
+
+
+def group_key(problem: Problem, round_key: PRNGKey, group: Array | int) -> PRNGKey:
+    """The public key of a group's visits, from a round's."""
+    # A server that takes the steps has one group a round.
+    return round_key if problem.method.central else jax.random.fold_in(round_key, group)
+
+
 def request(
     problem: Problem,
     params: RoundParams,
@@ -357,7 +374,7 @@ def refine_prior(
     return factors.select(factors.is_finite(change), change, factors.unit(change))
 
 
-def with_refined_prior(
+def _with_refined_prior(
     problem: Problem, params: RoundParams, state: ServerState, rng_key: PRNGKey
 ) -> ServerState:
     """After a damped update of the prior's factor, which needs no data and costs no privacy."""
