@@ -317,7 +317,9 @@ def _planned_changes(
     """What its plan says about each client, noise, budget and visits aside."""
     clip_norms = clip_norms_by_client(self, len(client_sizes))
     shards = shards_by_client(self, client_sizes)
-    weights = plan.shard_weights(clip_norms, shards, self.averages, num_shares is not None)
+    weights = plan.shard_weights(
+        clip_norms, shards, averaged=self.averages, aggregated=num_shares is not None
+    )
     return [
         {
             "mechanism": GaussianShardSum.__name__,
@@ -770,7 +772,7 @@ def program_of(method: Any) -> Any:
     """The method without the numbers that are arguments of a compiled program.
 
     Methods that differ in nothing else share a compilation. What reads these numbers from a method
-    inside a program would read stand-ins: they are in ``visits.LocalData``.
+    inside a program would read stand-ins: they are in ``visits.ClientParams``.
     """
     if isinstance(method, type) or not dataclasses.is_dataclass(method):
         return method

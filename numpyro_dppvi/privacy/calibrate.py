@@ -37,6 +37,7 @@ def is_used_up(budget: PrivacyBudget, before: Composition) -> bool:
 @functools.lru_cache(maxsize=1024)
 def noise_multiplier(
     budget: PrivacyBudget,
+    *,
     num_releases: int,
     sampler: Sampler,
     num_records: int,

@@ -91,7 +91,13 @@ def noise_from_epsilon(
     _validate.instance("budget", budget, PrivacyBudget, "PrivacyBudget(epsilon=1.0)")
     num_releases = _validate.positive_int("num_releases", num_releases, _MOST_RELEASES)
     sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
-    return calibrate.noise_multiplier(budget, num_releases, sampler, size, physical_size)
+    return calibrate.noise_multiplier(
+        budget,
+        num_releases=num_releases,
+        sampler=sampler,
+        num_records=size,
+        physical_size=physical_size,
+    )
 
 
 def rounds_from_epsilon(

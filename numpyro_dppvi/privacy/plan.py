@@ -188,11 +188,11 @@ def of_gradients(
     noise = [
         calibrate.noise_multiplier(
             budget,
-            max(1, visits * releases_per_visit),
-            own,
-            size,
-            physical_size,
-            spent if visits else frozenset(),
+            num_releases=max(1, visits * releases_per_visit),
+            sampler=own,
+            num_records=size,
+            physical_size=physical_size,
+            before=spent if visits else frozenset(),
         )
         for budget, visits, own, size, spent in zip(
             budgets, num_visits, samplers, client_sizes, before, strict=True
@@ -284,7 +284,9 @@ def of_changes(
             budgets, num_visits, client_sizes, before, strict=True
         )
     ]
-    weights = shard_weights(clip_norms, num_shards, averaged, num_shares is not None)
+    weights = shard_weights(
+        clip_norms, num_shards, averaged=averaged, aggregated=num_shares is not None
+    )
     contributions = [units.shards_changed(b, n) for b, n in zip(budgets, num_shards, strict=True)]
     if num_shares is not None:
         noise = [max(noise)] * len(noise)
@@ -307,7 +309,7 @@ def of_changes(
 
 
 def shard_weights(
-    clip_norms: Sequence[float], num_shards: Sequence[int], averaged: bool, aggregated: bool
+    clip_norms: Sequence[float], num_shards: Sequence[int], *, averaged: bool, aggregated: bool
 ) -> list[float]:
     """What each client's noise on a sum of clipped changes is multiplied by.
 
@@ -334,7 +336,12 @@ def _noise_of_changes(
         return calibrate.discrete_noise_multiplier(budget, num_releases, before)
     everything = FullBatch()
     return calibrate.noise_multiplier(
-        budget, num_releases, everything, num_records, num_records, before
+        budget,
+        num_releases=num_releases,
+        sampler=everything,
+        num_records=num_records,
+        physical_size=num_records,
+        before=before,
     )
 
 

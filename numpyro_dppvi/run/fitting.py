@@ -288,8 +288,10 @@ def _fitted(
             show = stack.enter_context(
                 progress(run.groups, state.round, plan, spent, num_clients, progress_bar)
             )
-        done = loop.run(algorithm, state, past, keys[1], shards, run.num_rounds, journal, show)
-    return _result(task, run, plan, algorithm, done)
+        done = loop.run_rounds(
+            algorithm, state, past, keys[1], shards, run.num_rounds, journal, show
+        )
+    return _packed(task, run, plan, algorithm, done)
 
 
 def _spent(task: _Task, kept: Kept | None) -> planning.Spent | None:
@@ -322,12 +324,12 @@ def _before(state: PVIState) -> Ledger:
     return dataclasses.replace(ledger, entries=tuple(happened))
 
 
-def _result(
+def _packed(
     task: _Task,
     run: planning.RunSpec,
     plan: PrivacyPlan | None,
     algorithm: Algorithm,
-    done: loop.Run,
+    done: loop.LoopEnd,
 ) -> FitResult:
     """What a run gives to its user."""
     state = done.state

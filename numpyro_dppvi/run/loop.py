@@ -20,7 +20,7 @@ from numpyro_dppvi.run.history import History
 Shown = Callable[[int, float], None]
 
 
-class Run(NamedTuple):
+class LoopEnd(NamedTuple):
     """How far a run got.
 
     Attributes:
@@ -36,16 +36,16 @@ class Run(NamedTuple):
     refused: bool
 
 
-def run(
+def run_rounds(
     algorithm: Algorithm,
-    start: Any,
+    first: Any,
     past: History,
     rng_key: PRNGKey,
     shards: Shards,
     num_rounds: int,
     journal: Journal | None,
     show: Shown,
-) -> Run:
+) -> LoopEnd:
     """Runs the rounds that are left.
 
     With a journal the charge of a round is on the disk before the round starts, and what the round
@@ -53,18 +53,18 @@ def run(
 
     Args:
         algorithm: What a round is.
-        start: The state to go on from.
+        first: The state to go on from.
         past: What happened before it.
         rng_key: Key of all rounds.
         shards: All clients' records.
-        num_rounds: Rounds in all, those before ``start`` included.
+        num_rounds: Rounds in all, those before ``first`` included.
         journal: Where to keep everything; ``None`` for nowhere.
         show: Called after each round with its number and movement.
 
     Raises:
         BudgetExceededError: If not even the first round fits a budget.
     """
-    state, rows, interrupted, refused = start, [], False, False
+    state, rows, interrupted, refused = first, [], False, False
     try:
         with _graceful_interrupt() as stop:
             if journal is not None and journal.is_new:
@@ -85,7 +85,7 @@ def run(
         if not state.round:
             raise
         refused = True  # what was released is not thrown away
-    return Run(state, _joined(past, rows[: state.round - start.round]), interrupted, refused)
+    return LoopEnd(state, _joined(past, rows[: state.round - first.round]), interrupted, refused)
 
 
 def _row(natural: Natural, info: RoundInfo) -> History:

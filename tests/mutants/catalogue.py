@@ -516,8 +516,8 @@ _CHARGING = (
     ),
     Mutant(
         "noise for one visit",
-        "            max(1, visits * releases_per_visit),\n            own,\n",
-        "            max(1, releases_per_visit),\n            own,\n",
+        "num_releases=max(1, visits * releases_per_visit)",
+        "num_releases=max(1, releases_per_visit)",
         (f"{UNITS}TestPlans::test_of_gradients_cover_all_records_of_a_person",),
     ),
     Mutant(

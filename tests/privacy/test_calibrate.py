@@ -29,9 +29,14 @@ def spent(budget, noise, num_releases, sampler, num_records, physical_size):
 
 def check_share_spent(budget, num_releases, sampler, num_records):
     """The promise: at most the budget, and at least .995 of it."""
-    setting = num_releases, sampler, num_records, sampler.physical_size([num_records])
-    noise = calibrate.noise_multiplier(budget, *setting)
-    share = spent(budget, noise, *setting) / budget.epsilon
+    setting = {
+        "num_releases": num_releases,
+        "sampler": sampler,
+        "num_records": num_records,
+        "physical_size": sampler.physical_size([num_records]),
+    }
+    noise = calibrate.noise_multiplier(budget, **setting)
+    share = spent(budget, noise, **setting) / budget.epsilon
     assert 0.995 <= share <= 1, (budget, setting, share)
 
 
@@ -49,12 +54,20 @@ class TestFullBatch:
     @pytest.mark.parametrize("epsilon", EPSILONS)
     def test_is_the_closed_form(self, epsilon, relation, sensitivity):
         budget = PrivacyBudget(epsilon, 1e-5, relation)
-        noise = calibrate.noise_multiplier(budget, 30, FullBatch(), 100, 100)
+        noise = calibrate.noise_multiplier(
+            budget, num_releases=30, sampler=FullBatch(), num_records=100, physical_size=100
+        )
         exact = sensitivity * math.sqrt(30) * dpa.get_sigma_gaussian(epsilon, 1e-5)
         assert noise == pytest.approx(exact, rel=1e-8)
 
     def test_is_the_published_number(self):
-        noise = calibrate.noise_multiplier(PrivacyBudget(1.0, 1e-5), 1, FullBatch(), 100, 100)
+        noise = calibrate.noise_multiplier(
+            PrivacyBudget(1.0, 1e-5),
+            num_releases=1,
+            sampler=FullBatch(),
+            num_records=100,
+            physical_size=100,
+        )
         assert noise == pytest.approx(2 * 3.73063163, rel=1e-8)
 
     @settings(deadline=None, max_examples=200)
@@ -66,7 +79,13 @@ class TestFullBatch:
     )
     def test_never_exceeds_any_budget(self, epsilon, delta, num_releases, relation):
         budget = PrivacyBudget(epsilon, delta, relation)
-        noise = calibrate.noise_multiplier(budget, num_releases, FullBatch(), 100, 100)
+        noise = calibrate.noise_multiplier(
+            budget,
+            num_releases=num_releases,
+            sampler=FullBatch(),
+            num_records=100,
+            physical_size=100,
+        )
         assert 0 < noise < math.inf
         assert spent(budget, noise, num_releases, FullBatch(), 100, 100) <= epsilon
 
@@ -111,7 +130,9 @@ class TestPoisson:
     def test_keeps_every_budget_and_uses_it(self, epsilon, delta, relation, prob, steps):
         budget = PrivacyBudget(epsilon, delta, relation)
         sampler = PoissonSampling(prob)
-        noise = calibrate.noise_multiplier(budget, steps, sampler, 50, 50)
+        noise = calibrate.noise_multiplier(
+            budget, num_releases=steps, sampler=sampler, num_records=50, physical_size=50
+        )
         least = noise == calibrate._LEAST_NOISE
         share = spent(budget, noise, steps, sampler, 50, 50) / epsilon
         assert share <= 1
@@ -119,19 +140,31 @@ class TestPoisson:
 
     def test_needs_less_noise_than_full_batches(self):
         budget = PrivacyBudget(1.0, 1e-5)
-        sampled = calibrate.noise_multiplier(budget, 30, PoissonSampling(0.1), 50, 50)
-        assert sampled < 0.3 * calibrate.noise_multiplier(budget, 30, FullBatch(), 50, 50)
+        sampled = calibrate.noise_multiplier(
+            budget, num_releases=30, sampler=PoissonSampling(0.1), num_records=50, physical_size=50
+        )
+        assert sampled < 0.3 * calibrate.noise_multiplier(
+            budget, num_releases=30, sampler=FullBatch(), num_records=50, physical_size=50
+        )
 
     def test_adds_some_noise_where_none_is_needed(self):
         # A record is in the batch with probability 1e-6, and delta allows a thousand times that.
         budget = PrivacyBudget(0.1, 1e-3)
-        noise = calibrate.noise_multiplier(budget, 1, PoissonSampling(1e-6), 50, 50)
+        noise = calibrate.noise_multiplier(
+            budget, num_releases=1, sampler=PoissonSampling(1e-6), num_records=50, physical_size=50
+        )
         assert noise > 0
         assert spent(budget, noise, 1, PoissonSampling(1e-6), 50, 50) == 0
 
     def test_refuses_a_delta_that_the_accountant_cannot_show(self):
         with pytest.raises(ValueError, match=r"delta must be larger for 100 .* got 1e-16.*delta="):
-            calibrate.noise_multiplier(PrivacyBudget(1.0, 1e-16), 100, PoissonSampling(0.1), 50, 50)
+            calibrate.noise_multiplier(
+                PrivacyBudget(1.0, 1e-16),
+                num_releases=100,
+                sampler=PoissonSampling(0.1),
+                num_records=50,
+                physical_size=50,
+            )
 
 
 # (epsilon, delta, batch size, records, releases): one of each epsilon, and extremes.
@@ -165,7 +198,9 @@ class TestFixedSize:
     @pytest.mark.parametrize("batch_size", [10, 100, 900])
     def test_keeps_every_budget_and_uses_it(self, epsilon, delta, batch_size, steps):
         budget, sampler = PrivacyBudget(epsilon, delta), FixedSizeSampling(batch_size)
-        noise = calibrate.noise_multiplier(budget, steps, sampler, 1000, batch_size)
+        noise = calibrate.noise_multiplier(
+            budget, num_releases=steps, sampler=sampler, num_records=1000, physical_size=batch_size
+        )
         share = spent(budget, noise, steps, sampler, 1000, batch_size) / epsilon
         assert share <= 1
         assert share >= 0.995 or noise == calibrate._LEAST_NOISE
@@ -176,20 +211,41 @@ class TestFixedSize:
     )
     def test_is_the_published_number(self, epsilon, published, for_poisson):
         budget = PrivacyBudget(epsilon, 1e-5)
-        noise = calibrate.noise_multiplier(budget, 1000, FixedSizeSampling(100), 1000, 100)
+        noise = calibrate.noise_multiplier(
+            budget,
+            num_releases=1000,
+            sampler=FixedSizeSampling(100),
+            num_records=1000,
+            physical_size=100,
+        )
         assert published * (1 - 1e-3) <= noise <= published * (1 + 1e-3)
         # More than coins need.
-        noise = calibrate.noise_multiplier(budget, 1000, PoissonSampling(0.1), 100, 100)
+        noise = calibrate.noise_multiplier(
+            budget,
+            num_releases=1000,
+            sampler=PoissonSampling(0.1),
+            num_records=100,
+            physical_size=100,
+        )
         assert noise == pytest.approx(for_poisson, rel=1e-3)
 
     def test_a_batch_of_all_records_is_a_full_batch(self):
         budget = PrivacyBudget(1.0, 1e-5)
-        all_records = calibrate.noise_multiplier(budget, 30, FixedSizeSampling(50), 50, 50)
-        assert all_records == calibrate.noise_multiplier(budget, 30, FullBatch(), 50, 50)
+        all_records = calibrate.noise_multiplier(
+            budget, num_releases=30, sampler=FixedSizeSampling(50), num_records=50, physical_size=50
+        )
+        assert all_records == calibrate.noise_multiplier(
+            budget, num_releases=30, sampler=FullBatch(), num_records=50, physical_size=50
+        )
 
     def test_larger_clients_need_less_noise(self):
         budget, sampler = PrivacyBudget(1.0, 1e-5), FixedSizeSampling(50)
-        noises = [calibrate.noise_multiplier(budget, 30, sampler, n, 50) for n in (50, 80, 500)]
+        noises = [
+            calibrate.noise_multiplier(
+                budget, num_releases=30, sampler=sampler, num_records=n, physical_size=50
+            )
+            for n in (50, 80, 500)
+        ]
         assert noises == sorted(noises, reverse=True)
         assert noises[0] > 5 * noises[-1]
 
@@ -197,16 +253,32 @@ class TestFixedSize:
     def test_refuses_what_is_not_accounted(self, epsilon):
         budget = PrivacyBudget(epsilon, 1e-5, "add_or_remove_one")
         with pytest.raises(ValueError, match="fixed size"):
-            calibrate.noise_multiplier(budget, 30, FixedSizeSampling(50), 80, 50)
+            calibrate.noise_multiplier(
+                budget,
+                num_releases=30,
+                sampler=FixedSizeSampling(50),
+                num_records=80,
+                physical_size=50,
+            )
         with pytest.raises(ValueError, match="batch_size must be at most"):
             calibrate.noise_multiplier(
-                PrivacyBudget(epsilon, 1e-5), 30, FixedSizeSampling(50), 49, 50
+                PrivacyBudget(epsilon, 1e-5),
+                num_releases=30,
+                sampler=FixedSizeSampling(50),
+                num_records=49,
+                physical_size=50,
             )
 
 
 def test_an_infinite_budget_needs_no_noise():
     for sampler in (FullBatch(), PoissonSampling(0.1), FixedSizeSampling(20)):
-        noise = calibrate.noise_multiplier(PrivacyBudget(math.inf), 10, sampler, 50, 20)
+        noise = calibrate.noise_multiplier(
+            PrivacyBudget(math.inf),
+            num_releases=10,
+            sampler=sampler,
+            num_records=50,
+            physical_size=20,
+        )
         assert noise == 0.0
 
 
@@ -230,7 +302,9 @@ def evaluations(monkeypatch):
 def test_few_evaluations_are_enough(epsilon, sampler, evaluations):
     # Each may take a second.
     budget = PrivacyBudget(epsilon, 1e-5)
-    calibrate.noise_multiplier(budget, 30, sampler, 50, 50)
+    calibrate.noise_multiplier(
+        budget, num_releases=30, sampler=sampler, num_records=50, physical_size=50
+    )
     assert 1 < len(evaluations) <= 6
 
 
@@ -238,8 +312,12 @@ def test_clients_of_other_sizes_need_one_evaluation_each(evaluations):
     budget, sampler = PrivacyBudget(1.0, 1e-5), PoissonSampling(0.1)
     sizes = [900, 930, 960, 990, 1000]
     physical_size = sampler.physical_size(sizes)
-    calibrate.noise_multiplier(budget, 30, sampler, sizes[0], physical_size)
+    calibrate.noise_multiplier(
+        budget, num_releases=30, sampler=sampler, num_records=sizes[0], physical_size=physical_size
+    )
     first = len(evaluations)
     for size in sizes[1:]:
-        calibrate.noise_multiplier(budget, 30, sampler, size, physical_size)
+        calibrate.noise_multiplier(
+            budget, num_releases=30, sampler=sampler, num_records=size, physical_size=physical_size
+        )
     assert len(evaluations) - first == len(sizes[1:])

@@ -88,7 +88,9 @@ class TestCalibration:
     @pytest.mark.parametrize(("epsilon", "more"), [(0.5, 1.09), (1.0, 1.08), (4.0, 1.07)])
     def test_what_the_proof_costs(self, epsilon, more):
         budget = privacy.PrivacyBudget(epsilon, 1e-5)
-        gaussian = calibrate.noise_multiplier(budget, 10, FullBatch(), 100, 100)
+        gaussian = calibrate.noise_multiplier(
+            budget, num_releases=10, sampler=FullBatch(), num_records=100, physical_size=100
+        )
         found = calibrate.discrete_noise_multiplier(budget, 10) / gaussian
         assert found == pytest.approx(more, abs=0.006)
 

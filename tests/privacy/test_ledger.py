@@ -220,9 +220,13 @@ def plans():
     sampler = PoissonSampling(0.1)
     return {
         "shards": of_changes(
-            [budgets[0], PrivacyBudget(3.0, 1e-6)], 2.0, [3, 7], True, **arguments
+            [budgets[0], PrivacyBudget(3.0, 1e-6)],
+            clip_norm=2.0,
+            num_shards=[3, 7],
+            averaged=True,
+            **arguments,
         ),
-        "sampled": of_gradients(budgets, sampler, 2.0, 4, **arguments),
+        "sampled": of_gradients(budgets, sampler, clip_norm=2.0, releases_per_visit=4, **arguments),
     }
 
 

@@ -32,7 +32,14 @@ VISITS = [10, 10, 10, 4, 0]
 
 
 def full_batch_plan(clip_norm=1.5):
-    return of_gradients(BUDGETS, FullBatch(), clip_norm, 3, VISITS, SIZES)
+    return of_gradients(
+        BUDGETS,
+        FullBatch(),
+        clip_norm=clip_norm,
+        releases_per_visit=3,
+        num_visits=VISITS,
+        client_sizes=SIZES,
+    )
 
 
 def carried_out(plan, visits):
@@ -72,9 +79,31 @@ class TestPlan:
     def test_no_client_is_planned_beyond_its_budget(self):
         plans = [
             full_batch_plan(),
-            of_gradients(BUDGETS, PoissonSampling(0.1), 1.5, 3, VISITS, SIZES),
-            of_changes(BUDGETS, 0.7, [3, 3, 7, 1, 1], True, VISITS, SIZES),
-            of_changes(BUDGETS, 0.7, [3, 3, 7, 1, 1], False, VISITS, SIZES, num_shares=5),
+            of_gradients(
+                BUDGETS,
+                PoissonSampling(0.1),
+                clip_norm=1.5,
+                releases_per_visit=3,
+                num_visits=VISITS,
+                client_sizes=SIZES,
+            ),
+            of_changes(
+                BUDGETS,
+                clip_norm=0.7,
+                num_shards=[3, 3, 7, 1, 1],
+                averaged=True,
+                num_visits=VISITS,
+                client_sizes=SIZES,
+            ),
+            of_changes(
+                BUDGETS,
+                clip_norm=0.7,
+                num_shards=[3, 3, 7, 1, 1],
+                averaged=False,
+                num_visits=VISITS,
+                client_sizes=SIZES,
+                num_shares=5,
+            ),
         ]
         for plan in plans:
             for client in plan.clients:
@@ -90,7 +119,14 @@ class TestPlan:
     def test_rounding_breaks_no_budget(self, epsilon, delta, clip_norm, num_shards):
         # A plan that is a hair too dear would be refused in its last round.
         budgets = [PrivacyBudget(epsilon, delta)] * 2
-        plan = of_changes(budgets, clip_norm, [num_shards, 1], True, [10, 7], [90, 90])
+        plan = of_changes(
+            budgets,
+            clip_norm=clip_norm,
+            num_shards=[num_shards, 1],
+            averaged=True,
+            num_visits=[10, 7],
+            client_sizes=[90, 90],
+        )
         for client, budget in zip(plan.clients, budgets, strict=True):
             assert client.epsilon <= budget.epsilon
             event, mechanism = client.mechanism.dp_event, client.mechanism
@@ -101,11 +137,25 @@ class TestPlan:
         # A record is in the shard of its place: with one removed, all after it would move.
         budgets = [PrivacyBudget(1.0), PrivacyBudget(1.0, relation="add_or_remove_one")]
         with pytest.raises(ValueError, match="relation must be 'replace_one' for methods that cut"):
-            of_changes(budgets, 1.0, [3, 3], False, [1, 1], [50, 50])
+            of_changes(
+                budgets,
+                clip_norm=1.0,
+                num_shards=[3, 3],
+                averaged=False,
+                num_visits=[1, 1],
+                client_sizes=[50, 50],
+            )
 
     def test_one_batch_shape_serves_all_clients(self):
         sampler = PoissonSampling(0.1)
-        plan = of_gradients(BUDGETS, sampler, 1.5, 3, VISITS, SIZES)
+        plan = of_gradients(
+            BUDGETS,
+            sampler,
+            clip_norm=1.5,
+            releases_per_visit=3,
+            num_visits=VISITS,
+            client_sizes=SIZES,
+        )
         assert plan.physical_size == sampler.physical_size(SIZES)
         assert {client.mechanism.physical_size for client in plan.clients} == {plan.physical_size}
         # Only where more records than rows can come up is the batch ever cut.
@@ -140,7 +190,14 @@ class TestPlan:
             assert float(row["delta"]) == client.budget.delta
 
     def test_names_the_sampler_and_its_expected_batch(self):
-        plan = of_gradients([PrivacyBudget(1.0)], PoissonSampling(0.1), 1.0, 1, [5], [230])
+        plan = of_gradients(
+            [PrivacyBudget(1.0)],
+            PoissonSampling(0.1),
+            clip_norm=1.0,
+            releases_per_visit=1,
+            num_visits=[5],
+            client_sizes=[230],
+        )
         assert "Poisson q=0.1 (~23 rows)" in str(plan)
 
 
@@ -210,7 +267,14 @@ class TestStatement:
 
     def test_names_all_relations_accountants_and_mechanisms(self):
         budgets = [PrivacyBudget(1.0), PrivacyBudget(1.0, relation="add_or_remove_one")]
-        plan = of_gradients(budgets, PoissonSampling(0.2), 1.0, 1, [3, 3], [50, 50])
+        plan = of_gradients(
+            budgets,
+            PoissonSampling(0.2),
+            clip_norm=1.0,
+            releases_per_visit=1,
+            num_visits=[3, 3],
+            client_sizes=[50, 50],
+        )
         text = str(statement(plan, [3, 3]))
         assert "neighbours by add_or_remove_one, replace_one" in text
         assert "privacy loss distribution" in text
@@ -219,7 +283,15 @@ class TestStatement:
 
     def test_says_whose_noise_protects_a_sum_over_clients(self):
         budgets = [PrivacyBudget(1.0)] * 4
-        plan = of_changes(budgets, 1.0, [2] * 4, False, [5] * 4, [50] * 4, num_shares=4)
+        plan = of_changes(
+            budgets,
+            clip_norm=1.0,
+            num_shards=[2] * 4,
+            averaged=False,
+            num_visits=[5] * 4,
+            client_sizes=[50] * 4,
+            num_shares=4,
+        )
         for row in statement(plan, [5] * 4).as_dict()["clients"]:
             assert row["noise_shared_by"] == 4
             assert row["own_noise_std"] * 2 == pytest.approx(row["noise_std"])
@@ -239,7 +311,14 @@ class TestStatement:
         assert {row["releases"] for row in facts["clients"]} == {0}
 
     def test_of_an_infinite_budget_says_so(self):
-        plan = of_gradients([PrivacyBudget(math.inf)], FullBatch(), 1.0, 1, [2], [50])
+        plan = of_gradients(
+            [PrivacyBudget(math.inf)],
+            FullBatch(),
+            clip_norm=1.0,
+            releases_per_visit=1,
+            num_visits=[2],
+            client_sizes=[50],
+        )
         mine = statement(plan, [2])
         assert mine.as_dict()["clients"][0]["epsilon_spent"] == math.inf
         # JSON has no infinity, and a reader in another language would choke on one.
@@ -301,7 +380,12 @@ class TestStatement:
     def test_names_few_of_many_batches(self):
         sizes = list(range(50, 60))
         plan = of_gradients(
-            [PrivacyBudget(1.0)] * 10, FixedSizeSampling(50), 1.0, 1, [3] * 10, sizes
+            [PrivacyBudget(1.0)] * 10,
+            FixedSizeSampling(50),
+            clip_norm=1.0,
+            releases_per_visit=1,
+            num_visits=[3] * 10,
+            client_sizes=sizes,
         )
         assert "50 of 52 rows, fixed size, and 7 others" in str(statement(plan, [3] * 10))
 
@@ -390,7 +474,17 @@ class TestSchema:
         "mine",
         [
             statement(full_batch_plan(), [10, 7, 10, 1, 0]),
-            statement(of_gradients([PrivacyBudget(math.inf)], FullBatch(), 1, 1, [2], [50]), [2]),
+            statement(
+                of_gradients(
+                    [PrivacyBudget(math.inf)],
+                    FullBatch(),
+                    clip_norm=1,
+                    releases_per_visit=1,
+                    num_visits=[2],
+                    client_sizes=[50],
+                ),
+                [2],
+            ),
             PrivacyStatement("NonPrivate", None, Ledger(), insecure_seed=False),
         ],
         ids=["private", "unlimited", "not private"],

@@ -119,7 +119,14 @@ class TestPlans:
     @pytest.mark.parametrize("k", [1, 3, 10])
     def test_of_gradients_cover_all_records_of_a_person(self, k, relation):
         budget = PrivacyBudget(1.0, 1e-5, relation, max_records_per_person=k)
-        mine = of_gradients([budget], FullBatch(), CLIP, 3, [5], [200]).clients[0]
+        mine = of_gradients(
+            [budget],
+            FullBatch(),
+            clip_norm=CLIP,
+            releases_per_visit=3,
+            num_visits=[5],
+            client_sizes=[200],
+        ).clients[0]
         per_record = CLIP * (2 if relation == "replace_one" else 1)
         assert mine.mechanism.sensitivity(relation) == pytest.approx(k * per_record)
         exact = cost(mine.mechanism.noise_std, k * per_record, 15)
@@ -127,7 +134,12 @@ class TestPlans:
         assert 0.995 <= mine.epsilon <= 1
         # k times the noise of single records.
         single = of_gradients(
-            [PrivacyBudget(1.0, 1e-5, relation)], FullBatch(), CLIP, 3, [5], [200]
+            [PrivacyBudget(1.0, 1e-5, relation)],
+            FullBatch(),
+            clip_norm=CLIP,
+            releases_per_visit=3,
+            num_visits=[5],
+            client_sizes=[200],
         )
         assert mine.mechanism.noise_std == pytest.approx(k * single.noise_std[0], rel=1e-12)
 
@@ -135,7 +147,14 @@ class TestPlans:
     @pytest.mark.parametrize("num_shards", [1, 4, 20])
     @pytest.mark.parametrize("budget", [PERSON, CLIENT], ids=["person", "client"])
     def test_of_changes_cover_all_shards_of_a_unit(self, budget, num_shards, averaged):
-        mine = of_changes([budget], CLIP, [num_shards], averaged, [5], [200]).clients[0]
+        mine = of_changes(
+            [budget],
+            clip_norm=CLIP,
+            num_shards=[num_shards],
+            averaged=averaged,
+            num_visits=[5],
+            client_sizes=[200],
+        ).clients[0]
         changed = num_shards if budget is CLIENT else min(3, num_shards)
         sensitivity = 2 * CLIP * changed / (num_shards if averaged else 1)
         assert mine.mechanism.sensitivity("replace_one") == pytest.approx(sensitivity)
@@ -156,7 +175,15 @@ class TestPlans:
             PrivacyBudget(epsilon, delta, max_records_per_person=k),
             PrivacyBudget(epsilon, delta, unit="client"),
         ]
-        plan = of_changes(budgets, clip_norm, num_shards, True, [10, 7], [90, 90], shares)
+        plan = of_changes(
+            budgets,
+            clip_norm=clip_norm,
+            num_shards=num_shards,
+            averaged=True,
+            num_visits=[10, 7],
+            client_sizes=[90, 90],
+            num_shares=shares,
+        )
         for client in plan.clients:
             assert client.epsilon <= client.budget.epsilon
 
@@ -164,7 +191,15 @@ class TestPlans:
     @pytest.mark.parametrize("num_shards", [[4, 4, 4], [2, 10, 5]])
     @pytest.mark.parametrize("budget", [PERSON, CLIENT], ids=["person", "client"])
     def test_shared_noise_covers_every_client(self, budget, num_shards, averaged):
-        plan = of_changes([budget] * 3, CLIP, num_shards, averaged, [6] * 3, [50] * 3, num_shares=3)
+        plan = of_changes(
+            [budget] * 3,
+            clip_norm=CLIP,
+            num_shards=num_shards,
+            averaged=averaged,
+            num_visits=[6] * 3,
+            client_sizes=[50] * 3,
+            num_shares=3,
+        )
         together = math.sqrt(np.sum(plan.noise_std**2))
         for mine, shards in zip(plan.clients, num_shards, strict=True):
             changed = shards if budget is CLIENT else min(3, shards)
@@ -174,7 +209,12 @@ class TestPlans:
 
     def test_clients_may_have_units_of_their_own(self):
         plan = of_changes(
-            [PrivacyBudget(1.0), PERSON, CLIENT], 1.0, [5] * 3, True, [4] * 3, [50] * 3
+            [PrivacyBudget(1.0), PERSON, CLIENT],
+            clip_norm=1.0,
+            num_shards=[5] * 3,
+            averaged=True,
+            num_visits=[4] * 3,
+            client_sizes=[50] * 3,
         )
         assert [c.mechanism.contributions for c in plan.clients] == [1, 3, 5]
         assert plan.noise_std.argsort().tolist() == [0, 1, 2]
@@ -188,11 +228,42 @@ class TestPlans:
         # smallest share needs.
         budgets = [PrivacyBudget(1.0)] * 2
         sampler = FixedSizeSampling(10)
-        of_gradients(budgets, sampler, 1.0, 1, [5, 5], [50, 50], num_shares=2)
-        of_gradients(budgets, sampler, 1.0, 1, [5, 5], [50, 80])
-        of_gradients(budgets, PoissonSampling(0.1), 1.0, 1, [5, 5], [50, 80], num_shares=2)
+        of_gradients(
+            budgets,
+            sampler,
+            clip_norm=1.0,
+            releases_per_visit=1,
+            num_visits=[5, 5],
+            client_sizes=[50, 50],
+            num_shares=2,
+        )
+        of_gradients(
+            budgets,
+            sampler,
+            clip_norm=1.0,
+            releases_per_visit=1,
+            num_visits=[5, 5],
+            client_sizes=[50, 80],
+        )
+        of_gradients(
+            budgets,
+            PoissonSampling(0.1),
+            clip_norm=1.0,
+            releases_per_visit=1,
+            num_visits=[5, 5],
+            client_sizes=[50, 80],
+            num_shares=2,
+        )
         with pytest.raises(ValueError, match=r"same share of every client's .* 0.125 to 0.2"):
-            of_gradients(budgets, sampler, 1.0, 1, [5, 5], [50, 80], num_shares=2)
+            of_gradients(
+                budgets,
+                sampler,
+                clip_norm=1.0,
+                releases_per_visit=1,
+                num_visits=[5, 5],
+                client_sizes=[50, 80],
+                num_shares=2,
+            )
 
 
 class TestRefusals:
@@ -201,7 +272,14 @@ class TestRefusals:
     def test_sampled_batches_are_for_single_records(self, sampler, sizes):
         sentence = r"FullBatch\(\) where a budget protects a person with at most 3 .* got "
         with pytest.raises(ValueError, match=sentence + type(sampler).__name__):
-            of_gradients([PERSON], sampler, 1.0, 1, [5], sizes)
+            of_gradients(
+                [PERSON],
+                sampler,
+                clip_norm=1.0,
+                releases_per_visit=1,
+                num_visits=[5],
+                client_sizes=sizes,
+            )
         with pytest.raises(ValueError, match=sentence):
             rounds_from_epsilon(PERSON, 5.0, sampler=sampler, num_records=sizes[0])
         with pytest.raises(ValueError, match=sentence):

@@ -40,13 +40,27 @@ def closed_form(mu, delta):
 
 
 def changes(num_clients, num_shares=None, budget=BUDGET, averaged=False):
-    each = [40] * num_clients
-    return of_changes([budget] * num_clients, 0.7, [4] * num_clients, averaged, [6] * num_clients,
-                      each, num_shares)  # fmt: skip
+    return of_changes(
+        [budget] * num_clients,
+        clip_norm=0.7,
+        num_shards=[4] * num_clients,
+        averaged=averaged,
+        num_visits=[6] * num_clients,
+        client_sizes=[40] * num_clients,
+        num_shares=num_shares,
+    )
 
 
 def gradients(sampler, num_shares, budgets=(BUDGET,) * 3, sizes=(40, 60, 80)):
-    return of_gradients(list(budgets), sampler, 1.5, 1, [6] * len(sizes), list(sizes), num_shares)
+    return of_gradients(
+        list(budgets),
+        sampler,
+        clip_norm=1.5,
+        releases_per_visit=1,
+        num_visits=[6] * len(sizes),
+        client_sizes=list(sizes),
+        num_shares=num_shares,
+    )
 
 
 def statement(plan, rounds=6):
