@@ -1,7 +1,7 @@
 """Shape and value aliases shared by every module."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NewType, TypeAlias, TypeVar
 
 import jax
 
@@ -10,11 +10,25 @@ PRNGKey: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
 """Any nesting of dicts, tuples and arrays that JAX can flatten."""
 
-Natural: TypeAlias = Any
-"""Natural parameters of a distribution or factor, one entry a latent; may be improper."""
+# Trees of the same shape that mean different things: NewType keeps them apart, for mypy alone.
+Natural = NewType("Natural", dict[str, Any])
+"""Natural parameters of a distribution or factor, by member; may be improper."""
 
-Coordinates: TypeAlias = Any
-"""Unconstrained coordinates of a proper distribution, what an optimiser moves."""
+Coordinates = NewType("Coordinates", dict[str, Any])
+"""Unconstrained coordinates of a proper distribution, by member: what an optimiser moves."""
+
+Gradient = NewType("Gradient", dict[str, Any])
+"""The gradient of a loss in coordinates, by member."""
+
+MemberNatural: TypeAlias = Any
+"""One member's natural parameters: a type of its family's own."""
+
+MemberCoordinates: TypeAlias = Any
+"""One member's coordinates: a type of its family's own."""
+
+# Arithmetic on factors takes and returns one of these, never a mixture.
+Parameters = TypeVar("Parameters", Natural, Coordinates, Gradient)
+Tree = TypeVar("Tree")
 
 Model: TypeAlias = Callable[..., Any]
 """A NumPyro model, called as ``model(**data, **model_kwargs)``."""

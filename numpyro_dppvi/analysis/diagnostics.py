@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi._typing import Array, Natural, PRNGKey
+from numpyro_dppvi._typing import Array, MemberNatural, Natural, PRNGKey
 from numpyro_dppvi.analysis import replay
 from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration, factors
 from numpyro_dppvi.posterior import marginals
@@ -269,7 +269,7 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     return ("prior", *clients), share
 
 
-def precision(member: Any, q: Natural, factor: Natural) -> Array:
+def precision(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
     """What a factor adds to the precision of each entry, on average under q.
 
     For a normal factor its precision; in any family the expected negative second derivative of its
@@ -288,7 +288,7 @@ def precision(member: Any, q: Natural, factor: Natural) -> Array:
     return curvature(member, q, factor)
 
 
-def curvature(member: Any, q: Natural, factor: Natural) -> Array:
+def curvature(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
     """What :func:`precision` is for families without a formula, over draws with a fixed key."""
     draws = member.distribution(member.coordinates(q)).sample(
         jax.random.key(0), (_CURVATURE_DRAWS,)
@@ -297,7 +297,7 @@ def curvature(member: Any, q: Natural, factor: Natural) -> Array:
     def log_factor(x: Array) -> Array:
         """<factor, T(x)> up to a constant: how the log density changes along the factor."""
 
-        def log_density(natural: Natural) -> Array:
+        def log_density(natural: MemberNatural) -> Array:
             return member.distribution(member.coordinates(natural)).log_prob(x)
 
         return jax.jvp(log_density, (q,), (factor,))[1]

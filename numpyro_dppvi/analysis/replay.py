@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey
+from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.methods import values, visits
-from numpyro_dppvi.methods.local_solve import Gradient
+from numpyro_dppvi.methods.local_solve import GradientFn
 from numpyro_dppvi.posterior.prior import first_factor
 from numpyro_dppvi.privacy import Sampler, add_noise
 from numpyro_dppvi.protocol import algorithm, client, rounds, schedules
@@ -175,11 +175,11 @@ class _OfFactor(NamedTuple):
     factor: Natural
     noise_std: Array
 
-    def of_shard(self, number: Array) -> Gradient:
+    def of_shard(self, number: Array) -> GradientFn:
         """The gradient of the factor's negative logarithm, for the only shard there is."""
         del number
 
-        def gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
+        def gradient(key: PRNGKey, coordinates: Coordinates) -> Gradient:
             del key
             return jax.grad(lambda at: -factors.inner(self.factor, self.family.statistics(at)))(
                 coordinates
@@ -189,7 +189,7 @@ class _OfFactor(NamedTuple):
 
     def released(
         self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
-    ) -> Coordinates:
+    ) -> Gradient:
         """The same with noise."""
         del sampler
         exact = self.of_shard(jnp.zeros((), int))(keys[0], coordinates)

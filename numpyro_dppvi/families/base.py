@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import numpyro.distributions as dist
 
-from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
+from numpyro_dppvi._typing import Array, MemberCoordinates, MemberNatural, PRNGKey, PyTree
 
 
 class ExponentialFamily(Protocol):
@@ -21,43 +21,43 @@ class ExponentialFamily(Protocol):
         """Shape of one draw."""
         ...
 
-    def standard(self) -> Coordinates:
+    def standard(self) -> MemberCoordinates:
         """Coordinates of a proper distribution to start from where nothing is known."""
         ...
 
-    def of_distribution(self, distribution: dist.Distribution | None) -> Natural | None:
+    def of_distribution(self, distribution: dist.Distribution | None) -> MemberNatural | None:
         """Natural parameters of a NumPyro distribution, ``None`` if it is not of the family."""
         ...
 
-    def natural(self, coordinates: Coordinates) -> Natural:
+    def natural(self, coordinates: MemberCoordinates) -> MemberNatural:
         """Natural parameters of a proper distribution."""
         ...
 
-    def coordinates(self, natural: Natural) -> Coordinates:
+    def coordinates(self, natural: MemberNatural) -> MemberCoordinates:
         """Inverse of :meth:`natural`; meaningless outside the domain."""
         ...
 
-    def statistics(self, coordinates: Coordinates) -> PyTree:
+    def statistics(self, coordinates: MemberCoordinates) -> PyTree:
         """Expected sufficient statistics E[T(x)], shaped like the natural parameters."""
         ...
 
-    def entropy(self, coordinates: Coordinates) -> Array:
+    def entropy(self, coordinates: MemberCoordinates) -> Array:
         """Entropy in nats, differential unless the family is discrete; a scalar."""
         ...
 
-    def log_partition(self, natural: Natural) -> Array:
+    def log_partition(self, natural: MemberNatural) -> Array:
         """A(natural), a scalar; its gradient is the expected statistics."""
         ...
 
-    def in_domain(self, natural: Natural) -> Array:
+    def in_domain(self, natural: MemberNatural) -> Array:
         """Whether the natural parameters describe a proper distribution, a scalar boolean."""
         ...
 
-    def project(self, natural: Natural) -> Natural:
+    def project(self, natural: MemberNatural) -> MemberNatural:
         """The nearest factor that multiplies any proper distribution into a proper one."""
         ...
 
-    def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> Array:
+    def draws(self, rng_key: PRNGKey, coordinates: MemberCoordinates, num_draws: int) -> Array:
         """Draws for an expectation, differentiable in the coordinates unless they are discrete.
 
         Returns:
@@ -66,7 +66,7 @@ class ExponentialFamily(Protocol):
         """
         ...
 
-    def distribution(self, coordinates: Coordinates) -> dist.Distribution:
+    def distribution(self, coordinates: MemberCoordinates) -> dist.Distribution:
         """The NumPyro distribution, with no batch dimensions."""
         ...
 
@@ -75,7 +75,7 @@ class ExponentialFamily(Protocol):
 class LocatedFamily(Protocol):
     """What families have besides whose factors say where apart from how surely."""
 
-    def project_whole(self, natural: Natural) -> Natural:
+    def project_whole(self, natural: MemberNatural) -> MemberNatural:
         """Like ``project``, but what had to be repaired becomes the factor 1.
 
         Where a factor's precision was below zero, it then has no location, either.
@@ -92,7 +92,7 @@ class NormalFamily(Protocol):
         """Number of entries of one draw."""
         ...
 
-    def sigma_points(self, coordinates: Coordinates, offset: int, dimension: int) -> Array:
+    def sigma_points(self, coordinates: MemberCoordinates, offset: int, dimension: int) -> Array:
         """Points of the spherical cubature rule in ``dimension`` joint dimensions.
 
         ``offset`` says where this family's entries stand in the joint vector. The shape is
@@ -100,11 +100,11 @@ class NormalFamily(Protocol):
         """
         ...
 
-    def location(self, coordinates: Coordinates) -> Array:
+    def location(self, coordinates: MemberCoordinates) -> Array:
         """The mean."""
         ...
 
-    def linear_variance(self, coordinates: Coordinates, slope: Array) -> Array:
+    def linear_variance(self, coordinates: MemberCoordinates, slope: Array) -> Array:
         """Variance of <slope, x>, a scalar."""
         ...
 
@@ -126,14 +126,14 @@ class WhiteFamily(Protocol):
     Natural parameters of theirs are a pair: a linear part and a quadratic one.
     """
 
-    def whitened(self, coordinates: Coordinates, change: Natural) -> Natural:
+    def whitened(self, coordinates: MemberCoordinates, change: MemberNatural) -> MemberNatural:
         """The white coordinates of a change; the first part moves the location alone."""
         ...
 
-    def unwhitened(self, coordinates: Coordinates, white: Natural) -> Natural:
+    def unwhitened(self, coordinates: MemberCoordinates, white: MemberNatural) -> MemberNatural:
         """Inverse of :meth:`whitened`."""
         ...
 
-    def axis_variances(self, coordinates: Coordinates) -> Array:
+    def axis_variances(self, coordinates: MemberCoordinates) -> Array:
         """The distribution's variance along the axis of each entry of the first part."""
         ...

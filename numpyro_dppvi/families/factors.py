@@ -9,10 +9,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, Natural, PyTree
+from numpyro_dppvi._typing import Array, Parameters, PyTree, Tree
 
 
-def multiply(*factors: Natural) -> Natural:
+def multiply(*factors: Parameters) -> Parameters:
     """The product of factors: the sum of their natural parameters.
 
     Example:
@@ -23,7 +23,7 @@ def multiply(*factors: Natural) -> Natural:
     return jax.tree.map(lambda *leaves: functools.reduce(jnp.add, leaves), *factors)
 
 
-def divide(numerator: Natural, denominator: Natural) -> Natural:
+def divide(numerator: Parameters, denominator: Parameters) -> Parameters:
     """The quotient of two factors, a cavity for one: the difference of natural parameters.
 
     Args:
@@ -37,7 +37,7 @@ def divide(numerator: Natural, denominator: Natural) -> Natural:
     return jax.tree.map(jnp.subtract, numerator, denominator)
 
 
-def power(factor: Natural, exponent: Array | float) -> Natural:
+def power(factor: Parameters, exponent: Array | float) -> Parameters:
     """A factor raised to a power (damping, tempering): its natural parameters times a number.
 
     Args:
@@ -51,37 +51,37 @@ def power(factor: Natural, exponent: Array | float) -> Natural:
     return jax.tree.map(lambda leaf: jnp.asarray(exponent, leaf.dtype) * leaf, factor)
 
 
-def total(stacked: Natural) -> Natural:
+def total(stacked: Parameters) -> Parameters:
     """The product of factors that are stacked on a leading axis."""
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stacked)
 
 
-def unit(like: Natural, num_factors: int | None = None) -> Natural:
+def unit(like: Parameters, num_factors: int | None = None) -> Parameters:
     """The factor 1, shaped like another; with a leading axis if ``num_factors`` is given."""
     lead = () if num_factors is None else (num_factors,)
     return jax.tree.map(lambda leaf: jnp.zeros(lead + jnp.shape(leaf), jnp.result_type(leaf)), like)
 
 
-def inner(natural: Natural, statistics: PyTree) -> Array:
+def inner(natural: PyTree, statistics: PyTree) -> Array:
     """The inner product of natural parameters and (expected) sufficient statistics, a scalar."""
     products = jax.tree.map(lambda n, t: jnp.sum(n * t), natural, statistics)
     return functools.reduce(jnp.add, jax.tree.leaves(products))
 
 
-def count_nonzero(change: Natural) -> Array:
+def count_nonzero(change: PyTree) -> Array:
     """How many natural parameters differ from zero, a scalar."""
     counts = [jnp.sum(leaf != 0, dtype=jnp.int32) for leaf in jax.tree.leaves(change)]
     return functools.reduce(jnp.add, counts)
 
 
-def is_finite(natural: Natural) -> Array:
+def is_finite(natural: PyTree) -> Array:
     """Whether every natural parameter is finite, a scalar boolean."""
     return functools.reduce(
         jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(natural)]
     )
 
 
-def select(condition: Array, if_true: Natural, if_false: Natural) -> Natural:
+def select(condition: Array, if_true: Tree, if_false: Tree) -> Tree:
     """One of two factors, chosen by a scalar boolean.
 
     Args:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
+from numpyro_dppvi._typing import Array, Coordinates, MemberNatural, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import factors, joint
 from numpyro_dppvi.families.base import LocatedFamily, NormalFamily
 from numpyro_dppvi.families.full_normal import FullNormal
@@ -51,15 +51,15 @@ class MeanField:
 
     def standard(self) -> Coordinates:
         """Coordinates of every member's standard distribution."""
-        return {name: family.standard() for name, family in self.members}
+        return Coordinates({name: family.standard() for name, family in self.members})
 
     def natural(self, coordinates: Coordinates) -> Natural:
         """Natural parameters by member."""
-        return {name: family.natural(coordinates[name]) for name, family in self.members}
+        return Natural({name: f.natural(coordinates[name]) for name, f in self.members})
 
     def coordinates(self, natural: Natural) -> Coordinates:
         """Coordinates by member."""
-        return {name: family.coordinates(natural[name]) for name, family in self.members}
+        return Coordinates({name: f.coordinates(natural[name]) for name, f in self.members})
 
     def statistics(self, coordinates: Coordinates) -> PyTree:
         """Expected statistics by member."""
@@ -84,12 +84,14 @@ class MeanField:
 
     def project(self, natural: Natural, whole: frozenset[str] = frozenset()) -> Natural:
         """Projects member by member; what has to be repaired of the named ones becomes 1."""
-        return {
-            name: family.project_whole(natural[name])
-            if name in whole and isinstance(family, LocatedFamily)
-            else family.project(natural[name])
-            for name, family in self.members
-        }
+        return Natural(
+            {
+                name: family.project_whole(natural[name])
+                if name in whole and isinstance(family, LocatedFamily)
+                else family.project(natural[name])
+                for name, family in self.members
+            }
+        )
 
     def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> dict[str, Array]:
         """Draws by latent, with independent keys a member."""
@@ -195,7 +197,7 @@ class MeanField:
             }
         )
 
-    def _product(self, by_latent: Mapping[str, Natural]) -> Natural:
+    def _product(self, by_latent: Mapping[str, MemberNatural]) -> Natural:
         """Natural parameters by member from those of single latents; 1 for the others."""
         whole = factors.unit(jax.eval_shape(lambda: self.natural(self.standard())))
         for place in self._places():

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_dppvi._typing import Array, Coordinates, Natural
+from numpyro_dppvi._typing import Array, Coordinates, MemberCoordinates, MemberNatural, Natural
 from numpyro_dppvi.families.base import WhiteFamily
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.dirichlet import Dirichlet
@@ -38,22 +38,26 @@ def whiten(family: MeanField, coordinates: Coordinates, change: Natural) -> Natu
         A tree shaped as the change. Its squared norm is the variance of the logarithm of the
         factor under q.
     """
-    return {
-        name: member.whitened(coordinates[name], change[name])
-        if isinstance(member, WhiteFamily)
-        else _by_entry(member, coordinates[name], change[name], lambda root, d: root.T @ d)
-        for name, member in family.members
-    }
+    return Natural(
+        {
+            name: member.whitened(coordinates[name], change[name])
+            if isinstance(member, WhiteFamily)
+            else _by_entry(member, coordinates[name], change[name], lambda root, d: root.T @ d)
+            for name, member in family.members
+        }
+    )
 
 
 def unwhiten(family: MeanField, coordinates: Coordinates, white: Natural) -> Natural:
     """Inverse of :func:`whiten`; linear in ``white``."""
-    return {
-        name: member.unwhitened(coordinates[name], white[name])
-        if isinstance(member, WhiteFamily)
-        else _by_entry(member, coordinates[name], white[name], _solve_transposed)
-        for name, member in family.members
-    }
+    return Natural(
+        {
+            name: member.unwhitened(coordinates[name], white[name])
+            if isinstance(member, WhiteFamily)
+            else _by_entry(member, coordinates[name], white[name], _solve_transposed)
+            for name, member in family.members
+        }
+    )
 
 
 def weighted(family: MeanField, white: Natural, location: Weights, spread: float) -> Natural:
@@ -67,12 +71,14 @@ def weighted(family: MeanField, white: Natural, location: Weights, spread: float
         location: Factors by normal member, one a location.
         spread: One factor for all spreads.
     """
-    return {
-        name: NormalNatural(location[name] * part.linear, spread * part.quadratic)
-        if name in location
-        else part
-        for name, part in white.items()
-    }
+    return Natural(
+        {
+            name: NormalNatural(location[name] * part.linear, spread * part.quadratic)
+            if name in location
+            else part
+            for name, part in white.items()
+        }
+    )
 
 
 def axis_variances(family: MeanField, coordinates: Coordinates) -> Weights:
@@ -90,21 +96,21 @@ def _solve_transposed(root: Array, white: Array) -> Array:
 
 def _by_entry(
     member: Any,
-    coordinates: Coordinates,
-    change: Natural,
+    coordinates: MemberCoordinates,
+    change: MemberNatural,
     apply: Callable[[Array, Array], Array],
-) -> Natural:
+) -> MemberNatural:
     """Applies a function of the information's root and a change to every independent entry."""
     event = 1 if isinstance(member, Dirichlet) else 0
     batch = member.shape[: len(member.shape) - event]
     one = dataclasses.replace(member, shape=member.shape[len(batch) :])
 
-    def of_entry(natural: Natural, change: Natural) -> Natural:
+    def of_entry(natural: MemberNatural, change: MemberNatural) -> MemberNatural:
         flat, unravel = ravel_pytree(natural)
         information = jax.hessian(lambda x: one.log_partition(unravel(x)))(flat)
         return unravel(apply(jnp.linalg.cholesky(information), ravel_pytree(change)[0]))
 
-    def entries(tree: Natural) -> Natural:
+    def entries(tree: MemberNatural) -> MemberNatural:
         number = math.prod(batch)
         return jax.tree.map(lambda leaf: leaf.reshape(number, *leaf.shape[len(batch) :]), tree)
 

@@ -8,18 +8,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from numpyro_dppvi._typing import Array, Coordinates, Natural
+from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.methods import objective
 
-Gradient: TypeAlias = Callable[[Any, Coordinates], Coordinates]
+GradientFn: TypeAlias = Callable[[Any, Coordinates], Gradient]
 """A function of a step's keys and the coordinates to (an estimate of) the loss's gradient."""
 
 
 def solve(
     keys: Any,
     start: Coordinates,
-    gradient: Gradient,
+    gradient: GradientFn,
     optimizer: optax.GradientTransformation,
 ) -> Coordinates:
     """Runs one optimiser step a key from ``start``, with a fresh optimiser state.
@@ -57,7 +57,7 @@ class Solver(Protocol):
     """How a local problem is solved, and in which units its solution is clipped and noised."""
 
     def change(
-        self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: Gradient
+        self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: GradientFn
     ) -> Natural:
         """The change from ``q`` to the solution; NaN where the solve failed.
 
@@ -94,12 +94,12 @@ class Descent:
     optimizer: optax.GradientTransformation
 
     def change(
-        self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: Gradient
+        self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: GradientFn
     ) -> Natural:
         """As of :class:`Solver`; the cavity's and the entropy's gradients are exact."""
         cavity = factors.divide(q, own)
 
-        def gradient(keys: Any, coordinates: Coordinates) -> Coordinates:
+        def gradient(keys: Any, coordinates: Coordinates) -> Gradient:
             free = jax.grad(objective.cavity_loss, argnums=2)(family, cavity, coordinates)
             return jax.tree.map(jnp.add, free, records_gradient(keys, coordinates))
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Coordinates, Natural
 from numpyro_dppvi.families import MeanField, factors, whitening
-from numpyro_dppvi.methods.local_solve import Gradient
+from numpyro_dppvi.methods.local_solve import GradientFn
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class NaturalGradient:
         q: Natural,
         own: Natural,
         keys: Any,
-        records_gradient: Gradient,
+        records_gradient: GradientFn,
     ) -> Natural:
         """Natural-gradient steps of the local objective, starting from ``q``.
 

@@ -29,7 +29,7 @@ import numpy as np
 import optax
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi._typing import Array, Coordinates, Natural, PyTree
+from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PyTree
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.methods import visits
 from numpyro_dppvi.methods.local_solve import Descent, Solver
@@ -699,7 +699,7 @@ class GlobalVI:
         return self.solver(_CENTRAL_LEARNING_RATE).optimizer.init(family.coordinates(q))
 
     def update(
-        self, received: Received, release: Coordinates, memory: PyTree
+        self, received: Received, release: Gradient, memory: PyTree
     ) -> tuple[Natural, PyTree]:
         """One optimiser step, on the prior's gradient and the clients'."""
         family, here = received.family, received.family.coordinates(received.q)

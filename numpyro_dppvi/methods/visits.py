@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
+from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import objective
-from numpyro_dppvi.methods.local_solve import Gradient, Solver
+from numpyro_dppvi.methods.local_solve import GradientFn, Solver
 from numpyro_dppvi.privacy import (
     Sampler,
     add_noise,
@@ -107,13 +107,13 @@ class Received(NamedTuple):
 class Likelihood(Protocol):
     """What stands behind a visit: a client's records or, in a replay, a factor."""
 
-    def of_shard(self, number: Array) -> Gradient:
+    def of_shard(self, number: Array) -> GradientFn:
         """The exact gradient of one shard's losses: a function of a step's key and coordinates."""
         ...
 
     def released(
         self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
-    ) -> Coordinates:
+    ) -> Gradient:
         """The gradient of all losses as it leaves the client.
 
         Args:
@@ -170,7 +170,7 @@ def without_noise(visit: Visit, likelihood: Likelihood) -> Outcome:
     return _solved(visit, visit.keys, likelihood.of_shard(only))
 
 
-def _solved(visit: Visit, keys: Any, gradient: Gradient) -> Outcome:
+def _solved(visit: Visit, keys: Any, gradient: GradientFn) -> Outcome:
     change = visit.solver.change(visit.family, visit.q, visit.own, keys, gradient)
     finite = factors.is_finite(change)
     return Outcome(factors.select(finite, change, factors.unit(change)), None, ~finite)
@@ -196,7 +196,7 @@ def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array |
     def change_of(number: Array, own: Natural) -> Natural:
         of_shard = likelihood.of_shard(number)
 
-        def raised(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
+        def raised(key: PRNGKey, coordinates: Coordinates) -> Gradient:
             return factors.power(of_shard(key, coordinates), exponent)
 
         change = visit.solver.change(family, visit.q, own, keys, raised)
@@ -243,18 +243,18 @@ class OfRecords(NamedTuple):
     num_records: Array
     params: ClientParams
 
-    def of_shard(self, number: Array) -> Gradient:
+    def of_shard(self, number: Array) -> GradientFn:
         """The gradient of the sum of a shard's record losses."""
         rows, present = _shard(self, number)
 
-        def gradient(key: PRNGKey, coordinates: Coordinates) -> Coordinates:
+        def gradient(key: PRNGKey, coordinates: Coordinates) -> Gradient:
             return _exact_sum(self, rows, present, key, coordinates)
 
         return gradient
 
     def released(
         self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
-    ) -> Coordinates:
+    ) -> Gradient:
         """DP estimate of all records' gradient: sample, clip each, sum, add noise, divide by q.
 
         The divisor is the probability that a record is in the batch, a public number; how many
@@ -275,12 +275,12 @@ class OfRecords(NamedTuple):
             rows = jax.tree.map(lambda leaf: leaf[batch.rows], self.records)
         expectation = self.expectation
 
-        def gradient_of(row: Mapping[str, Array]) -> Coordinates:
+        def gradient_of(row: Mapping[str, Array]) -> Gradient:
             return jax.grad(objective.record_loss, argnums=4)(
                 self.space, self.family, expectation, rng_key, coordinates, row
             )
 
-        def sum_of(rows: Mapping[str, Array], mask: Array) -> Coordinates:
+        def sum_of(rows: Mapping[str, Array], mask: Array) -> Gradient:
             gradients = jax.vmap(gradient_of)(rows)
             return clipped_sum(gradients, mask, params.clip_norm, rounded=params.noise_std > 0)
 
@@ -314,7 +314,7 @@ def _exact_sum(
     present: Array,
     rng_key: PRNGKey,
     coordinates: Coordinates,
-) -> Coordinates:
+) -> Gradient:
     """Gradient of the sum of the record losses of the rows that are present.
 
     Rows that are not must be possible records all the same: their gradients are zero times theirs.
@@ -332,11 +332,11 @@ def _exact_sum(
 
 
 def _sum_in_chunks(
-    sum_of: Callable[[Mapping[str, Array], Array], Coordinates],
+    sum_of: Callable[[Mapping[str, Array], Array], Gradient],
     rows: Mapping[str, Array],
     mask: Array,
     largest_chunk: int,
-) -> Coordinates:
+) -> Gradient:
     """Adds up ``sum_of`` over equal chunks of rows, without rounding."""
     num_rows = mask.shape[0]
     num_chunks = math.ceil(num_rows / max(1, largest_chunk))
@@ -353,7 +353,7 @@ def _sum_in_chunks(
     chunks = jax.tree.map(chunked, (dict(rows), mask))
     shapes = jax.eval_shape(sum_of, *jax.tree.map(lambda leaf: leaf[0], chunks))
 
-    def add(total: Coordinates, piece: Any) -> tuple[Coordinates, None]:
+    def add(total: Gradient, piece: Any) -> tuple[Gradient, None]:
         return arithmetic.add(total, sum_of(*piece)), None
 
     return jax.lax.scan(add, arithmetic.zeros(shapes), chunks)[0]

@@ -68,7 +68,7 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
             "the prior comes from a study with another guide: fit both studies with the same kind "
             "of guide."
         )
-    natural = {name: prior.natural[name] for name, _ in family.members}
+    natural = Natural({name: prior.natural[name] for name, _ in family.members})
     return PriorFactor(natural, frozenset(), frozenset())
 
 

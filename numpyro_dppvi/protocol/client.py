@@ -73,13 +73,16 @@ def visit(
         secret_key: The key of this visit.
         drawn: Noise that was drawn on the host, in the place of the key's.
     """
+    own = request.factor if state.private is None else state.private
+    if own is None:
+        raise ValueError("request must carry the factor of a client that keeps none to itself.")
     asked = Visit(
         family=problem.family,
         layout=problem.layout,
         solver=problem.method.solver(request.learning_rate),
         num_steps=problem.method.num_local_steps,
         q=request.q if state.pulled is None else state.pulled,
-        own=request.factor if state.private is None else state.private,
+        own=own,
         params=params,
         rng_key=request.rng_key,
         secret_key=secret_key,
@@ -111,7 +114,7 @@ def respond(
 
 def settled(state: ClientState, kept: Natural | None, answer: Answer) -> ClientState:
     """What a client keeps once the server has answered: what it refused did not happen here."""
-    if state.private is not None:
+    if state.private is not None and kept is not None:
         moved = factors.multiply(state.private, factors.power(kept, answer.share))
         state = state._replace(private=moved)
     if state.pulled is not None:

@@ -52,7 +52,7 @@ def narrow(
     """
     if init_scale is None:
         return None
-    begin = dict(prior)
+    begin = Natural(dict(prior))
     each = jax.random.split(rng_key, len(family.members))
     for (name, member), key in zip(family.members, each, strict=True):
         if isinstance(member, NormalFamily):

@@ -176,7 +176,7 @@ def request(
     )
     if problem.starts_ahead:
         # A solve begins at its q: both move, and the cavity q / factor does not.
-        ahead = factors.divide(state.begin, q)
+        ahead = _ahead(state, q)
         q, factor = factors.multiply(q, ahead), factors.multiply(factor, ahead)
     return Request(q, factor, rng_key, params.learning_rate)
 
@@ -251,6 +251,12 @@ def _left_out(params: RoundParams, state: ServerState) -> Natural:
     return factors.power(state.prior, params.prior_left_out)
 
 
+def _ahead(state: ServerState, q: Natural) -> Natural:
+    """The way from q to the public start."""
+    assert state.begin is not None, "Problem.starts_ahead without a start"
+    return factors.divide(state.begin, q)
+
+
 def _as_if_from_q(
     problem: Problem,
     params: RoundParams,
@@ -261,7 +267,7 @@ def _as_if_from_q(
 ) -> Natural:
     """Changes of q, from those of what was sent in its place; undoes what :func:`request` did."""
     if problem.starts_ahead:
-        ahead = factors.divide(state.begin, q)
+        ahead = _ahead(state, q)
         moved = jax.tree.map(jnp.add, changes, ahead)
         changes = jax.vmap(factors.select)(failed, changes, moved)
     return jax.tree.map(jnp.add, changes, _left_out(params, state))
@@ -368,9 +374,8 @@ def refine_prior(
     end = local_solve.solve(keys, family.coordinates(q), jax.grad(loss, argnums=1), optimizer)
     change = factors.divide(family.natural(end), q)
     # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
-    change = {
-        name: part if name in parts.refined else factors.unit(part) for name, part in change.items()
-    }
+    still = factors.unit(change)
+    change = Natural({n: (change if n in parts.refined else still)[n] for n in change})
     return factors.select(factors.is_finite(change), change, factors.unit(change))
 
 
