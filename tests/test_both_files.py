@@ -1,5 +1,6 @@
 """A checkpoint and a ledger file together: resumes, copies, shared budgets, schedules, Ctrl-C."""
 
+import functools
 import itertools
 import math
 import os
@@ -276,10 +277,15 @@ class TestSharing:
     def test_any_rest_is_used_and_kept(self, share, sampler):
         """However much was spent before; all of it together is accounted at once."""
         part = dppvi.PrivacyBudget(share * BUDGET.epsilon, BUDGET.delta)
-        multiplier = dppvi.privacy.calibrate.noise_multiplier
-        first = multiplier(part, 10, sampler, 1000, 1000)
+        multiplier = functools.partial(
+            dppvi.privacy.calibrate.noise_multiplier,
+            sampler=sampler,
+            num_records=1000,
+            physical_size=1000,
+        )
+        first = multiplier(part, num_releases=10)
         before = accounting.compose([(sampler.dp_event(first, 1000, 1000), 10)])
-        noise = multiplier(BUDGET, 20, sampler, 1000, 1000, before)
+        noise = multiplier(BUDGET, num_releases=20, before=before)
         together = accounting.compose([*before, (sampler.dp_event(noise, 1000, 1000), 20)])
         epsilon = accounting.epsilon(together, BUDGET.delta, BUDGET.relation)
         assert 0.998 * BUDGET.epsilon <= epsilon <= BUDGET.epsilon

@@ -819,8 +819,10 @@ LEFT_OUT = {
             *("DPOptimization", "NonPrivate", "ParameterPerturbation", "LocalAveraging"),
             *("VirtualClients", "GlobalVI"),
         )
-        for part in ("solver", "learning_rate", "visit", "weights", "plan", "planned")
-        if method != "GlobalVI" or part in ("plan", "planned")
+        for part in (
+            *("solver", "learning_rate", "visit", "memory", "update", "weights"),
+            *("plan", "planned"),
+        )
     },
     **{
         f"NaturalGradient.{part}": CARRIED

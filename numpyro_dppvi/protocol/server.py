@@ -374,8 +374,12 @@ def refine_prior(
     end = local_solve.solve(keys, family.coordinates(q), jax.grad(loss, argnums=1), optimizer)
     change = factors.divide(family.natural(end), q)
     # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
-    still = factors.unit(change)
-    change = Natural({n: (change if n in parts.refined else still)[n] for n in change})
+    change = Natural(
+        {
+            name: part if name in parts.refined else jax.tree.map(jnp.zeros_like, part)
+            for name, part in change.items()
+        }
+    )
     return factors.select(factors.is_finite(change), change, factors.unit(change))
 
 
