@@ -66,6 +66,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(None|Ellipsis|bool|bytes|float|int|str|object|type|tuple|list|dict|set|range)"),
     ("py:.*", r".*(Error|Warning|Exception|Interrupt)"),
     ("py:mod", r"numpyro_dppvi\..*"),  # modules of ours that are no part of the reference
+    ("py:class", r"numpyro_dppvi\._typing\.(Parameters|Tree)"),  # type variables
     ("py:.*", "ArrayTree"),  # optax's name for any tree of arrays
 ]
 
