@@ -13,7 +13,7 @@ from numpyro.distributions.constraints import Constraint
 from numpyro.distributions.transforms import IdentityTransform, Transform
 from numpyro.ops.provenance import eval_provenance
 
-from numpyro_dppvi._typing import Array, Model, PyTree
+from numpyro_dppvi._typing import Array, Model, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
@@ -104,6 +104,11 @@ class LatentSpace:
         latents: The latents, in the model's order.
         log_likelihood: ``(theta, row) -> scalar``: log density of one record, given values of
             the latents in their supports and arrays without the records' leading axis.
+        log_likelihood_of: ``(theta, row, outcomes) -> scalar``: the same with other values of the
+            observed sites, by site.
+        draw: ``(theta, row, rng_key) -> outcomes``: values of the observed sites, drawn from the
+            model.
+        can_draw: Whether they can be.
         together: ``(theta, rows, seed) -> {site: scalar}``: log likelihood of several records by
             observed site, of the model run on all of them. Inference never uses it; it ought to be
             the sum of what one record at a time gives (:mod:`numpyro_dppvi.latents.additive`).
@@ -122,6 +127,9 @@ class LatentSpace:
 
     latents: tuple[Latent, ...]
     log_likelihood: Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+    log_likelihood_of: Callable[..., Array]
+    draw: Callable[..., dict[str, Array]]
+    can_draw: bool
     together: Callable[..., dict[str, Array]]
     trace: Callable[..., Trace]
     log_density: Callable[[Mapping[str, Array], frozenset[str]], Array]
@@ -237,6 +245,23 @@ def from_model(
     def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
         return _total(together(theta, {name: value[None] for name, value in row.items()}).values())
 
+    def log_likelihood_of(
+        theta: Mapping[str, Array], row: Mapping[str, Array], outcomes: Mapping[str, Array]
+    ) -> Array:
+        trace = run(theta, row)
+        given = {name: {**trace[name], "value": outcomes[name]} for name in client_side}
+        return _total(log_prob(site, trace, plates) for site in given.values())
+
+    def draw(
+        theta: Mapping[str, Array], row: Mapping[str, Array], rng_key: PRNGKey
+    ) -> dict[str, Array]:
+        trace = run(theta, row)
+        keys = jax.random.split(rng_key, len(client_side))
+        return {
+            name: trace[name]["fn"].sample(key).astype(jnp.result_type(trace[name]["value"]))
+            for name, key in zip(client_side, keys, strict=True)
+        }
+
     def log_density(theta: Mapping[str, Array], names: frozenset[str]) -> Array:
         trace = run(theta, zeros)
         return _total(log_prob(trace[name], trace, plates) for name in (*names, *server_side))
@@ -246,6 +271,9 @@ def from_model(
     return LatentSpace(
         latents=latents,
         log_likelihood=log_likelihood,
+        log_likelihood_of=log_likelihood_of,
+        draw=draw,
+        can_draw=_can_draw(draw, run, latents, zeros, client_side),
         together=together,
         trace=run,
         log_density=log_density,
@@ -255,6 +283,30 @@ def from_model(
         row=row,
         program=program,
     )
+
+
+def _can_draw(
+    draw: Callable[..., dict[str, Array]],
+    run: OneRow,
+    latents: tuple[Latent, ...],
+    zeros: Mapping[str, Array],
+    client_side: tuple[str, ...],
+) -> bool:
+    """Whether every outcome that a record enters can be drawn: a factor has none."""
+    theta = {latent.name: latent.struct for latent in latents}
+
+    def factors(theta: Mapping[str, Array]) -> list[Array]:
+        trace = run(theta, zeros)
+        found.extend(isinstance(trace[name]["fn"], dist.Unit) for name in client_side)
+        return []
+
+    found: list[bool] = []
+    try:
+        jax.eval_shape(factors, theta)
+        jax.eval_shape(lambda theta: draw(theta, zeros, jax.random.key(0)), theta)
+    except Exception:  # whatever a distribution without sample raises
+        return False
+    return not any(found)
 
 
 def several(row: Mapping[str, jax.ShapeDtypeStruct], number: int) -> dict[str, Any]:

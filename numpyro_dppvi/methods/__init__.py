@@ -5,6 +5,7 @@ objective, local optimisation, natural gradients. It may import ``latents``, ``f
 ``privacy``.
 """
 
+from numpyro_dppvi.methods.fisher_scoring import FisherScoring
 from numpyro_dppvi.methods.natural_gradient import NaturalGradient
 from numpyro_dppvi.methods.objective import Automatic, GaussHermite, MonteCarlo, SphericalCubature
 from numpyro_dppvi.methods.values import (
@@ -21,6 +22,7 @@ __all__ = [
     "Automatic",
     "BayesianCommitteeMachine",
     "DPOptimization",
+    "FisherScoring",
     "GaussHermite",
     "GlobalVI",
     "LocalAveraging",

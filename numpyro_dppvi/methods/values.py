@@ -29,9 +29,10 @@ import numpy as np
 import optax
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PyTree
+from numpyro_dppvi._typing import Array, Coordinates, Gradient, Model, Natural, PyTree
 from numpyro_dppvi.families import MeanField, factors
-from numpyro_dppvi.methods import visits
+from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.methods import objective, visits
 from numpyro_dppvi.methods.local_solve import Descent, Solver
 from numpyro_dppvi.methods.natural_gradient import NaturalGradient
 from numpyro_dppvi.methods.objective import Automatic, Expectation, GaussHermite
@@ -68,8 +69,8 @@ _CENTRAL_LEARNING_RATE = 0.02
 Aggregator: TypeAlias = Literal["needed", "useful", "useless"]
 """What a trusted aggregator is to a method."""
 
-Releases: TypeAlias = Literal["gradients", "changes", "nothing"]
-"""What gets noise: sums of records' gradients, or of shards' changes."""
+Releases: TypeAlias = Literal["gradients", "changes", "sums", "nothing"]
+"""What gets noise: gradients of a solve, shards' changes, or sums that the server reads."""
 
 Facts: TypeAlias = Mapping[str, Any]
 """What a plan must say about one client, by the names of its fields."""
@@ -117,7 +118,8 @@ class Method(Protocol):
         keeps_factors: Whether every shard has a factor of its own even if the server sees each
             client's changes.
         central: Whether the server takes the steps, prior and all, one a round of all clients:
-            nothing is damped, repaired or refined then, and all clients draw latents alike.
+            nothing is repaired or refined then, and all clients draw latents alike.
+        damped: Whether a factor follows what is released by the damping's share of it.
         num_local_steps: Steps of a visit.
         expectation: The rule for the expected log likelihood.
     """
@@ -126,6 +128,7 @@ class Method(Protocol):
     aggregator: ClassVar[Aggregator]
     keeps_factors: ClassVar[bool]
     central: ClassVar[bool]
+    damped: ClassVar[bool]
 
     @property
     def num_local_steps(self) -> int:
@@ -154,15 +157,30 @@ class Method(Protocol):
         """What a client computes when it is visited; runs inside the compiled round."""
         ...
 
-    def memory(self, family: MeanField, q: Natural) -> PyTree:
-        """What the server remembers of a factor's releases, before any; ``None`` for nothing."""
+    def guide(self, guide: Any, model: Model) -> Any:
+        """The guide that is used where this one is asked for; ``None`` asks for none."""
         ...
 
-    def update(self, received: Received, release: PyTree, memory: PyTree) -> tuple[Natural, PyTree]:
-        """The change of a factor by a release, and what the server remembers from there on.
+    def check(self, space: LatentSpace, family: MeanField) -> None:
+        """Refuses a model or an approximation that it cannot work with."""
+        ...
 
-        Runs inside the compiled round. With a trusted aggregator the release is the sum of all
-        clients', and the factor is the one of all together.
+    def memory(self, family: MeanField, q: Natural, num_factors: int) -> PyTree:
+        """What the server remembers of releases, before any; ``None`` for nothing."""
+        ...
+
+    def told(self, memory: PyTree, place: Array | int) -> PyTree:
+        """What the server tells the client of a factor beside q; ``None`` for nothing."""
+        ...
+
+    def take(
+        self, received: Received, releases: PyTree, memory: PyTree, places: Array
+    ) -> tuple[Natural, PyTree]:
+        """The changes of factors by a group's releases, and what the server remembers then.
+
+        Runs inside the compiled round. Releases and changes have a leading axis, and ``places``
+        are the factors'. With a trusted aggregator there is one release, the sum of all clients',
+        and the factor is the one of all together.
         """
         ...
 
@@ -231,17 +249,33 @@ def _solver(self: Any, learning_rate: Array | float) -> Solver:
     return Descent(optax.adam(learning_rate) if self.optimizer is None else self.optimizer)
 
 
-def _nothing(self: Any, family: MeanField, q: Natural) -> None:
+def _as_asked(self: Any, guide: Any, model: Model) -> Any:
+    """The one that is asked for."""
+    del self, model
+    return guide
+
+
+def _any_model(self: Any, space: LatentSpace, family: MeanField) -> None:
+    """Refuses none."""
+    objective.rule_for(self.expectation, space, family)
+
+
+def _nothing(self: Any, family: MeanField, q: Natural, num_factors: int) -> None:
     """Nothing."""
-    del self, family, q
+    del self, family, q, num_factors
+
+
+def _no_word(self: Any, memory: PyTree, place: Array | int) -> None:
+    """Nothing."""
+    del self, memory, place
 
 
 def _release_itself(
-    self: Any, received: Received, release: Natural, memory: None
+    self: Any, received: Received, releases: Natural, memory: None, places: Array
 ) -> tuple[Natural, None]:
-    """The release is the change."""
-    del self, received
-    return release, memory
+    """The releases are the changes."""
+    del self, received, places
+    return releases, memory
 
 
 def _ones(self: Any, num_shards: np.ndarray) -> np.ndarray:
@@ -381,6 +415,7 @@ class DPOptimization:
     aggregator: ClassVar[Aggregator] = "useless"
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
 
     clip_norm: float | tuple[float, ...] = 2.5
     num_local_steps: int = 3
@@ -394,7 +429,8 @@ class DPOptimization:
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    solver, memory, update, weights = _solver, _nothing, _release_itself, _ones
+    guide, check, told = _as_asked, _any_model, _no_word
+    solver, memory, take, weights = _solver, _nothing, _release_itself, _ones
     plan, planned = _plan_of_gradients, _planned_gradients
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
@@ -426,6 +462,7 @@ class NonPrivate:
     aggregator: ClassVar[Aggregator] = "useless"
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
 
     num_local_steps: int = 50
     optimizer: Optimizer | None = None
@@ -435,7 +472,8 @@ class NonPrivate:
         _set_steps(self)
         _check_pieces(self.optimizer, self.expectation, natural=True)
 
-    solver, memory, update, weights = _solver, _nothing, _release_itself, _ones
+    guide, check, told = _as_asked, _any_model, _no_word
+    solver, memory, take, weights = _solver, _nothing, _release_itself, _ones
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """One that suits exact gradients."""
@@ -485,6 +523,7 @@ class ParameterPerturbation:
     aggregator: ClassVar[Aggregator] = "useful"
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
     averages: ClassVar[bool] = False
 
     clip_norm: float | tuple[float, ...] = 0.002
@@ -496,7 +535,8 @@ class ParameterPerturbation:
     def __post_init__(self) -> None:
         _check_shard_method(self)
 
-    solver, memory, update, weights = _solver, _nothing, _release_itself, _weights
+    guide, check, told = _as_asked, _any_model, _no_word
+    solver, memory, take, weights = _solver, _nothing, _release_itself, _weights
     learning_rate, plan, planned = _small_rate, _plan_of_changes, _planned_changes
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
@@ -533,6 +573,7 @@ class LocalAveraging:
     aggregator: ClassVar[Aggregator] = "useful"
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
     averages: ClassVar[bool] = True
 
     num_shards: int | tuple[int, ...]
@@ -545,7 +586,8 @@ class LocalAveraging:
     def __post_init__(self) -> None:
         _check_shard_method(self)
 
-    solver, memory, update, weights = _solver, _nothing, _release_itself, _weights
+    guide, check, told = _as_asked, _any_model, _no_word
+    solver, memory, take, weights = _solver, _nothing, _release_itself, _weights
     learning_rate, plan, planned = _small_rate, _plan_of_changes, _planned_changes
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
@@ -581,6 +623,7 @@ class VirtualClients:
     aggregator: ClassVar[Aggregator] = "useful"
     keeps_factors: ClassVar[bool] = True
     central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
     averages: ClassVar[bool] = False
 
     num_shards: int | tuple[int, ...]
@@ -593,7 +636,8 @@ class VirtualClients:
     def __post_init__(self) -> None:
         _check_shard_method(self)
 
-    solver, memory, update, weights = _solver, _nothing, _release_itself, _weights
+    guide, check, told = _as_asked, _any_model, _no_word
+    solver, memory, take, weights = _solver, _nothing, _release_itself, _weights
     learning_rate, plan, planned = _small_rate, _plan_of_changes, _planned_changes
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
@@ -665,6 +709,7 @@ class GlobalVI:
     aggregator: ClassVar[Aggregator] = "needed"
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = True
+    damped: ClassVar[bool] = False
     num_local_steps: ClassVar[int] = 1
 
     clip_norm: float | tuple[float, ...] = 2.5
@@ -677,6 +722,7 @@ class GlobalVI:
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
+    guide, check, told = _as_asked, _any_model, _no_word
     weights, plan, planned = _ones, _plan_of_gradients, _planned_gradients
 
     def solver(self, learning_rate: Array | float) -> Descent:
@@ -694,21 +740,24 @@ class GlobalVI:
         gradient = likelihood.released(self.sampler, (visit.rng_key, visit.secret_key), at)
         return Outcome(gradient, None, jnp.zeros((), bool))
 
-    def memory(self, family: MeanField, q: Natural) -> PyTree:
+    def memory(self, family: MeanField, q: Natural, num_factors: int) -> PyTree:
         """The optimiser's state, which its learning rate does not enter."""
+        del num_factors  # one: only sums are known
         return self.solver(_CENTRAL_LEARNING_RATE).optimizer.init(family.coordinates(q))
 
-    def update(
-        self, received: Received, release: Gradient, memory: PyTree
+    def take(
+        self, received: Received, releases: Gradient, memory: PyTree, places: Array
     ) -> tuple[Natural, PyTree]:
         """One optimiser step, on the prior's gradient and the clients'."""
+        del places
         family, here = received.family, received.family.coordinates(received.q)
         free = jax.grad(received.prior_loss, argnums=1)(received.rng_key, here)
-        gradient = jax.tree.map(jnp.add, free, release)
+        gradient = jax.tree.map(lambda mine, sums: mine + sums[0], free, releases)
         optimizer = self.solver(received.learning_rate).optimizer
         updates, memory = optimizer.update(gradient, memory, here)
         after = family.natural(optax.apply_updates(here, updates))
-        return factors.divide(after, received.q), memory
+        change = factors.divide(after, received.q)
+        return jax.tree.map(lambda leaf: leaf[None], change), memory
 
 
 def check(method: Any) -> None:

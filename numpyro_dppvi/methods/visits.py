@@ -42,6 +42,7 @@ class ClientParams(NamedTuple):
         weight: What a sum over shards is multiplied by before noise.
         clip_norm: Bound on the norm of what enters a sum.
         inclusion_prob: The probability that a record is in a batch.
+        num_records: How many records the client has.
     """
 
     noise_std: Array
@@ -49,6 +50,7 @@ class ClientParams(NamedTuple):
     weight: Array
     clip_norm: Array
     inclusion_prob: Array
+    num_records: Array
 
 
 class Layout(NamedTuple):
@@ -89,8 +91,12 @@ class Received(NamedTuple):
 
     Attributes:
         family: The family of q.
-        q: What the client was sent.
-        factor: The factor that is to change.
+        q: The current approximation.
+        sent: What the clients were sent, on a leading axis; q, but for asynchronous ones.
+        factor: The factors that are to change, on a leading axis.
+        noise_std: Noise on every entry of each release.
+        num_records: Records behind each release.
+        total_records: All clients' records.
         learning_rate: For Adam, where the method names no optimiser.
         rng_key: Key for draws of the latents, no secret.
         prior_loss: The loss without any record, as a function of that key and the coordinates.
@@ -98,7 +104,11 @@ class Received(NamedTuple):
 
     family: MeanField
     q: Natural
+    sent: Natural
     factor: Natural
+    noise_std: Array
+    num_records: Array
+    total_records: Array
     learning_rate: Array
     rng_key: PRNGKey
     prior_loss: Callable[[PRNGKey, Coordinates], Array]
@@ -123,6 +133,23 @@ class Likelihood(Protocol):
         """
         ...
 
+    def released_sum(
+        self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
+    ) -> PyTree:
+        """The noisy sum over all records of what each contributes, clipped.
+
+        Args:
+            contribution: A function of a row and a key of its own.
+            floats: Size of what it needs in memory.
+            secret_key: The visit's secret key.
+        """
+        ...
+
+    @property
+    def space(self) -> LatentSpace:
+        """The model."""
+        ...
+
 
 class Visit(NamedTuple):
     """A visit, but for the records.
@@ -139,6 +166,7 @@ class Visit(NamedTuple):
         rng_key: Key for draws of the latents, no secret.
         secret_key: Key for noise and batches.
         drawn: Noise that was drawn on the host, in the place of a key's.
+        told: What the method's server tells its clients (``Method.told``).
     """
 
     family: MeanField
@@ -151,6 +179,7 @@ class Visit(NamedTuple):
     rng_key: PRNGKey
     secret_key: PRNGKey
     drawn: noise_laws.StepNoise | None
+    told: Any = None
 
     @property
     def keys(self) -> PRNGKey:
@@ -290,6 +319,33 @@ class OfRecords(NamedTuple):
         total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats)
         noisy = add_noise(secret.noise, total, params.noise_std, like=coordinates)
         return jax.tree.map(lambda leaf: leaf / params.inclusion_prob.astype(leaf.dtype), noisy)
+
+
+    def released_sum(
+        self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
+    ) -> PyTree:
+        """The noisy sum of clipped contributions of all records, one key a record.
+
+        The keys are secret and independent of the records. So where a record more or less moves
+        the others to other places, the sums are those of records with keys that are as good.
+        """
+        secret, params = by_purpose(secret_key), self.params
+        capacity = jax.tree.leaves(self.records)[0].shape[0]
+        seeds = jax.random.bits(secret.batch, (capacity, 2), jnp.uint32)
+        mask = jnp.arange(capacity) < self.num_records
+
+        def of_row(row: Mapping[str, Any]) -> PyTree:
+            key = jax.random.wrap_key_data(row["seed"], impl="threefry2x32")
+            return contribution(row["row"], key)
+
+        def sum_of(rows: Mapping[str, Any], mask: Array) -> PyTree:
+            each = jax.vmap(of_row)(rows)
+            return clipped_sum(each, mask, params.clip_norm, rounded=params.noise_std > 0)
+
+        rows = {"row": dict(self.records), "seed": seeds}
+        total = _sum_in_chunks(sum_of, rows, mask, _FLOATS_PER_CHUNK // floats)
+        one = jax.tree.map(lambda leaf: leaf[0], rows)
+        return add_noise(secret.noise, total, params.noise_std, like=jax.eval_shape(of_row, one))
 
 
 def _shard(of: OfRecords, number: Array) -> tuple[Mapping[str, Array], Array]:

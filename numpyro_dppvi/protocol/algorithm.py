@@ -285,8 +285,9 @@ def prepare(
     latents.check_additive(space, model_kwargs, sum(client_sizes))
     latents.check_priors(space)
     latents.warn_of_scales(space)
+    guide = method.guide(guide, model)
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
-    objective.rule_for(method.expectation, space, family)  # refused before anything is released
+    method.check(space, family)  # refused before anything is released
     prior = first_factor(earlier, family, space)
     problem = Problem(
         space,
@@ -303,7 +304,7 @@ def prepare(
         plan,
         client_sizes,
         prior.exact,
-        damping=1.0 if method.central else damping,
+        damping=damping if method.damped else 1.0,
         prior_left_out=prior_left_out,
     )
     if method.releases == "gradients":
@@ -412,6 +413,7 @@ def round_params(
             weight=jnp.asarray(method.weights(num_shards)),
             clip_norm=jnp.asarray(clips),
             inclusion_prob=jnp.asarray(probs),
+            num_records=jnp.asarray(np.asarray(client_sizes, float)),
         ),
         damping=jnp.asarray(damping),
         learning_rate=jnp.asarray(method.learning_rate(num_releases, damping)),

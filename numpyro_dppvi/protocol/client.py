@@ -87,6 +87,7 @@ def visit(
         rng_key=request.rng_key,
         secret_key=secret_key,
         drawn=drawn,
+        told=request.told,
     )
     return problem.method.visit(asked, likelihood)
 

@@ -14,6 +14,7 @@ class Request(NamedTuple):
             to itself.
         rng_key: Key for draws of the latents, no secret.
         learning_rate: For Adam, where the method names no optimiser.
+        told: What the method's server tells its clients beside q; ``None`` for nothing.
         round: Number of the round. It and ``group`` tell a client's visits apart, for its ledger
             and its secret keys; the compiled round, which has both elsewhere, leaves them out.
         group: Which of the round's groups the client is visited in.
@@ -23,6 +24,7 @@ class Request(NamedTuple):
     factor: Natural | None
     rng_key: PRNGKey
     learning_rate: Array
+    told: PyTree = None
     round: int = 0
     group: int = 0
 

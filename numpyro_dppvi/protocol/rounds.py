@@ -82,9 +82,7 @@ def first_state(
     held = None if problem.starts_ahead else begin
     each = initial.of_clients(prior, held, num_clients, problem.aggregated)
     q = prior if held is None else held
-    memory = _repeated(
-        problem.method.memory(problem.family, q), 1 if problem.aggregated else num_clients
-    )
+    memory = problem.method.memory(problem.family, q, 1 if problem.aggregated else num_clients)
     private = None
     if layout.private:
         # A client's factor is the product of its shards' to the power of its weight.

@@ -98,8 +98,7 @@ class ServerState(NamedTuple):
         prior: The prior's factor t_0.
         factors: The clients' factors t_m, on a leading axis; with a trusted aggregator the one
             factor of all clients together, because only the sum of what they release is known.
-        memory: What the method remembers of each factor's releases, on the same leading axis;
-            ``None`` for nothing.
+        memory: What the method remembers of releases; ``None`` for nothing.
         begin: The public start, or ``None`` for a run that begins at the prior.
     """
 
@@ -168,9 +167,10 @@ def request(
     """
     if not problem.method.central:  # whose clients draw latents alike
         rng_key = jax.random.fold_in(rng_key, client)
-    if problem.layout.private:
-        return Request(q, None, rng_key, params.learning_rate)
     place = 0 if problem.aggregated else client
+    told = problem.method.told(state.memory, place)
+    if problem.layout.private:
+        return Request(q, None, rng_key, params.learning_rate, told)
     factor = factors.multiply(
         jax.tree.map(lambda leaf: leaf[place], state.factors), _left_out(params, state)
     )
@@ -178,7 +178,7 @@ def request(
         # A solve begins at its q: both move, and the cavity q / factor does not.
         ahead = _ahead(state, q)
         q, factor = factors.multiply(q, ahead), factors.multiply(factor, ahead)
-    return Request(q, factor, rng_key, params.learning_rate)
+    return Request(q, factor, rng_key, params.learning_rate, told)
 
 
 def take(
@@ -208,23 +208,34 @@ def take(
         What the server knows now, what it answers to each of them, and what the merge did.
     """
     method, value, targets = problem.method, releases.value, clients
+    each = params.clients
+    noise_std, num_records = each.noise_std[clients], each.num_records[clients]
     if problem.aggregated:
         value = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, keepdims=True), value)
         targets = jnp.zeros(1, clients.dtype)
+        noise_std = jnp.sqrt(jnp.sum(noise_std**2, keepdims=True))
+        num_records = jnp.sum(num_records, keepdims=True)
     solver = method.solver(params.learning_rate)
 
     def prior_loss(key: PRNGKey, coordinates: Coordinates) -> Array:
         return _prior_loss(problem, params.prior_of(problem), params.exact_prior, key, coordinates)
 
-    def update(
-        sent: Natural, factor: Natural, value: PyTree, memory: PyTree
-    ) -> tuple[Natural, PyTree]:
-        received = Received(problem.family, sent, factor, params.learning_rate, rng_key, prior_loss)
-        return method.update(received, value, memory)
-
-    before, memory = jax.tree.map(lambda leaf: leaf[targets], (state.factors, state.memory))
-    sent, axis = (q, None) if pulled is None else (pulled, 0)
-    changes, remembered = jax.vmap(update, (axis, 0, 0, 0))(sent, before, value, memory)
+    before = jax.tree.map(lambda leaf: leaf[targets], state.factors)
+    if pulled is None:
+        pulled = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (targets.size, *leaf.shape)), q)
+    received = Received(
+        family=problem.family,
+        q=q,
+        sent=pulled,
+        factor=before,
+        noise_std=noise_std,
+        num_records=num_records,
+        total_records=jnp.sum(each.num_records),
+        learning_rate=params.learning_rate,
+        rng_key=rng_key,
+        prior_loss=prior_loss,
+    )
+    changes, remembered = method.take(received, value, state.memory, targets)
     if not problem.layout.private:
         changes = _as_if_from_q(problem, params, state, q, releases.failed, changes)
     merged, info = merge(
@@ -238,11 +249,8 @@ def take(
         whole=solver.repaired_whole(problem.family, problem.refined),
     )
     # What was refused did not happen: a step that is taken back leaves no momentum, either.
-    remembered = factors.select(info.rejected, memory, remembered)
-    all_memory = jax.tree.map(
-        lambda all_, some: all_.at[targets].set(some), state.memory, remembered
-    )
-    after = state._replace(factors=merged, memory=all_memory)
+    remembered = factors.select(info.rejected, state.memory, remembered)
+    after = state._replace(factors=merged, memory=remembered)
     return after, Answer(jnp.where(info.rejected, 0.0, params.damping), after.natural), info
 
 
