@@ -88,7 +88,7 @@ def test_distances_are_from_pooled_nuts():
     widths = {"nonprivate_pooled_nuts": {"a": np.array([1.0, 2.0]), "b": np.array(0.5)}}
     numbers["other"] = {"b": np.array(2.5), "a": np.array([1.0, 3.0])}
     widths["other"] = {"b": np.array(1.0), "a": np.array([2.0, 4.0])}
-    found = dppvi.Comparison(numbers, widths)
+    found = dppvi.analysis.Comparison(numbers, widths)
     assert found.shift("other") == pytest.approx(1.0)
     assert found.width("other") == pytest.approx(2.0)
     assert found.shift("nonprivate_pooled_nuts") == 0

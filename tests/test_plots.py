@@ -45,7 +45,7 @@ def result():
 
 def diagnostics(num_clients=3, noise=(0.5, 2.5)):
     share = np.linspace(-0.1, 1, 2 * (num_clients + 1)).reshape(num_clients + 1, 2)
-    return dppvi.Diagnostics(
+    return dppvi.analysis.Diagnostics(
         movement=np.ones(NUM_ROUNDS),
         residual=np.ones(NUM_ROUNDS),
         noise_residual=1.0,

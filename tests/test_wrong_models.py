@@ -167,7 +167,9 @@ def check(model, data):
     """What ``fit`` does with the data of two clients before a round is charged."""
     space = latents.from_model(model, data)
     latents.check_priors(space)
-    shards = dppvi.stack(data, dppvi.split_evenly(jax.random.key(0), len(data["y"]), 2))
+    shards = dppvi.records.stack(
+        data, dppvi.records.split_evenly(jax.random.key(0), len(data["y"]), 2)
+    )
     latents.check_records(space, shards.records, shards.mask)
 
 

@@ -88,7 +88,7 @@ algorithm = dppvi.pvi(
     plan=plan,
     schedule=until_one_drops_out,
 )
-state, shards = algorithm.init(jax.random.key(0)), dppvi.stack_clients(hospitals)
+state, shards = algorithm.init(jax.random.key(0)), dppvi.records.stack_clients(hospitals)
 movement = []
 for _ in range(num_rounds):
     state, info = algorithm.step(jax.random.key(1), state, shards)

@@ -150,7 +150,7 @@ def claim(delta):
 
 
 def released(seed, total, noise_std):
-    keys = jax.random.split(dppvi.SecretKeys(seed).round_key(0), num_runs)
+    keys = jax.random.split(dppvi.privacy.SecretKeys(seed).round_key(0), num_runs)
     add = jax.vmap(lambda key: privacy.add_noise(key, jnp.asarray(total), noise_std))
     return np.asarray(add(keys))
 

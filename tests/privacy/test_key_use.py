@@ -115,7 +115,7 @@ def run(method, schedule, trusted=False):
             **arguments,
         )
     state = algorithm.init(jax.random.key(0))
-    shards = dppvi.stack_clients(data)
+    shards = dppvi.records.stack_clients(data)
     for _ in range(NUM_ROUNDS):
         state, _ = algorithm.step(jax.random.key(0), state, shards)
     jax.block_until_ready(state.natural)
@@ -153,7 +153,7 @@ def test_no_secret_key_is_used_twice(name, uses):
 
 def same_key_every_round(monkeypatch):
     monkeypatch.setattr(
-        dppvi.SecretKeys,
+        dppvi.privacy.SecretKeys,
         "round_key",
         lambda self, number: keys._key(bytes(32), "chacha20"),
     )
