@@ -5,9 +5,10 @@ number of runs is random and secret, and only the best run is shown, the cost is
 that of one run, however many settings there are (Liu and Talwar 2019; Papernot and Steinke 2022,
 arXiv 2110.03620).
 
-The reason: each run draws a setting at random, so the chance that some output wins depends on the
-data through one run's law only, raised to the random number of runs. With a heavy-tailed number
-the probability generating function changes by little more than its argument does.
+The reason: let Q be the distribution of one run with a random setting, ordered by score, and f the
+probability generating function of the number of runs. Then output y is shown with probability
+f(Q(<= y)) - f(Q(< y)), so a small change of Q changes it little if f' varies slowly, as it does
+for the distributions offered here.
 """
 
 import math
