@@ -100,7 +100,9 @@ class TestPlan:
     def test_shards_are_for_replacing_records_only(self):
         # A record is in the shard of its place: with one removed, all after it would move.
         budgets = [PrivacyBudget(1.0), PrivacyBudget(1.0, relation="add_or_remove_one")]
-        with pytest.raises(ValueError, match="relation must be 'replace_one' for methods that cut"):
+        with pytest.raises(
+            ValueError, match="relation must be 'replace_one' for methods that divide"
+        ):
             of_changes(budgets, 1.0, [3, 3], False, [1, 1], [50, 50])
 
     def test_one_batch_shape_serves_all_clients(self):
@@ -123,7 +125,7 @@ class TestPlan:
         plan = full_batch_plan()
         title, header, *lines = str(plan).splitlines()
         lines = lines[:4]
-        assert "nothing has been read yet" in title
+        assert "no data has been read" in title
         rows = [dict(zip(cells(header), cells(line), strict=True)) for line in lines]
         assert [row["client"] for row in rows] == ["0-1", "2", "3", "4"]
         for row in rows:
@@ -230,7 +232,7 @@ class TestStatement:
         for form in (str, PrivacyStatement.to_json):
             assert "operating system" in form(secret)
             assert "known seed" not in form(secret)
-            assert "whoever knows it can remove the noise" in form(seeded)
+            assert "anyone who knows it can remove the noise" in form(seeded)
             assert "operating system" not in form(seeded)
 
     def test_of_a_run_that_released_nothing(self):
