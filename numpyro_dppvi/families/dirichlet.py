@@ -47,7 +47,7 @@ class Dirichlet:
         return full(distribution.concentration, self.shape) - 1
 
     def natural(self, coordinates: DirichletCoordinates) -> Array:
-        """a - 1."""
+        """Concentrations a, minus 1."""
         return _concentration(coordinates) - 1
 
     def coordinates(self, natural: Array) -> DirichletCoordinates:

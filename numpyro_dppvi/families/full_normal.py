@@ -101,7 +101,7 @@ class FullNormal:
         return jnp.sum(coordinates.log_scale) + 0.5 * self.size * (1 + math.log(2 * math.pi))
 
     def log_partition(self, natural: NormalNatural) -> Array:
-        """m' P m / 2 - log det(P) / 2, plus log(2 pi) / 2 per entry."""
+        """Half of m' P m - log det(P), plus log(2 pi) / 2 per entry."""
         # With P = C C' and eta = P m: m' P m = eta' P^-1 eta = |C^-1 eta|^2.
         tril = jnp.linalg.cholesky(-2 * unpack(natural.quadratic))
         white = solve_triangular(tril, natural.linear[..., None], lower=True)
