@@ -11,13 +11,13 @@ PyTree: TypeAlias = Any
 """Any nesting of dicts, tuples and arrays that JAX can flatten."""
 
 Natural: TypeAlias = Any
-"""Natural parameters of a distribution or factor, one entry a latent; may be improper."""
+"""Natural parameters of a distribution or factor, one entry per latent; may be improper."""
 
 Coordinates: TypeAlias = Any
-"""Unconstrained coordinates of a proper distribution, what an optimiser moves."""
+"""Unconstrained coordinates of a proper distribution, which optimisers move."""
 
 Model: TypeAlias = Callable[..., Any]
 """A NumPyro model, called as ``model(**data, **model_kwargs)``."""
 
 Records: TypeAlias = Mapping[str, Array]
-"""Records by argument name; every array has the same leading axis, one entry a record."""
+"""Records by argument name; every array has one entry per record on its leading axis."""
