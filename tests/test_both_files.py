@@ -226,7 +226,7 @@ class TestSharing:
         alone = one_file.run(method=method, num_rounds=2, budget=raised)
         assert np.all(second.plan.noise_std > alone.plan.noise_std)
         spent = words_of(first.ledger.spent().max())
-        told = f"Other runs on the same ledger file had spent up to epsilon = {spent} of a client"
+        told = f"Earlier runs on the same ledger file spent up to epsilon = {spent} of a client"
         statement = second.privacy_statement()
         for text in (str(second.plan), str(statement), statement.to_markdown()):
             assert told in " ".join(text.split())
@@ -368,7 +368,7 @@ class TestPlaces:
             one_file.run(ledger_file=tmp_path / "nowhere" / "ledger.jsonl")
 
     def test_a_ledger_that_is_a_folder(self, tmp_path):
-        with pytest.raises(IsADirectoryError, match="is a folder: write a file's path"):
+        with pytest.raises(IsADirectoryError, match="is a folder: write the path of a file"):
             one_file.run(ledger_file=tmp_path)
 
 

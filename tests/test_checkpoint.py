@@ -305,7 +305,7 @@ class TestRefusals:
     def test_a_truncated_file(self, copy, share):
         content = copy.read_bytes()
         copy.write_bytes(content[: int(share * len(content))])
-        with pytest.raises(ValueError, match="is damaged or no file"):
+        with pytest.raises(ValueError, match="is damaged or not a file"):
             run(copy)
 
     def test_a_saved_posterior(self, path, unbroken):
@@ -328,7 +328,7 @@ class TestRefusals:
             run(copy)
 
     def test_a_folder(self, tmp_path):
-        with pytest.raises(IsADirectoryError, match="is a folder: write a file's path"):
+        with pytest.raises(IsADirectoryError, match="is a folder: write the path of a file"):
             run(tmp_path)
         with pytest.raises(FileNotFoundError, match="there is no folder"):
             run(tmp_path / "no" / "run.npz")

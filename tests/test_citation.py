@@ -87,7 +87,7 @@ def test_a_selection_cites_how_it_was_charged(default):
 
 
 def test_anything_else_is_refused(default):
-    with pytest.raises(TypeError, match="result must be what fit or select returned"):
+    with pytest.raises(TypeError, match="result must be the result of fit or select"):
         dppvi.citation(default.posterior)
 
 

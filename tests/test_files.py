@@ -143,7 +143,7 @@ class TestWhatIsNoSuchFile:
             _files.read(path, "thing")
 
     def test_a_folder_cannot_be_written(self, tmp_path):
-        with pytest.raises(IsADirectoryError, match=r"is a folder: write a file's path"):
+        with pytest.raises(IsADirectoryError, match=r"is a folder: write the path of a file"):
             _files.write(tmp_path, "thing", {}, {})
         with pytest.raises(FileNotFoundError, match=r"there is no folder .*: create it first"):
             _files.write(tmp_path / "no" / "file", "thing", {}, {})

@@ -767,7 +767,9 @@ class TestWhatWasThereBefore:
     def test_a_link_as_lock_or_checkpoint(self, tmp_path, elsewhere, name, target):
         (tmp_path / name).symlink_to(tmp_path / target)
         with (
-            pytest.raises(ValueError, match=r"run\.npz\S* is a link, which is not followed here"),
+            pytest.raises(
+                ValueError, match=r"run\.npz\S* is a symbolic link, which is not followed here"
+            ),
             locked(tmp_path / "run.npz"),
         ):
             pass
@@ -781,7 +783,7 @@ class TestWhatWasThereBefore:
         path = tmp_path / SUBJECTS[kind].name
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(ValueError, match="is a link, which is not followed here"):
+        with pytest.raises(ValueError, match="is a symbolic link, which is not followed here"):
             resume(tmp_path)
 
     def test_a_link_to_a_posterior_is_followed(self, tmp_path, originals):
@@ -887,13 +889,17 @@ CALLS = {
 def test_what_is_no_path_is_refused_in_a_sentence(call, value):
     name = "path" if call in ("load", "save") else call
     kind = ValueError if isinstance(value, str) else TypeError
-    with pytest.raises(kind, match=rf"^{name} must be a file's path, got .*: write {name}='run"):
+    with pytest.raises(
+        kind, match=rf"^{name} must be the path of a file, got .*: write {name}='run"
+    ):
         CALLS[call](value)
 
 
 @pytest.mark.parametrize("call", ["path", "load", "save"])
 def test_nothing_is_no_path_where_one_is_needed(call):
-    with pytest.raises(TypeError, match=r"^path must be a file's path, got None: write path='run"):
+    with pytest.raises(
+        TypeError, match=r"^path must be the path of a file, got None: write path='run"
+    ):
         CALLS[call](None)
 
 

@@ -228,5 +228,5 @@ class TestRefusals:
 
     def test_a_posterior_that_knows_no_shapes(self, posterior, tmp_path):
         without = Posterior(posterior.natural, posterior.family, posterior.space, model, {}, {})
-        with pytest.raises(ValueError, match="does not know the shapes of its data"):
+        with pytest.raises(ValueError, match="must hold the shapes of the data"):
             without.save(tmp_path / "posterior.npz")

@@ -330,7 +330,7 @@ BAD = {
     "too few dims": ({"a": ["a1"]}, {}, r"dims\['a'\] must name 2 dimensions, got 1"),
     "a word": ({"w": "feature"}, {}, r"must be a list of names, got 'feature': write dims="),
     "reserved": ({"w": ["draw"]}, {}, r"from 'chain' and 'draw', got 'draw'"),
-    "its own name": ({"w": ["w"]}, {}, r"differ from each other, from the variable's.*got 'w'"),
+    "its own name": ({"w": ["w"]}, {}, r"distinct names other than the variable's.*got 'w'"),
     "twice": ({"a": ["x", "x"]}, {}, r"differ from each other.*got 'x'"),
     "two sizes": ({"w": ["group"]}, {}, r"'group' has 3 entries in 'w' and 2 in 'a'"),
     "too few labels": ({}, {"group": ["north"]}, r"coords\['group'\] must hold 2 labels.*got 1"),

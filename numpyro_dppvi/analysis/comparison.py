@@ -48,7 +48,7 @@ class Comparison:
     stamp: str = STAMP
 
     def shift(self, name: str) -> float:
-        """The distance of a posterior's means from pooled NUTS, in its standard deviations (RMS)."""
+        """The RMS distance of a posterior's means from pooled NUTS, in sds of the latter."""
         self._check(name)
         exact, width = _flat(self.mean[NUTS_NAME]), _flat(self.stddev[NUTS_NAME])
         return float(np.sqrt(np.mean(((_flat(self.mean[name]) - exact) / width) ** 2)))

@@ -277,8 +277,8 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
 def precision(member: Any, q: Natural, factor: Natural) -> Array:
     """What a factor contributes to the precision of each entry, on average under q.
 
-    This is the expected negative second derivative of its logarithm, which adds up over factors. For
-    a normal factor it is the factor's precision.
+    This is the expected negative second derivative of its logarithm, which adds up over factors.
+    For a normal factor it is the factor's precision.
 
     Args:
         member: One latent's family.

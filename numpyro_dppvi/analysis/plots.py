@@ -127,8 +127,8 @@ def clients(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
     found = diagnose(result) if diagnostics is None else diagnostics
     if not found.share:
         raise ValueError(
-            "result must have clients' factors of continuous latents, got none (the method keeps no "
-            "factors, or all latents are discrete): write plots.convergence(result)."
+            "result must have clients' factors of continuous latents, got none (the method keeps "
+            "no factors, or all latents are discrete): write plots.convergence(result)."
         )
     flat = np.concatenate([x.reshape(len(found.contributors), -1) for x in found.share.values()], 1)
     records = np.array(result.client_sizes) / sum(result.client_sizes)

@@ -52,7 +52,7 @@ def partition(
         labels_or_num_rows: The class of every row, shape `(num_rows,)`; or the number of rows,
             to ignore classes.
         num_clients: The number of clients, M; even, unless both factors are zero.
-        size_factor: rho in [0, 1). At 0, clients have equal sizes; towards 1, the small ones vanish.
+        size_factor: rho in [0, 1). At 0, clients have equal sizes; towards 1, small ones vanish.
         class_balance_factor: kappa in [-lambda / (1 - lambda), 1]. At 0, small clients have the
             overall fraction of the majority class, at 1 only that class, at the lower end none.
 

@@ -204,7 +204,7 @@ class TestStatement:
             assert float(row[5]) >= client["epsilon_spent"]
         words = " ".join(text.split())
         overall = f"epsilon = {rounded_up(facts['max_epsilon'])} at delta = 1e-05."
-        assert f"one record of the whole is protected by {overall}" in words
+        assert f"over all clients, one record is protected by {overall}" in words
         assert facts["max_delta"] == 1e-5
         assert f"dp-accounting {facts['versions']['dp-accounting']}" in text
         assert "neighbours by replace_one" in text
@@ -294,7 +294,8 @@ class TestStatement:
         assert "which of two records it holds" in words
         assert f"at most {percent((1 + worst['advantage']) / 2)} of cases" in words
         assert (
-            f"1 % false alarms it detects at most {percent(worst['true_positive_rate'])}." in words
+            "at a false-positive rate of 1 %, the true-positive rate is at most "
+            f"{percent(worst['true_positive_rate'])}." in words
         )
         assert words.split("In other words")[1].split("Not covered")[0].strip() in " ".join(
             str(plan).split()

@@ -203,7 +203,7 @@ class TestPlan:
         for mus, words in [
             ([1.01 * plan.fit_mus[0]], "released more for client 0"),
             ([math.nan], "released more for client 0"),
-            ([None], "accounted for full batches and shards alone"),
+            ([None], "must be FullBatch\\(\\)"),
             ([0.0, 0.0], "the 1 clients of the plan, got 2"),
         ]:
             with pytest.raises(ValueError, match=words):

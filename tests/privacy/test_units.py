@@ -191,7 +191,7 @@ class TestPlans:
         of_gradients(budgets, sampler, 1.0, 1, [5, 5], [50, 50], num_shares=2)
         of_gradients(budgets, sampler, 1.0, 1, [5, 5], [50, 80])
         of_gradients(budgets, PoissonSampling(0.1), 1.0, 1, [5, 5], [50, 80], num_shares=2)
-        with pytest.raises(ValueError, match=r"same share of every client's .* 0.125 to 0.2"):
+        with pytest.raises(ValueError, match=r"same fraction of every client's .* 0.125 to 0.2"):
             of_gradients(budgets, sampler, 1.0, 1, [5, 5], [50, 80], num_shares=2)
 
 
@@ -297,6 +297,6 @@ def test_a_fit_says_what_it_protects(budget, method, unit, asked):
     for text in (str(statement), statement.to_markdown()):
         flat = " ".join(text.split())
         assert f"{unit};" in flat
-        assert f"{unit} of the whole is protected by epsilon =" in flat
+        assert f"over all clients, {unit} is protected by epsilon =" in flat
         assert asked in flat
     assert result.posterior.attrs["privacy"] == f"differential privacy, unit {unit}"

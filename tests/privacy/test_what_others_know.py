@@ -176,9 +176,11 @@ class TestNumberOfRecords:
         for text in forms(plan):
             words = "one record; neighbours by add_or_remove_one, given the number of records of "
             assert words + "each client, which is public" in text
-            assert "In other words, the public number of records aside: whoever knows" in text
+            assert "In other words, leaving the public counts aside: an attacker who knows" in text
         for text in forms(plan)[1:]:
-            assert "how many records a client holds: add_or_remove_one alone would cover" in text
+            assert (
+                "how many records a client holds: add_or_remove_one would usually protect" in text
+            )
         facts = statement(plan).as_dict()
         assert facts["given"] == "the number of records of each client, which is public"
         assert any("how many records" in item for item in facts["not_covered"])
