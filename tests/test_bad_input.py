@@ -335,7 +335,7 @@ class TestPieces:
         ],
     )
     def test_numbers_are_one_or_one_a_client(self, method, name):
-        words = [name, "one number or one a client", "got 2 numbers", "3 clients"]
+        words = [name, "one number or one per client", "got 2 numbers", "3 clients"]
         budget = dppvi.PrivacyBudget(1.0)
         arguments = {"num_rounds": 2, "client_sizes": [30] * 3}
         assert_refuses(ValueError, words, dppvi.plan_privacy, method, budget, **arguments)
@@ -348,7 +348,7 @@ class TestPieces:
         ],
     )
     def test_clients_of_one_sum_are_alike(self, method):
-        words = ["trusted aggregator" if method.clip_norm == (1.0, 2.0) else "same share", "got"]
+        words = ["trusted aggregator" if method.clip_norm == (1.0, 2.0) else "same fraction", "got"]
         assert_refuses(
             ValueError,
             words,
@@ -708,14 +708,14 @@ MODELS = [
     BadModel(process_over_rows, MIXES),
     BadModel(competes_with_other_rows, MIXES),
     BadModel(scales_by_the_batch, ["'y'", "how many rows", "N / len(y)", "leave that number out"]),
-    BadModel(closes_over_rows, ["shape (12,)", "none of its arguments", "data", "model_kwargs"]),
+    BadModel(closes_over_rows, ["shape (12,)", "not one of its arguments", "data", "model_kwargs"]),
     BadModel(
         drops_units, ["'y'", "random numbers", "dropout", "must be the same", "leave them out"]
     ),
     BadModel(some_latents_at_a_time, ["'groups'", "'a'", "all of it", "leave out subsample_size"]),
     BadModel(masks_outcomes, ["obs_mask", "'y_unobserved'", "cannot share", "mask(mask=seen)"]),
     BadModel(asks_for_a_table, [".values", "pandas", "write X instead", "to_numpy()"]),
-    BadModel(by_position_only, ["'X'", "by position only", "leave out the '/'"]),
+    BadModel(by_position_only, ["'X'", "by position only", "remove the '/'"]),
 ]
 
 
@@ -943,11 +943,11 @@ AUTOMATIC = {
     ),
     "AutoGuideList": (
         autoguide.AutoGuideList(linear),
-        ["AutoGuideList", "one by one", "a function"],
+        ["AutoGuideList", "combined guides are not supported", "a function"],
     ),
     "inside a partial": (
         functools.partial(autoguide.AutoNormal(linear)),
-        ["AutoNormal must be given as it is", "partial", "guide=AutoNormal(model)"],
+        ["AutoNormal must not be wrapped", "partial", "guide=AutoNormal(model)"],
     ),
     "inside a handler": (
         numpyro.handlers.block(autoguide.AutoDelta(linear)),
@@ -976,7 +976,7 @@ WRITTEN = {
     has_an_auxiliary_one: ["'u'", "not a latent of the model"],
     of_another_shape: ["'b'", "(2,) in the model", "(3,) in the guide", ".expand([2])"],
     scalar_for_a_vector: ["'b'", "(2,) in the model", "() in the guide", ".expand([2])"],
-    on_all_reals: ["'b'", "(0, inf) in the model", "support real in the guide", "Transformed"],
+    on_all_reals: ["'b'", "(0, inf) in the model", "real in the guide", "Transformed"],
     on_an_interval: ["'b'", "(0, inf) in the model", "(0, 1) in the guide"],
     on_the_positive_reals: ["'a'", "support real in the model", "(0, inf) in the guide"],
     structured: ["'b'", "depend on latent 'a'", "independent", OWN, "AutoMultivariateNormal"],
@@ -999,7 +999,13 @@ WRITTEN = {
 KINDS = "write Bernoulli or Categorical, or sum it out in the model"
 
 OF_INTEGERS = {
-    of_too_many_values: ["(z, k)", "192 joint values", "may be 64", "draw fewer", "sum them out"],
+    of_too_many_values: [
+        "(z, k)",
+        "joint values, over which every step sums, got 192",
+        "may be 64",
+        "draw fewer",
+        "sum them out",
+    ],
     relaxed: ["'z'", "Beta", "that is continuous and the latent is discrete", KINDS],
     points_of_integers: ["'z'", "Delta", "a point mass is not a product", KINDS],
     counting: ["'z'", "Binomial", "products of its densities", KINDS],

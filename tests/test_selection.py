@@ -193,12 +193,14 @@ class TestRefusals:
         self.refuse(ValueError, "must be FullBatch", fit=sampled)
 
     def test_what_is_no_result(self):
-        self.refuse(TypeError, "must return what fit returns, got None", fit=lambda *_: None)
+        self.refuse(TypeError, "must return the result of fit, got None", fit=lambda *_: None)
 
     def test_scores_that_do_not_fit(self):
-        self.refuse(ValueError, "one array a client, got 1", scores=lambda run: [np.zeros(40)])
+        self.refuse(ValueError, "one array per client, got 1", scores=lambda run: [np.zeros(40)])
         wrong = [np.zeros(40), np.zeros(59)]
-        self.refuse(ValueError, r"one number a record, got shape \(59,\)", scores=lambda run: wrong)
+        self.refuse(
+            ValueError, r"one number per record, got shape \(59,\)", scores=lambda run: wrong
+        )
 
     def test_no_run_at_all(self, monkeypatch):
         monkeypatch.setattr(selection, "_uniform", lambda key: 0.0)

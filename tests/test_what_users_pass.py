@@ -1143,8 +1143,8 @@ class TestData:
         [
             ({"a": np.ones(2)}, "must be an array, got a dict"),
             (np.ones(2, complex), "must hold real numbers, got dtype complex128"),
-            (np.zeros((2, 0)), r"at least one number a record, got shape \(2, 0\)"),
-            (np.zeros((2, 3, 0)), r"at least one number a record, got shape \(2, 3, 0\)"),
+            (np.zeros((2, 0)), r"at least one number per record, got shape \(2, 0\)"),
+            (np.zeros((2, 3, 0)), r"at least one number per record, got shape \(2, 3, 0\)"),
             (np.array(["2020-01-01"] * 2, "datetime64[D]"), "must hold numbers, got dtype datet"),
             (np.zeros(2, [("a", float)]), "must hold numbers, got dtype"),
             (np.ones(2, jnp.float8_e4m3fn), "must hold numbers, got dtype float8"),

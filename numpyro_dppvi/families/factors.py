@@ -57,7 +57,7 @@ def total(stacked: Natural) -> Natural:
 
 
 def unit(like: Natural, num_factors: int | None = None) -> Natural:
-    """The factor 1 in the shape of another, stacked if ``num_factors`` is given."""
+    """The factor 1 in the shape of ``like``, stacked if ``num_factors`` is given."""
     lead = () if num_factors is None else (num_factors,)
     return jax.tree.map(lambda leaf: jnp.zeros(lead + jnp.shape(leaf), jnp.result_type(leaf)), like)
 

@@ -29,7 +29,7 @@ _WHY_NOT = {
         "it needs the maximum of the whole posterior, which no client sees",
         _FULL,
     ),
-    autoguide.AutoGuideList: ("combined guides are not supported", "a function, or " + _FULL),
+    autoguide.AutoGuideList: ("combined guides are not supported", _FULL),
 }
 
 

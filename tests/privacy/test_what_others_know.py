@@ -131,7 +131,7 @@ class TestParticipants:
         plan = changes(3, 3)
         told = f"epsilon = {rounded_up(plan.clients[0].epsilon_to_participant)} at delta = 1e-05"
         for text in forms(plan):
-            assert "put together by at least 3 clients, and each of them knows its own" in text
+            assert "At least 3 clients each add a share of a sum" in text
             assert f"against one of the others, one record is protected by {told}." in text
             assert "to participants" in text
         mine = statement(plan)
@@ -167,7 +167,7 @@ class TestParticipants:
         )
         assert plan.clients[0].mechanism.num_shares == 2
         assert np.ptp([c.epsilon_to_participant for c in plan.clients if c.num_visits == 5]) == 0
-        assert "put together by at least 2 clients" in flat(plan)
+        assert "At least 2 clients each add a share" in flat(plan)
 
 
 class TestNumberOfRecords:
@@ -189,7 +189,7 @@ class TestNumberOfRecords:
         plan = gradients(FullBatch(), None)
         for text in forms(plan):
             assert "given" not in text
-            assert "In other words: whoever" in text
+            assert "In other words: an attacker" in text
             assert "how many records a client holds" not in text
 
     def test_one_client_under_the_other_relation_is_enough(self):
