@@ -1001,8 +1001,8 @@ KINDS = "write Bernoulli or Categorical, or sum it out in the model"
 OF_INTEGERS = {
     of_too_many_values: [
         "(z, k)",
-        "joint values, over which every step sums, got 192",
-        "may be 64",
+        "192 joint values",
+        "may be 64 at most",
         "draw fewer",
         "sum them out",
     ],

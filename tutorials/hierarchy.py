@@ -63,10 +63,10 @@ def model(age, ward, y=None):
 # %% [markdown]
 # ## Guide
 #
-# With the guide `None`, every latent is normal in unconstrained space, as in NumPyro's `AutoNormal`.
-# Ours draws the spread from a gamma distribution instead. A guide has one `numpyro.sample` statement
-# per latent, and no latent depends on another. Only the *types* of its distributions matter; the fit
-# finds the values of parameters.
+# With the guide `None`, every latent is normal in unconstrained space, as in NumPyro's
+# `AutoNormal`. Ours draws the spread from a gamma distribution instead. A guide has one
+# `numpyro.sample` statement per latent, and no latent depends on another. Only the *types* of its
+# distributions matter; the fit finds the values of parameters.
 
 
 # %%

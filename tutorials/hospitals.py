@@ -5,8 +5,8 @@
 # hospital. One of them drops out halfway. We check the posterior on held-out patients, base a
 # decision on it, and report what it cost.
 #
-# The records are SUPPORT2: seriously ill adults from five American hospitals, with what was known on
-# the third day of the study. A fifth of them is held out and treated as public.
+# The records are SUPPORT2: seriously ill adults from five American hospitals, with what was known
+# on the third day of the study. A fifth of them is held out and treated as public.
 
 # %%
 import arviz as az
@@ -55,8 +55,8 @@ def model(X, y=None):
 # %% [markdown]
 # ## Inference
 #
-# The ethics committees did not agree on one epsilon, and need not: each hospital's noise follows its
-# own budget. The plan is made before any record is read.
+# The ethics committees did not agree on one epsilon, and need not: each hospital's noise follows
+# its own budget. The plan is made before any record is read.
 
 # %%
 epsilons = (2.0, 4.0, 4.0, 8.0)
@@ -151,9 +151,9 @@ table = az.summary(idata, var_names=["w"], kind="stats")
 print(table.loc[[f"w[{name}]" for name in largest]].to_string())
 
 # %% [markdown]
-# **A posterior predictive check.** If the model is right, a fraction p of the patients with predicted
-# probability of death p will die. Dots are tenths of the held-out patients; bars are 90 % intervals
-# of outcomes drawn from the posterior.
+# **A posterior predictive check.** If the model is right, a fraction p of the patients with
+# predicted probability of death p will die. Dots are tenths of the held-out patients; bars are 90 %
+# intervals of outcomes drawn from the posterior.
 
 # %%
 drawn = np.asarray(idata["posterior_predictive"]["y"])[0]
@@ -187,9 +187,10 @@ Text(
 )
 
 # %% [markdown]
-# **A decision** (with made-up numbers). A place in intensive care costs one unit and prevents a third
-# of the deaths, each of which costs `loss` units. A patient gets a place if the expected benefit
-# exceeds the cost. The risk includes the posterior's uncertainty, because it is a mean over draws.
+# **A decision** (with made-up numbers). A place in intensive care costs one unit and prevents a
+# third of the deaths, each of which costs `loss` units. A patient gets a place if the expected
+# benefit exceeds the cost. The risk includes the posterior's uncertainty, because it is a mean over
+# draws.
 
 # %%
 losses = np.array([4.0, 6.0, 10.0, 20.0])

@@ -19,9 +19,9 @@ from tutorials.notebook import BLUE, GREEN, GREY, RED, Text, panels, pick
 # %% [markdown]
 # ## Data
 #
-# UCI Adult: who earns more than 50 000 dollars? Ten clients have equal parts of one half of the rows;
-# the other half is public and used for scoring. (Its numeric columns were standardised with pooled
-# means, which no epsilon covers. This is the paper's preprocessing, for comparable numbers.)
+# UCI Adult: who earns more than 50 000 dollars? Ten clients have equal parts of one half of the
+# rows; the other half is public and used for scoring. (Its numeric columns were standardised with
+# pooled means, which no epsilon covers. This is the paper's preprocessing, for comparable numbers.)
 
 # %%
 data = adult.load()
@@ -94,8 +94,8 @@ runs["without privacy"] = dppvi.fit(
 # %% [markdown]
 # ## Diagnostics
 #
-# Each run reports how it ended. A warning is not a failure: it says where effects of noise had to be
-# corrected.
+# Each run reports how it ended. A warning is not a failure: it says where effects of noise had to
+# be corrected.
 
 # %%
 for name, run in runs.items():

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A Bayesian neural network
 #
-# **Goals.** We fit a small network with a prior on its weights under privacy. Each client sees only a
-# part of the plane. Unlike a plain network, draws from its posterior can disagree: we look at where
-# they do.
+# **Goals.** We fit a small network with a prior on its weights under privacy. Each client sees only
+# a part of the plane. Unlike a plain network, draws from its posterior can disagree: we look at
+# where they do.
 
 # %%
 import jax

@@ -146,7 +146,7 @@ class FullNormal:
         return coordinates.loc
 
     def linear_variance(self, coordinates: FullNormalCoordinates, slope: Array) -> Array:
-        """Variance of <slope, x>, a scalar: |L' slope|^2."""
+        """Variance of <slope, x>, a scalar."""
         return jnp.sum(_einsum("...ij,...i", scale_tril(coordinates), slope) ** 2)
 
     def whitened(self, coordinates: FullNormalCoordinates, change: NormalNatural) -> NormalNatural:

@@ -18,8 +18,10 @@ from numpyro_dppvi._validate import UnsupportedModelError, shown
 from numpyro_dppvi.families import MAX_JOINT_VALUES, MeanField, enumeration
 from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents import Latent, LatentSpace
+from numpyro_dppvi.latents.domains import plain
 from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.reasons import CONCRETE_VALUE_ERRORS
+from numpyro_dppvi.latents.space import shapes
 from numpyro_dppvi.latents.trace import Trace, run_model
 
 Run: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Trace]
@@ -61,11 +63,7 @@ def read(
     Raises:
         UnsupportedModelError: Names the latent that is not supported.
     """
-    canonicalize = jax.dtypes.canonicalize_dtype
-    rows = {
-        name: jax.ShapeDtypeStruct(jnp.shape(value), canonicalize(value.dtype))
-        for name, value in records.items()
-    }
+    rows = shapes(records)
 
     def run(rows: Mapping[str, Any], fixed: Mapping[str, Any]) -> Trace:
         num_rows = next(iter(rows.values())).shape[0]
@@ -92,8 +90,8 @@ def _refuse_too_many(family: MeanField, space: LatentSpace) -> None:
     shown = f"{number:,}" if number < 10**9 else f"{number:.0e}"
     names = ", ".join(latent.name for latent in space.latents if latent.is_discrete)
     raise UnsupportedModelError(
-        f"the discrete latents ({names}) must have at most {MAX_JOINT_VALUES} joint values, over "
-        f"which every step sums, got {shown}: draw fewer, or sum them out in the model "
+        f"the discrete latents ({names}) have {shown} joint values, over which every step sums, "
+        f"and there may be {MAX_JOINT_VALUES} at most: draw fewer, or sum them out in the model "
         "(dist.MixtureSameFamily, or a logsumexp in a numpyro.factor)."
     )
 
@@ -198,7 +196,7 @@ def _family(latent: Latent, drawn: _Drawn, transform: Transform) -> Any:
             f"{other}."
         )
     values = integers(drawn.support)
-    if values is None or isinstance(_plain(drawn.support), type(constraints.boolean)):
+    if values is None or isinstance(plain(drawn.support), type(constraints.boolean)):
         return make(transform.inverse_shape(latent.shape))
     return make(latent.shape, len(values))
 
@@ -235,17 +233,11 @@ def _name(kind: type[dist.Distribution]) -> str:
 def _same_support(a: Constraint, b: Constraint) -> bool:
     if integers(a) is not None:
         return integers(a) == integers(b)
-    a, b = _plain(a), _plain(b)
+    a, b = plain(a), plain(b)
     if _has_bounds(a) and _has_bounds(b):
         ends = zip(_bounds(a), _bounds(b), strict=True)
         return all(bool(np.all(np.asarray(x) == np.asarray(y))) for x, y in ends)
     return bool(a == b)
-
-
-def _plain(constraint: Constraint) -> Constraint:
-    while isinstance(constraint, constraints.independent):
-        constraint = constraint.base_constraint
-    return constraint
 
 
 def _has_bounds(constraint: Constraint) -> bool:
@@ -262,7 +254,7 @@ def _words(constraint: Constraint) -> str:
     if values is not None:
         shown = [*values] if len(values) <= 3 else [*values[:2], "...", values[-1]]
         return f"{{{', '.join(map(str, shown))}}}"
-    constraint = _plain(constraint)
+    constraint = plain(constraint)
     if _has_bounds(constraint) and all(np.ndim(end) == 0 for end in _bounds(constraint)):
         return "({:g}, {:g})".format(*map(float, _bounds(constraint)))
     return type(constraint).__name__.strip("_").lower()

@@ -154,7 +154,7 @@ _OTHER = _of(_NORMAL, "its support", holds=lambda c, x: ~_never(c, x))
 
 
 def kind(constraint: Constraint) -> Kind:
-    """What is known of a constraint, that of an array's entries for an array."""
+    """How to check and describe a constraint, or that of an array's entries."""
     return _KINDS.get(type(plain(constraint)), _OTHER)
 
 

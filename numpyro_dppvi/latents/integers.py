@@ -4,14 +4,15 @@ import numpy as np
 from numpyro.distributions import constraints
 from numpyro.distributions.constraints import Constraint
 
+from numpyro_dppvi.latents.domains import plain
+
 
 def integers(support: Constraint) -> range | None:
     """The values of an entry; ``None`` unless all entries share one finite range of integers.
 
     ``support`` must have concrete bounds, not traced ones.
     """
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
+    support = plain(support)
     if isinstance(support, type(constraints.boolean)):
         return range(2)
     if not support.is_discrete or support.event_dim:

@@ -206,11 +206,7 @@ def from_model(
         UnsupportedModelError: Names the argument or latent that is not supported.
     """
     check_arguments(model, records, model_kwargs or {})
-    canonicalize = jax.dtypes.canonicalize_dtype  # float64 is float32 unless x64 is on
-    abstract = {
-        name: jax.ShapeDtypeStruct(jnp.shape(value), canonicalize(value.dtype))
-        for name, value in records.items()
-    }
+    abstract = shapes(records)
     kwargs = dict(model_kwargs or {})
     found = structure(model, abstract, kwargs)
     sites, plates = found.sites, found.plates
@@ -257,6 +253,15 @@ def from_model(
         row=row,
         program=program,
     )
+
+
+def shapes(records: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of arrays, as JAX stores them (without x64, float64 becomes float32)."""
+    canonicalize = jax.dtypes.canonicalize_dtype
+    return {
+        name: jax.ShapeDtypeStruct(jnp.shape(value), canonicalize(value.dtype))
+        for name, value in records.items()
+    }
 
 
 def several(row: Mapping[str, jax.ShapeDtypeStruct], number: int) -> dict[str, Any]:

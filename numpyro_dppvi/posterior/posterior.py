@@ -15,6 +15,7 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.outputs import prior_draws
+from numpyro_dppvi.latents.space import shapes as shapes
 from numpyro_dppvi.posterior import exported, file, marginals, predictions
 from numpyro_dppvi.posterior.prior import Prior
 from numpyro_dppvi.posterior.to_arviz import to_arviz
@@ -358,12 +359,3 @@ def _number(name: str, value: Any) -> Array:
             "that sample(...) returns."
         )
     return jnp.asarray(array)
-
-
-def shapes(records: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of records, as JAX stores them."""
-    canonicalize = jax.dtypes.canonicalize_dtype
-    return {
-        name: jax.ShapeDtypeStruct(jnp.shape(x), canonicalize(x.dtype))
-        for name, x in records.items()
-    }

@@ -9,10 +9,10 @@ from dp_accounting import NeighboringRelation
 from numpyro_dppvi import _validate
 
 Relation: TypeAlias = Literal["replace_one", "add_or_remove_one"]
-"""Which data sets are neighbours: those with one record replaced, or with one more or less."""
+"""Whether neighbouring data sets differ by replacing a record, or by adding or removing one."""
 
 Unit: TypeAlias = Literal["record", "client"]
-"""What neighbours differ in: one person's records at a client, or all records of a client."""
+"""Whether neighbours differ in one person's records at a client, or in all its records."""
 
 _RELATIONS: tuple[str, ...] = get_args(Relation)
 _UNITS: tuple[str, ...] = get_args(Unit)

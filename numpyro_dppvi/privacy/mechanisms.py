@@ -83,7 +83,7 @@ class GaussianSum:
 
     @property
     def num_shards(self) -> int:
-        """Always 1: the records are not divided into shards."""
+        """Always 1, because the records are not divided into shards."""
         return 1
 
     @property
@@ -187,7 +187,7 @@ class GaussianShardSum:
 
     @property
     def inclusion_prob(self) -> float:
-        """Always 1: every shard enters every sum."""
+        """Always 1, because every shard enters every sum."""
         return 1.0
 
     @property
@@ -202,7 +202,7 @@ class GaussianShardSum:
 
 
 Mechanism: TypeAlias = GaussianSum | GaussianShardSum
-"""The mechanism of a client's releases: sums of gradients, or sums of shards' changes."""
+"""The mechanism of a client's releases, either sums of gradients or sums of shards' changes."""
 
 
 def _check_std(noise_std: float) -> None:
