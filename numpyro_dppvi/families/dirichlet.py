@@ -52,6 +52,7 @@ class Dirichlet:
 
     def coordinates(self, natural: Array) -> DirichletCoordinates:
         """Inverse of :meth:`natural`, up to a constant in the logits; NaN outside the domain."""
+        # The mean is a / sum(a), so log a is the logits up to a constant, which centring removes.
         logits = jnp.log(natural + 1)
         centred = logits - jnp.mean(logits, axis=-1, keepdims=True)
         return DirichletCoordinates(centred, logsumexp(logits, axis=-1))

@@ -59,6 +59,8 @@ def expectation(family: MeanField, coordinates: Coordinates, given: OfValues) ->
     members = _discrete(family)
     if not members:
         return given({})
+    # The sum of q(z) E_q[f | z]: log q(z) is a sum over independent latents, and ``given`` is
+    # evaluated for all z at once.
     values = {name: jnp.asarray(x) for name, x in joint_values(family).items()}
     terms = [f.distribution(coordinates[name]).log_prob(values[name]) for name, f in members]
     log_probs = functools.reduce(jnp.add, terms)

@@ -182,6 +182,7 @@ class FullNormal:
 
 def scale_tril(coordinates: FullNormalCoordinates) -> Array:
     """The Cholesky factor L of the covariance."""
+    # L = diag(scale) (I + lower): rows are scaled, so that ``lower`` has no units.
     size = coordinates.loc.shape[-1]
     rows, columns = np.tril_indices(size, -1)
     unit = full(jnp.eye(size), (*coordinates.loc.shape, size))
@@ -205,6 +206,7 @@ def unpack(packed: Array) -> Array:
 
 
 def _triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    # |M|^2 = sum of M_ii^2 + 2 sum over i > j of M_ij^2, hence the weight sqrt(2) off the diagonal.
     rows, columns = np.tril_indices(size)
     return rows, columns, np.where(rows == columns, 1.0, math.sqrt(2))
 

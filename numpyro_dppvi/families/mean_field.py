@@ -201,6 +201,8 @@ class MeanField:
 
     def _product(self, by_latent: Mapping[str, Natural]) -> Natural:
         """Natural parameters by member from those of some latents; 1 for the others."""
+        # Start from the unit factor in every member and multiply the latents' factors in. A latent
+        # of a shared member fills its block of the joint vector.
         whole = factors.unit(jax.eval_shape(lambda: self.natural(self.standard())))
         for place in self._places():
             natural = by_latent.get(place.latent)

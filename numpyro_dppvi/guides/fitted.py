@@ -61,6 +61,9 @@ def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> 
         if isinstance(found, dist.Distribution):
             drawn[latent.name] = numpyro.sample(latent.name, pushed(found, latent.transform))
             continue
+        # A part of a vector that was drawn jointly. As in NumPyro's automatic guides, the latent
+        # gets a Delta with the log density of the change of variables; the vector itself is an
+        # auxiliary site.
         value = latent.transform(found)
         jacobian = latent.transform.log_abs_det_jacobian(found, value)
         density = -sum_rightmost(jacobian, jacobian.ndim)

@@ -26,6 +26,8 @@ class PriorFactor(NamedTuple):
 def prior_factor(family: MeanField, space: LatentSpace) -> PriorFactor:
     """Splits the prior into the part in the family and the rest."""
     exact, rest = family.of_distributions({lt.name: lt.base_prior for lt in space.latents})
+    # Refining the factor of such a prior also moves its parents' factors, because the objective
+    # E_q[log p(latent | parents)] depends on both.
     latents = rest.union(
         *(space.parents[name] for name in rest), *space.pseudo_observations.values()
     )

@@ -71,6 +71,8 @@ def read(
 
     name = getattr(guide, "__name__", shown(guide))
     drawn, params = _structure(name, run, rows, tuple(latent.name for latent in space.latents))
+    # A guide's distribution is a base distribution pushed through bijections, for example LogNormal
+    # is Normal through exp. Factors live over the base values, where q is an exponential family.
     transforms, members = {}, {}
     for latent in space.latents:
         mine = drawn[latent.name]
@@ -265,6 +267,8 @@ def _refuse_dependence(
 ) -> None:
     """Refuses parameters of a latent that depend on data or on another latent."""
 
+    # As for the model's priors: eval_provenance tells which inputs each parameter depends on. The
+    # guide's own parameters are allowed.
     def parameters(**given: Any) -> dict[str, Any]:
         rows, params = given.pop("$data"), given.pop("$params")
         trace = run(rows, {**given, **params})

@@ -70,6 +70,7 @@ def _is_one_of_a_loop(name: str, others: Sequence[str]) -> bool:
 
 def _refuse_closures(space: LatentSpace, model_kwargs: Mapping[str, Any], num_records: int) -> None:
     """Refuses closed-over arrays as long as the data, which would be treated as public."""
+    # Arrays that the model closes over appear as constants of its traced program.
     theta = {lt.name: lt.struct for lt in space.latents}
     program = jax.make_jaxpr(space.together)(theta, several(space.row, 1))
     public = [np.asarray(leaf) for leaf in jax.tree.leaves(model_kwargs) if np.ndim(leaf)]

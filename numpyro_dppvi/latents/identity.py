@@ -37,6 +37,7 @@ def identities(space: LatentSpace) -> dict[str, Identity]:
             probe = np.full(latent.shape, float(len(values)))
             found[latent.name] = Identity(latent.shape, latent.base_shape, probe)
             continue
+        # A fixed point with distinct entries, so that permuted bijections give different values.
         size = int(np.prod(latent.base_shape))
         point = jnp.linspace(-0.7, 0.9, size + 2)[1:-1].reshape(latent.base_shape)
         probe = np.asarray(latent.transform(point))

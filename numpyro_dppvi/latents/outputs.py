@@ -57,13 +57,14 @@ def outcomes(
         trace = _trace(model, {**others, **given}, theta, jax.random.key(0))
         return {n: jnp.asarray(s["value"]) for n, s in _outcomes(trace, theta) if s["is_observed"]}
 
+    # Which arguments each observed value is computed from, to tell outcomes from covariates.
     inputs = eval_provenance(observed, **arrays)
     found = {}
     for name, site in _outcomes(_trace(model, arguments, theta, jax.random.key(0)), theta):
         batch = len(site["fn"].batch_shape)
         names: list[str | None] = [None] * batch
         for frame in site["cond_indep_stack"]:
-            names[batch + frame.dim] = frame.name
+            names[batch + frame.dim] = frame.name  # plates count dimensions from the right
         shape = site["fn"].batch_shape + site["fn"].event_shape
         value = jnp.broadcast_to(site["value"], shape) if site["is_observed"] else None
         dims = (*names, *[None] * len(site["fn"].event_shape))

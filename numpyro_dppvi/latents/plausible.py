@@ -215,6 +215,8 @@ def _points(latent: Latent) -> Array:
     if values is not None:
         drawn = rng.integers(values.start, values.stop, (_NUM_POINTS, *latent.shape))
         return jnp.asarray(drawn, latent.dtype)
+    # Unconstrained values at several scales and of both signs: a parameter that leaves its range
+    # anywhere, such as a scale that may be negative, does so at one of them.
     half = rng.uniform(-1, 1, (_NUM_POINTS // 2, *latent.base_shape))
     half *= np.resize([1, 3, 10, 30], (_NUM_POINTS // 2, *[1] * len(latent.base_shape)))
     return latent.transform(jnp.asarray(np.concatenate([half, -half]), float))

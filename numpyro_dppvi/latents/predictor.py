@@ -86,6 +86,8 @@ def _loops(jaxpr: Jaxpr) -> bool:
 
 def _affine_scalars(program: ClosedJaxpr, latents: Sequence[Var]) -> list[Var]:
     """Scalar variables that are affine in the latents, in the program's order."""
+    # Every variable that depends on the latents is in one of two sets. An operation keeps its
+    # output affine if no input is nonlinear and it is linear in its affine inputs.
     affine = set(latents)
     nonlinear: set[Any] = set()
     found = []
@@ -115,6 +117,7 @@ def _is_linear(eqn: JaxprEqn, knowing: Sequence[bool]) -> bool:
 
 def _depends(program: ClosedJaxpr, latents: Sequence[Var], cut: Var) -> bool:
     """Whether the result depends on the latents other than through ``cut``."""
+    # Propagate dependence through the program, but not through ``cut``.
     knowing = set(latents)
     for eqn in program.jaxpr.eqns:
         if any(_in(v, knowing) for v in eqn.invars):
@@ -145,6 +148,8 @@ def _split(program: ClosedJaxpr, num_latents: int, cut: Var) -> Predictor:
 
 def _part(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> Callable[..., list[Array]]:
     """The part of a program that computes one variable from others, as a function."""
+    # Walk backwards from the wanted variable and keep the equations that it needs, stopping at the
+    # inputs.
     known, needed = set(inputs), {wanted}
     steps = []
     for eqn in reversed(program.jaxpr.eqns):

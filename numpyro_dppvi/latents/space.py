@@ -280,6 +280,7 @@ def _program(
     base = {lt.name: jax.ShapeDtypeStruct(lt.base_shape, dtype) for lt in latents}
     theta = {lt.name: lt.struct for lt in latents}
     names = frozenset(base)
+    # One row and several: a model may take different branches for them.
     facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
     return f"{facts} " + fingerprint(
         *(jax.make_jaxpr(together)(theta, several(row, number)) for number in (1, NUM_TOGETHER)),
@@ -337,6 +338,8 @@ def _parents(
 ) -> dict[str, frozenset[str]]:
     """The latents that each latent's prior depends on; refuses dependence on data."""
 
+    # eval_provenance runs the function abstractly and returns, for each output, the names of the
+    # inputs it depends on. "$data" cannot be the name of a latent or argument.
     def parameters(**given: Any) -> dict[str, PyTree]:
         rows = given.pop("$data")
         trace = run(given, rows)
@@ -348,6 +351,7 @@ def _parents(
     found = eval_provenance(parameters, **values, **{"$data": dict(zeros)})
     parents = {}
     for name, (fn_leaves, support_leaves) in found.items():
+        # The prior is evaluated by the server without privacy, so it must not depend on records.
         if any("$data" in leaf for leaf in fn_leaves):
             raise UnsupportedModelError(
                 f"the prior of latent {name!r} depends on the data, which would reveal records "
@@ -383,6 +387,8 @@ def _sides(
         refuse_moving_support(name, frozenset().union(*leaves) - {"$data"})
     client_side, server_side = [], {}
     for site in observed:
+        # A site in the plate over records belongs to the clients even if its value is a constant
+        # of the model, because it occurs once per record.
         by_plate = any(plate.name in plates for plate in site.plates)
         if by_plate or "$data" in found[site.name]:
             client_side.append(site.name)

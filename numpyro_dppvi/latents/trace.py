@@ -211,6 +211,8 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         name: jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
         for name, s in shapes.items()
     }
+    # Candidates are tried until one makes an observed site grow with the rows. If none does but
+    # some run, the first of these is taken: then outcomes may not be in a plate at all.
     first, wrong = None, None
     for forced in _stated_plates(sites, num_rows):
         try:
@@ -247,6 +249,8 @@ def _refuse_a_site_a_record(sites: tuple[Site, ...], grown: tuple[Site, ...]) ->
 
 def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str]]:
     """Sets of plates that may be those over records, judging by size; the most likely first."""
+    # A plate that also holds a latent is more likely one of groups, of which there happen to be as
+    # many as rows.
     observed = {p.name for s in sites if s.observed for p in s.plates if p.size == num_rows}
     with_latent = {p.name for s in sites if not s.observed for p in s.plates}
     return [
@@ -270,6 +274,9 @@ def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset
 
 def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Array:
     """Log density of a site, without the scaling of a subsampling plate over records."""
+    # NumPyro's scale includes size / subsample of every plate around the site. For a plate over
+    # records that factor is divided out, because the sum over records is taken elsewhere; scales
+    # from handlers.scale and other plates stay.
     value = site["fn"].log_prob(site["value"])
     if site["scale"] is not None:
         value = value * site["scale"]

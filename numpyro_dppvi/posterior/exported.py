@@ -72,6 +72,7 @@ def of_public_data(
             n: Variable(densities[n], site.batch_dims) for n, site in seen.items()
         }
         groups["observed_data"] = {n: Variable(values[n], site.dims) for n, site in seen.items()}
+    # Arguments from which observed values are computed are outcomes; the rest is constant data.
     outcome = frozenset[str]().union(*(site.inputs for site in seen.values()))
     rest = {n: np.asarray(x) for n, x in given.items() if n not in outcome and _is_array(x)}
     if rest:

@@ -77,6 +77,8 @@ def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
     stored = {name: _plain(value) for name, value in pieces.model_kwargs.items()}
     plain = {name: value for name, value in stored.items() if isinstance(value, _JSON)}
     arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
+    # The file does not hold the latents' bijections, which are code, but probes of them, so that
+    # reading can check that the model given then has the same ones.
     found = identities(pieces.space)
     facts = {
         "model": getattr(model, "__name__", type(model).__name__),
@@ -144,6 +146,7 @@ def read(
             name: _identity(shape, base_shape, arrays[f"probe/{name}"])
             for name, (shape, base_shape) in facts["latents"].items()
         }
+    # The latent space and family are rebuilt from the model, the guide and the shapes of the data.
     try:
         space = latents.from_model(model, records, kwargs)
         space, family = guides.approximation(guide, model, space, records, kwargs)

@@ -153,6 +153,8 @@ class Posterior:
                 f"values must hold exactly the latents, got {sorted(values)}: write "
                 f"values for {', '.join(self.names)}."
             )
+        # Latents are independent under q unless they share a member, of which distribution() gives
+        # the marginals.
         terms = []
         for name in self.names:
             value, shape = _number(f"values[{name!r}]", values[name]), self._latent(name).shape

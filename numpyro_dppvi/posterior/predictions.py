@@ -80,6 +80,7 @@ def _in_batches(
     batch_size: int | None,
 ) -> dict[str, Array]:
     """Calls a function on batches of rows and concatenates the results on the host."""
+    # Predictions take num_draws * rows numbers per site, which may not fit a device.
     num_rows = len(next(iter(rows.values()))) if rows else 0
     if batch_size is None:
         batch_size = max(1, _VALUES_PER_BATCH // num_draws)
@@ -123,6 +124,8 @@ def _row_axes(
         cut = {n: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for n, x in rows.items()}
         return {name: s.shape for name, s in jax.eval_shape(call, rng_key, cut).items()}
 
+    # Compare abstract shapes with those of one row less. A model that only runs on its own number
+    # of rows raises, and is then called on all rows at once.
     try:
         whole, less = shapes(num_rows), shapes(num_rows - 1)
     except _OTHER_SIZE_ERRORS:

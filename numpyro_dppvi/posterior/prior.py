@@ -67,6 +67,7 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
             "the prior comes from a study with another guide: fit both studies with the same kind "
             "of guide."
         )
+    # All of it is in the family, so nothing is left to refine.
     natural = {name: prior.natural[name] for name, _ in family.members}
     return PriorFactor(natural, frozenset(), frozenset())
 
@@ -131,6 +132,7 @@ def _widths(family: MeanField, natural: Natural) -> dict[str, tuple[Array, Array
         good = member.in_domain(natural[name]) & factors.is_finite(coordinates)
         narrowest = jnp.asarray(jnp.inf)
         if isinstance(member, WhiteFamily):
+            # An extreme but finite precision can still have a variance of 0 or infinity in 32 bits.
             variances = member.axis_variances(coordinates)
             good &= jnp.all((variances > 0) & jnp.isfinite(variances))
             narrowest = jnp.sqrt(jnp.min(variances, initial=jnp.inf))

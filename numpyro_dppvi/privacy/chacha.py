@@ -109,6 +109,7 @@ def _nonce(purpose: int) -> Array:
 
 
 def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
+    # The block counter has 32 bits, which limits the bits that one key can give.
     count = math.prod(shape)
     num_blocks = -(-count * bit_width // (32 * _WORDS_PER_BLOCK))
     if num_blocks >= 2**32:

@@ -212,6 +212,8 @@ class LedgerFile:
             schema = {"schema": _SCHEMA} if seen.budgets is None else {}
             lines = [{**schema, "budgets": _all_fields(budgets)}, *lines]
             seen = seen._replace(budgets=budgets)
+        # One write, then fsync: after a crash at any point, the file ends in complete lines and
+        # possibly a beginning of the next one.
         data, check = _encoded(lines, seen.check)
         data = seen.repair + data
         file.write(data)
@@ -240,6 +242,8 @@ class LedgerFile:
 
     def _read(self, file: BinaryIO, budgets: Sequence[PrivacyBudget] | None = None) -> _Seen:
         """Reads and checks the lines that were appended since the last call."""
+        # Lines before ``seen.size`` were checked earlier and are never rewritten, so only the rest
+        # is read. The hash chain continues from the last checked line.
         seen = self._seen
         file.seek(0, os.SEEK_END)
         if file.tell() < seen.size:
@@ -295,6 +299,7 @@ class _Found:
             claimed = None if older else fields.pop("check")
             if not older and claimed != _check(self.check, _dumps(fields)):
                 raise ValueError("a changed line")
+            # Parsing JSON forgives spaces, duplicate keys and the like; comparing bytes does not.
             if line != _dumps(fields if older else {**fields, "check": claimed}):
                 raise ValueError("a line with something added")
             self._take(fields)
@@ -361,6 +366,7 @@ def _caught_up(path: Path, ledger: Ledger, entries: tuple[Entry, ...]) -> Ledger
     """The ledger with all entries of the file; refuses a file that lacks some of the ledger's."""
     if ledger.entries == entries:
         return ledger
+    # The file may have more entries (of other runs), but never fewer than this run was charged.
     missing = Counter(ledger.entries) - Counter(entries)
     if missing:
         raise ValueError(_lacking(path, f"{missing.total()} entries that this run was charged"))

@@ -89,6 +89,7 @@ def _best_attack(composition: Composition, relation: Relation, rate: float) -> A
         # By the definition of delta, TPR - e^slope FPR <= delta(slope) for any test and slope. So
         # the smallest e^slope FPR + delta(slope) bounds the TPR.
         distribution = loss_distributions.of_composition(composition, relation, grid)
+        # The advantage is the total variation distance, which is delta at epsilon 0.
         advantages.append(float(distribution.get_delta_for_epsilon(0.0)) + rounding)
         deltas = distribution.get_delta_for_epsilon(slopes) + rounding
         return float(np.min(np.exp(slopes) * rate + deltas)) - rate

@@ -284,6 +284,8 @@ def of_changes(
     ]
     weights = shard_weights(clip_norms, num_shards, averaged, num_shares is not None)
     contributions = [units.shards_changed(b, n) for b, n in zip(budgets, num_shards, strict=True)]
+    # Under an aggregator, one noisy sum is released for all clients: it must satisfy the strictest
+    # budget and the largest unit.
     if num_shares is not None:
         noise = [max(noise)] * len(noise)
         contributions = [max(contributions)] * len(noise)

@@ -134,6 +134,7 @@ class NegativeBinomialRuns:
             return 0.0
         if shape == 0:
             return -1 / math.log(gamma) * (1 - gamma)
+        # P(1) = shape (1 - gamma) / (gamma^-shape - 1), with its limit at shape 0 above.
         exponent = -shape * math.log(gamma)
         return 0.0 if exponent > _LARGEST_EXPONENT else shape / math.expm1(exponent) * (1 - gamma)
 
@@ -308,6 +309,8 @@ def _run_budget(budget: PrivacyBudget, mu: float) -> PrivacyBudget:
 def _score_mechanism(
     budget: PrivacyBudget, mu: float, bound: float, num_records: int
 ) -> GaussianSum:
+    # A score in [-bound, bound] is a vector of norm <= bound, so noise in units of the bound is the
+    # unit sensitivity over the distance.
     noise = 0.0 if mu == math.inf else unit_sensitivity(budget.relation) / mu
     contributions = units.records_changed(budget)
     return GaussianSum(
