@@ -165,7 +165,7 @@ class TestRefusals:
             ledger.unlink()
             if content is not None:
                 ledger.write_bytes(content)
-            with pytest.raises(ValueError, match="lacks the run that the checkpoint keeps"):
+            with pytest.raises(ValueError, match="lacks the checkpoint's run"):
                 run(path)
         assert not ledger.exists()
 
@@ -182,7 +182,7 @@ class TestRefusals:
         with killed_at(monkeypatch, Path, "replace", 3):  # the second result, kept and not named
             run(path)
         assert path.with_name(".run.npz.next").exists()
-        with pytest.raises(ValueError, match="lacks the run"):
+        with pytest.raises(ValueError, match="lacks the checkpoint's run"):
             run(path, path.with_name("wrong.jsonl"))
         assert run(path).status.rounds == NUM_ROUNDS
         assert charged(path) == NUM_ROUNDS * NUM_CLIENTS

@@ -157,7 +157,7 @@ OUTSIDE = {
     "a class too many": (cut, 4, "whole numbers from 0 to 3"),
     "a negative time": (observing(lambda e: dist.Exponential(jnp.exp(e))), -1.0, "above 0"),
     "no logarithm": (observing(lambda e: dist.LogNormal(e, 1)), 0.0, "above 0"),
-    "a share of one": (observing(lambda e: dist.Beta(2.0, 1 + jnp.exp(e))), 1.0, "at its edge"),
+    "a share of one": (observing(lambda e: dist.Beta(2.0, 1 + jnp.exp(e))), 1.0, "on its boundary"),
     "truncated": (observing(lambda e: dist.TruncatedNormal(e, 1, low=0.5)), 0.2, "above 0.5"),
     "a minus infinity": (of_logarithms, 0.0, "finite numbers"),
 }
@@ -453,7 +453,7 @@ REASONS = {
     scans_over_conditioned_rows: ["not on a single one", "a whole series one record"],
     a_latent_a_row: [*ONE_ROW, "latent 'u' has shape (12,)", "one value per record"],
     counts_time: [*ONE_ROW, "jnp.arange(12)", "an argument in data"],
-    closes_over_records: [*ONE_ROW, "array of shape (12, 2)", "none of its arguments"],
+    closes_over_records: [*ONE_ROW, "array of shape (12, 2)", "not one of its arguments"],
     reshapes: [*ONE_ROW, "of reshapes)", "X.shape[0]"],
 }
 

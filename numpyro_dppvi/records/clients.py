@@ -132,7 +132,7 @@ def check_counts(num_rows: int, num_clients: int, name: str = "num_clients") -> 
     if num_clients > num_rows:
         raise ValueError(
             f"{name} must not exceed the number of rows, got {num_clients} clients for "
-            f"{num_rows} rows: write {name}={num_rows} or less."
+            f"{num_rows} rows: write {name}={num_rows} or less, because every client needs a row."
         )
 
 
