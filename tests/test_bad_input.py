@@ -943,7 +943,7 @@ AUTOMATIC = {
     ),
     "AutoGuideList": (
         autoguide.AutoGuideList(linear),
-        ["AutoGuideList", "combined guides are not supported", "a function"],
+        ["AutoGuideList", "combined guides are not supported", FULL],
     ),
     "inside a partial": (
         functools.partial(autoguide.AutoNormal(linear)),
