@@ -310,7 +310,7 @@ class TestRefusals:
 
     def test_a_saved_posterior(self, path, unbroken):
         unbroken("DPOptimization").posterior.save(path)
-        with pytest.raises(ValueError, match="is of kind 'posterior', where one of kind 'checkpo"):
+        with pytest.raises(ValueError, match="must be of kind 'checkpoint', got 'posterior'"):
             run(path)
 
     def test_a_ledger_that_was_cleaned(self, copy):

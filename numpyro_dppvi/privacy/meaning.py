@@ -86,8 +86,8 @@ def _best_attack(composition: Composition, relation: Relation, rate: float) -> A
     advantages = []
 
     def surplus(grid: float) -> float:
-        # By the definition of delta, TPR - e^slope FPR <= delta(slope) for any test and slope. So
-        # the smallest e^slope FPR + delta(slope) bounds the TPR.
+        # By the definition of delta, P(true positive) - e^slope P(false positive) <= delta(slope)
+        # for any test, so the smallest e^slope * rate + delta(slope) bounds the true-positive rate.
         distribution = loss_distributions.of_composition(composition, relation, grid)
         # The advantage is the total variation distance, which is delta at epsilon 0.
         advantages.append(float(distribution.get_delta_for_epsilon(0.0)) + rounding)
