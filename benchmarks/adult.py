@@ -19,7 +19,7 @@ class Setting(NamedTuple):
 
     data: TabularData
     partition: dppvi.Partition
-    shards: dppvi.Shards
+    shards: dppvi.records.Shards
 
 
 class Score(NamedTuple):
@@ -48,7 +48,7 @@ SPLITS = {"balanced": (0.0, 0.0), "unbalanced 1": (0.75, 0.95), "unbalanced 2": 
 def setting(data: TabularData, num_clients: int, split: str = "balanced") -> Setting:
     """Splits the training rows over clients in one of the paper's ways."""
     partition = dppvi.partition(jax.random.key(0), data.y_train, num_clients, *SPLITS[split])
-    return Setting(data, partition, dppvi.stack(records(data), partition))
+    return Setting(data, partition, dppvi.records.stack(records(data), partition))
 
 
 def records(data: TabularData) -> dict[str, np.ndarray]:

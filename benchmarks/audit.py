@@ -38,15 +38,17 @@ class Case(NamedTuple):
     """
 
     claim: audit.Claim
-    score: Callable[[jax.Array, dppvi.Shards], jax.Array]
-    worlds: tuple[dppvi.Shards, dppvi.Shards]
+    score: Callable[[jax.Array, dppvi.records.Shards], jax.Array]
+    worlds: tuple[dppvi.records.Shards, dppvi.records.Shards]
 
 
 class _Taken(Exception):  # noqa: N818, no error
     """Carries the arguments of a compiled round out of a step."""
 
 
-def taken(algorithm: dppvi.Algorithm, shards: dppvi.Shards, module: Any, name: str) -> Any:
+def taken(
+    algorithm: dppvi.protocol.Algorithm, shards: dppvi.records.Shards, module: Any, name: str
+) -> Any:
     """What ``step`` hands to its compiled program, and the ledger after it."""
     real = getattr(module, name)
 
@@ -71,7 +73,7 @@ def report(case: Case, num_runs: int, seed: int = 0) -> audit.Report:
     )
     scores = []
     for world, shards in enumerate(case.worlds):
-        keys = jax.random.split(dppvi.SecretKeys(seed).round_key(world), num_runs)
+        keys = jax.random.split(dppvi.privacy.SecretKeys(seed).round_key(world), num_runs)
         scores.append(np.asarray(many(keys, shards)))
     return audit.audit(case.claim, *scores)
 
@@ -121,16 +123,16 @@ def gradients(
     algorithm = dppvi.pvi(model, None, shapes, method=method, plan=plan, damping=1.0, **setting)
     beside = [{"y": y.copy()}] * (num_clients - 1)
     y[-1] = HUGE
-    world = dppvi.stack_clients([*beside, {"y": y}])
+    world = dppvi.records.stack_clients([*beside, {"y": y}])
     if relation == "replace_one":
         y[-1] = -HUGE
-        other = dppvi.stack_clients([*beside, {"y": y}])
+        other = dppvi.records.stack_clients([*beside, {"y": y}])
     else:
         fewer = np.append(np.zeros(num_clients - 1, int), 1)
         other = world._replace(num_records=world.num_records - fewer)
     problem, params, before, _, groups, keys, _ = taken(algorithm, world, rounds, "run_round")
 
-    def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
+    def score(secret_key: jax.Array, shards: dppvi.records.Shards) -> jax.Array:
         end, _ = rounds.run_round(problem, params, before, shards, groups, (keys[0], secret_key))
         sent = jax.tree.map(lambda leaf: leaf[-1:], end.server.factors)
         q = server.approximation(end.server.prior, sent)
@@ -156,10 +158,10 @@ def global_steps() -> Case:
     worlds = []
     for canary in (HUGE, -HUGE):
         mine = np.array([0, 0, 0, canary], np.float32)
-        worlds.append(dppvi.stack_clients([{"y": mine}, {"y": np.zeros(6, np.float32)}]))
+        worlds.append(dppvi.records.stack_clients([{"y": mine}, {"y": np.zeros(6, np.float32)}]))
     problem, params, before, _, groups, keys, _ = taken(algorithm, worlds[0], rounds, "run_round")
 
-    def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
+    def score(secret_key: jax.Array, shards: dppvi.records.Shards) -> jax.Array:
         end, _ = rounds.run_round(problem, params, before, shards, groups, (keys[0], secret_key))
         return problem.family.coordinates(end.server.natural)["mu"].loc
 
@@ -182,7 +184,7 @@ LOCAL = {
 NATURAL = {
     "num_local_steps": 1,
     "optimizer": dppvi.NaturalGradient(location_rate=1.0, ridge=0.0),
-    "expectation": dppvi.SphericalCubature(),
+    "expectation": dppvi.methods.SphericalCubature(),
 }
 
 
@@ -227,15 +229,15 @@ def changes(method: Any, trusted: bool = False, push: float = PUSH) -> Case:
         trusted_aggregator=trusted,
     )
 
-    def world(canary: float) -> dppvi.Shards:
+    def world(canary: float) -> dppvi.records.Shards:
         clients = [{"y": np.zeros(n, np.float32), "z": np.full(n, push, np.float32)} for n in sizes]
         clients[0]["y"][0], clients[0]["z"][0] = canary, 0.0
-        return dppvi.stack_clients(clients)
+        return dppvi.records.stack_clients(clients)
 
     worlds = (world(HUGE), world(-HUGE))
     problem, params, before, _, groups, keys, _ = taken(algorithm, worlds[0], rounds, "run_round")
 
-    def score(secret_key: jax.Array, shards: dppvi.Shards) -> jax.Array:
+    def score(secret_key: jax.Array, shards: dppvi.records.Shards) -> jax.Array:
         now, total = before, 0.0
         for number in range(2):
             q = problem.family.coordinates(now.server.natural)

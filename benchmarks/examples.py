@@ -55,7 +55,9 @@ def pvi(example: Example, clients: int, phases: Sequence[Phase] = PHASES) -> dpp
     for phase in phases:
         # The rate falls within a visit, so that the noise of the draws does not stay in factors.
         rate = optax.exponential_decay(phase.learning_rate, phase.num_local_steps // 4, 0.5)
-        method = dppvi.NonPrivate(phase.num_local_steps, optax.adam(rate), dppvi.Automatic(DRAWS))
+        method = dppvi.NonPrivate(
+            phase.num_local_steps, optax.adam(rate), dppvi.methods.Automatic(DRAWS)
+        )
         algorithm = dppvi.pvi(
             example.model,
             None,

@@ -150,7 +150,7 @@ def _round(case: Case, rule: Any) -> Callable[[], Any]:
     data = adult.reported()
     rows = {"X": data.X_train[: case.num_rows], "y": data.y_train[: case.num_rows]}
     method = dppvi.DPOptimization(CLIP, case.num_steps, expectation=rule)
-    split = dppvi.split_evenly(jax.random.key(0), case.num_rows, case.num_clients)
+    split = dppvi.records.split_evenly(jax.random.key(0), case.num_rows, case.num_clients)
     plan = dppvi.plan_privacy(
         method,
         dppvi.PrivacyBudget(1.0),
@@ -166,9 +166,9 @@ def _round(case: Case, rule: Any) -> Callable[[], Any]:
         client_sizes=split.sizes,
         plan=plan,
         schedule=dppvi.synchronous,
-        secret_keys=dppvi.SecretKeys(insecure_seed=0),
+        secret_keys=dppvi.privacy.SecretKeys(insecure_seed=0),
     )
-    shards, state = dppvi.stack(rows, split), pvi.init(jax.random.key(0))
+    shards, state = dppvi.records.stack(rows, split), pvi.init(jax.random.key(0))
 
     def run() -> Any:
         after, _ = pvi.step(jax.random.key(0), state, shards)

@@ -1,11 +1,7 @@
-"""How Sphinx builds the site: `make docs`, with every warning an error, online or not."""
+"""Configuration of Sphinx; `make docs` builds the site with warnings as errors."""
 
-import http.client
 import importlib.metadata
-import urllib.request
-import zlib
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import os
 from typing import Any
 
 from sphinx.domains.python import PyObject
@@ -51,7 +47,7 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 add_module_names = False
 
-# Where types say they live, and the names under which their projects' pages have them.
+# Names as modules define them, and as the other projects' pages document them.
 PUBLIC_NAMES = {
     "jax.jaxlib._jax.Array": "jax.Array",
     "jaxlib._jax.Array": "jax.Array",
@@ -59,70 +55,40 @@ PUBLIC_NAMES = {
 }
 THIRD_PARTIES = ("arviz.", "dp_accounting.", "jax.", "numpy.", "numpyro.", "optax.")
 
-# Names of other projects, and the aliases of ours that stand for Any, have no page here.
+# Names of other projects, and our aliases of Any, have no page here.
 nitpick_ignore_regex = [
     ("py:.*", r"(jax|jaxlib|numpy|numpyro|optax|arviz|xarray|matplotlib|scipy|dp_accounting)\..*"),
     ("py:.*", r"(collections|typing|types|os|pathlib|enum|dataclasses|datetime)(\..*)?"),
     ("py:.*", r"(None|Ellipsis|bool|bytes|float|int|str|object|type|tuple|list|dict|set|range)"),
     ("py:.*", r".*(Error|Warning|Exception|Interrupt)"),
-    ("py:mod", r"numpyro_dppvi\..*"),  # modules of ours that are no part of the reference
+    ("py:mod", r"numpyro_dppvi\..*"),  # modules that are not part of the reference
     ("py:class", r"numpyro_dppvi\._typing\.(Parameters|Tree)"),  # type variables
     ("py:.*", "ArrayTree"),  # optax's name for any tree of arrays
 ]
 
 
-def inventory(address: str) -> bytes | None:
-    """A site's index of names, whole and readable; ``None`` if it does not answer with one."""
-    # Some hosts turn away what calls itself Python's urllib.
-    request = urllib.request.Request(f"{address}objects.inv", headers={"User-Agent": "Sphinx"})
-    try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
-            content: bytes = answer.read()
-        first, *_, names = content.split(b"\n", 4)
-        zlib.decompress(names)
-    except (OSError, http.client.HTTPException, ValueError, zlib.error):
-        return None
-    return content if first == b"# Sphinx inventory version 2" else None
-
-
-def reachable(sites: dict[str, str], folder: Path) -> dict[str, tuple[str, str]]:
-    """Those sites whose index could be fetched into a folder; the others are left out in silence.
-
-    Sphinx then reads the files, so that a network that fails halfway is no warning either.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor() as pool:
-        answers = dict(zip(sites, pool.map(inventory, sites.values()), strict=True))
-    found = {}
-    for name, content in answers.items():
-        if content is not None:
-            (folder / f"{name}.inv").write_bytes(content)
-            found[name] = (sites[name], str(folder / f"{name}.inv"))
-    return found
-
-
-intersphinx_mapping = reachable(
-    {
-        "python": "https://docs.python.org/3/",
-        "numpy": "https://numpy.org/doc/stable/",
-        "numpyro": "https://num.pyro.ai/en/stable/",
-        "jax": "https://docs.jax.dev/en/latest/",
-        "optax": "https://optax.readthedocs.io/en/latest/",
-        "arviz": "https://python.arviz.org/en/stable/",
-    },
-    Path(__file__).parent / "_build" / "inventories",
-)
+# Links to other projects need a network, which only the published build relies on.
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3/", None),
+    "numpy": ("https://numpy.org/doc/stable/", None),
+    "numpyro": ("https://num.pyro.ai/en/stable/", None),
+    "jax": ("https://docs.jax.dev/en/latest/", None),
+    "optax": ("https://optax.readthedocs.io/en/latest/", None),
+    "arviz": ("https://python.arviz.org/en/stable/", None),
+}
+if "READTHEDOCS" not in os.environ:
+    intersphinx_mapping = {}
 
 
 def skip_field(_app: Any, _what: str, _name: str, member: Any, skip: bool, _options: Any) -> bool:
-    """Leaves out a NamedTuple's fields, which its docstring has explained."""
+    """Omits a NamedTuple's fields, which its docstring explains."""
     return skip or type(member).__name__ == "_tuplegetter"
 
 
 def tidy_signature(
     _app: Any, what: str, _name: str, _obj: Any, _options: Any, signature: str | None, result: Any
 ) -> tuple[str | None, Any] | None:
-    """Spares the reader signatures that say nothing: protocols', enumerations', a posterior's."""
+    """Omits uninformative signatures of protocols, enumerations and posteriors."""
     nothing = ("<factory>", "*args", "(value)")
     if what == "class" and signature and any(piece in signature for piece in nothing):
         return "", None
@@ -130,12 +96,12 @@ def tidy_signature(
 
 
 def use_public_name(_app: Any, _env: Any, node: Any, _contnode: Any) -> None:
-    """Lets intersphinx look for the name that a project's pages use."""
+    """Makes intersphinx look for the documented name."""
     node["reftarget"] = PUBLIC_NAMES.get(node["reftarget"], node["reftarget"])
 
 
 def resolve_by_last_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
-    """Finds a documented name by its last part, wherever the text that uses it stands."""
+    """Finds a documented name by its last part."""
     if node.get("refdomain") != "py" or node["reftarget"].startswith(THIRD_PARTIES):
         return None
     parts = 2 if "." in node["reftarget"] and node["reftype"] in ("meth", "attr") else 1
@@ -152,7 +118,7 @@ def resolve_by_last_name(app: Any, env: Any, node: Any, contnode: Any) -> Any:
 
 
 def setup(app: Any) -> None:
-    """Registers the rules above, and calls attributes so."""
+    """Registers the functions above, and labels attributes."""
     for kind in PyObject.doc_field_types:
         if kind.name == "variable":
             kind.label = "Attributes"

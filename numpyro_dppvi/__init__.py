@@ -1,39 +1,29 @@
 """Differentially private partitioned variational inference for NumPyro models.
 
-Run: ``fit`` and ``plan_privacy``, with a method, a budget and a schedule.
-Assemble: ``pvi``, the algorithm as a NamedTuple ``init / step / posterior``.
-Pieces: families, factors, the privacy package and the rest, as modules.
+The names here are those of a study: ``fit`` and ``plan_privacy``, with a method, a budget and a
+schedule, and what is done with the result. ``pvi`` gives the algorithm as ``init / step /
+posterior``. Its parts are in the packages ``analysis``, ``families``, ``methods``, ``privacy``,
+``protocol``, ``records`` and ``run``.
 """
 
+import importlib
 import importlib.metadata
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from numpyro_dppvi import families, privacy
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.analysis import (
-    Citation,
-    Comparison,
-    Diagnostics,
-    Selection,
-    citation,
-    compare,
-    diagnose,
-    plots,
-    select,
-)
-from numpyro_dppvi.families import factors
+from numpyro_dppvi.analysis import citation, compare, diagnose, plots, select
 from numpyro_dppvi.methods import (
-    Automatic,
     BayesianCommitteeMachine,
     DPOptimization,
     FisherScoring,
-    GaussHermite,
     GlobalVI,
     LocalAveraging,
     MonteCarlo,
     NaturalGradient,
     NonPrivate,
     ParameterPerturbation,
-    SphericalCubature,
     VirtualClients,
 )
 from numpyro_dppvi.posterior import Posterior, Prior, load
@@ -42,19 +32,14 @@ from numpyro_dppvi.privacy import (
     DiscreteGaussian,
     FixedSizeSampling,
     FullBatch,
-    Ledger,
     LedgerFile,
     PoissonSampling,
     PrivacyBudget,
     PrivacyPlan,
     PrivacyStatement,
-    SecretKeys,
 )
 from numpyro_dppvi.protocol import (
-    Algorithm,
     Asynchronous,
-    PVIState,
-    RoundInfo,
     TrustedAggregator,
     plan_privacy,
     pvi,
@@ -62,49 +47,13 @@ from numpyro_dppvi.protocol import (
     sequential,
     synchronous,
 )
-from numpyro_dppvi.records import Partition, Shards, partition, split_evenly, stack, stack_clients
-from numpyro_dppvi.run import FitResult, History, Outcome, Status, fit
+from numpyro_dppvi.records import Partition, partition
+from numpyro_dppvi.run import FitResult, fit
 
 __version__ = importlib.metadata.version("numpyro-dppvi")
 
 __all__ = [
-    # run
-    "Asynchronous",
-    "Automatic",
-    "BayesianCommitteeMachine",
-    "GlobalVI",
-    "LocalAveraging",
-    "ParameterPerturbation",
-    "TrustedAggregator",
-    "VirtualClients",
-    "random_subset",
-    "Citation",
-    "Comparison",
-    "DPOptimization",
-    "Diagnostics",
-    "DiscreteGaussian",
-    "FitResult",
-    "FisherScoring",
-    "FixedSizeSampling",
-    "FullBatch",
-    "GaussHermite",
-    "History",
-    "MonteCarlo",
-    "NaturalGradient",
-    "NonPrivate",
-    "Outcome",
-    "Partition",
-    "PoissonSampling",
-    "Posterior",
-    "Prior",
-    "PrivacyBudget",
-    "PrivacyPlan",
-    "PrivacyStatement",
-    "Selection",
-    "SphericalCubature",
-    "Status",
-    "UnsupportedModelError",
-    "BudgetExceededError",
+    # a study
     "citation",
     "compare",
     "diagnose",
@@ -112,24 +61,84 @@ __all__ = [
     "load",
     "partition",
     "plan_privacy",
+    "plots",
+    "pvi",
     "select",
+    # methods
+    "BayesianCommitteeMachine",
+    "DPOptimization",
+    "FisherScoring",
+    "GlobalVI",
+    "LocalAveraging",
+    "MonteCarlo",
+    "NaturalGradient",
+    "NonPrivate",
+    "ParameterPerturbation",
+    "VirtualClients",
+    # schedules
+    "Asynchronous",
+    "TrustedAggregator",
+    "random_subset",
     "sequential",
     "synchronous",
-    # assemble
-    "Algorithm",
-    "PVIState",
-    "RoundInfo",
-    "SecretKeys",
-    "pvi",
-    "split_evenly",
-    "stack",
-    "stack_clients",
-    # pieces
-    "Ledger",
+    # privacy
+    "DiscreteGaussian",
+    "FixedSizeSampling",
+    "FullBatch",
     "LedgerFile",
-    "Shards",
-    "factors",
-    "families",
-    "plots",
+    "PoissonSampling",
+    "PrivacyBudget",
+    "PrivacyPlan",
+    "PrivacyStatement",
     "privacy",
+    # records, results and errors
+    "BudgetExceededError",
+    "FitResult",
+    "Partition",
+    "Posterior",
+    "Prior",
+    "UnsupportedModelError",
+    "families",
 ]
+
+# Names that stood here in 0.1, and the package that has them now.
+_MOVED = {
+    "Algorithm": "protocol",
+    "Automatic": "methods",
+    "Citation": "analysis",
+    "Comparison": "analysis",
+    "Diagnostics": "analysis",
+    "GaussHermite": "methods",
+    "History": "run",
+    "Ledger": "privacy",
+    "Outcome": "run",
+    "PVIState": "protocol",
+    "RoundInfo": "protocol",
+    "SecretKeys": "privacy",
+    "Selection": "analysis",
+    "Shards": "records",
+    "SphericalCubature": "methods",
+    "Status": "run",
+    "factors": "families",
+    "split_evenly": "records",
+    "stack": "records",
+    "stack_clients": "records",
+}
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:  # a type checker would take any name at all for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MOVED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        place = f"{__name__}.{_MOVED[name]}"
+        warnings.warn(
+            f"numpyro_dppvi.{name} is deprecated: write {place}.{name}.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(importlib.import_module(place), name)

@@ -1,7 +1,7 @@
-"""How files are opened: for their owner alone where they are made, and through no link.
+"""Opening files safely in a folder that others may write to.
 
-A folder may be shared with others. What they put into it beforehand is neither followed, if it is
-a link, nor written into: whoever made a file can read what is written to it later.
+New files are readable by their owner only. Symbolic links are not followed, and files that another
+user created beforehand are not written to, because that user could read them later.
 """
 
 import contextlib
@@ -12,20 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-# Zero where a system knows nothing of the kind.
+# Zero on systems without these flags.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for its other end
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would otherwise block
 _OWNER_ONLY = 0o600
 
 
 def check_place(path: str | os.PathLike[str]) -> Path:
-    """Returns a path that a file can be written to, or refuses it."""
+    """Returns the path if a file can be written there; raises otherwise."""
     target = Path(path)
     with _told(target):
         is_folder, has_folder = target.is_dir(), target.parent.is_dir()
     if is_folder:
         raise IsADirectoryError(
-            f"{_named(target)} is a folder: write a file's path, {_named(target / 'run.npz')} say."
+            f"{_named(target)} is a folder: write the path of a file, such as "
+            f"{_named(target / 'run.npz')}."
         )
     if not has_folder:
         raise FileNotFoundError(f"there is no folder {_named(target.parent)}: create it first.")
@@ -33,14 +34,14 @@ def check_place(path: str | os.PathLike[str]) -> Path:
 
 
 def refuse_link(path: Path) -> None:
-    """Refuses a path that is a link, wherever it leads."""
+    """Refuses a path that is a symbolic link."""
     with _told(path):
         if path.is_symlink():
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def create(path: Path) -> BinaryIO:
-    """Makes a file anew, which its owner alone may read; whatever was there is removed."""
+    """Replaces whatever is at the path by a new, empty file that only its owner can read."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
     remove(path)
     with _told(path):
@@ -48,16 +49,16 @@ def create(path: Path) -> BinaryIO:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, if there is one; of a link the link, and not what it leads to."""
+    """Removes a file if there is one. A link is removed, not its target."""
     with _told(path):
         path.unlink(missing_ok=True)
 
 
 def open_or_create(path: Path) -> BinaryIO:
-    """Opens a file that stays, as a lock or a ledger does; a new one is its owner's alone.
+    """Opens a lock or ledger file for appending; a new one is readable by its owner only.
 
     Raises:
-        ValueError: If it is a link or no plain file, or belongs to somebody else.
+        ValueError: If it is a link, not a regular file, or owned by somebody else.
     """
     flags = os.O_RDWR | os.O_APPEND | _NO_LINK | _NO_WAIT
     with _told(path):
@@ -71,16 +72,7 @@ def open_or_create(path: Path) -> BinaryIO:
 
 
 def open_to_read(path: Path, *, through_links: bool) -> int:
-    """Opens a file, and returns its number.
-
-    Args:
-        path: The file.
-        through_links: Whether a link is followed.
-
-    Raises:
-        FileNotFoundError: If there is no file.
-        ValueError: If it is no plain file.
-    """
+    """Opens a regular file and returns its descriptor; follows links only if told to."""
     with _told(path):
         number = os.open(path, os.O_RDONLY | _NO_WAIT | (0 if through_links else _NO_LINK))
     with _closed_on_error(number):
@@ -89,24 +81,24 @@ def open_to_read(path: Path, *, through_links: bool) -> int:
 
 
 def _plain(number: int, path: Path) -> os.stat_result:
-    """The facts of an open file; refuses folders, pipes and devices."""
+    """The status of an open file; refuses folders, pipes and devices."""
     facts = os.fstat(number)
     if not stat.S_ISREG(facts.st_mode):
-        raise ValueError(f"{_named(path)} is no plain file: write the path of one.")
+        raise ValueError(f"{_named(path)} is not a regular file: write the path of one.")
     return facts
 
 
 def _check_owner(facts: os.stat_result, path: Path) -> None:
-    """Refuses a file that somebody else has put there.
+    """Refuses a file that another user created.
 
-    The folder's owner is trusted: whoever owns a folder can put any file there at any moment.
+    The folder's owner is trusted, since they can replace any file in it anyway.
     """
     if not hasattr(os, "geteuid"):  # Windows
         return
     if facts.st_uid not in (os.geteuid(), path.parent.stat().st_uid):
         raise ValueError(
-            f"{_named(path)} belongs to another user, who could change it at any moment: write a "
-            "path in a folder of your own."
+            f"{_named(path)} belongs to another user, who could change it: write a path in a "
+            "folder of your own."
         )
 
 
@@ -121,18 +113,18 @@ def _closed_on_error(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Says in a sentence why the system does not open a file."""
+    """Turns errors of the operating system into messages that say what to do."""
     try:
         yield
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"there is no file {_named(path)}: was it written to another folder?"
+            f"there is no file {_named(path)}: check the path and the working directory."
         ) from error
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK):  # the latter on FreeBSD
             raise ValueError(
-                f"{_named(path)} is a link, which is not followed here: write the path that it "
-                "leads to."
+                f"{_named(path)} is a symbolic link, which is not followed here: write the path "
+                "that it points to."
             ) from error
         raise type(error)(
             f"{_named(path)} cannot be opened ({error.strerror}): write the path of a file that "

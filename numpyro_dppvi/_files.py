@@ -1,13 +1,12 @@
-"""A file of facts and arrays that any tool can read: a zip of ``.npy`` files and ``header.json``.
+"""The file format for posteriors and checkpoints: a zip of ``.npy`` files and ``header.json``.
 
-``numpy.load`` opens the arrays and ``unzip -p`` shows the header. Nothing is pickled, so that a
-file from elsewhere can do no harm. A file is replaced whole or not at all: it is written beside
-its place, flushed to the disk, and moved.
+``numpy.load`` opens the arrays and ``unzip -p`` shows the header. Nothing is pickled, so loading
+an untrusted file cannot run code. Writes are atomic: a file is written under a temporary name,
+flushed to disk and renamed.
 
-Nothing that a file says about itself is believed before it has been held against the file's size
-and against what is needed. Members are stored as they are, never compressed, so that a file takes
-no more memory than it takes on the disk; and the header has a check over all of it, so that parts
-of several files are not taken for one.
+No size that a file declares is trusted before it is checked against the file's actual size.
+Members are stored uncompressed, so a file never needs more memory than disk space. The header
+holds a hash over all facts and array check sums, so parts of different files cannot be combined.
 """
 
 import contextlib
@@ -31,13 +30,13 @@ from numpyro_dppvi import _disk
 from numpyro_dppvi._typing import PyTree
 from numpyro_dppvi._validate import shown
 
-# Raised where an older library would misread a newer file.
+# Incremented when an older library would misread a newer file.
 _VERSION = 1
 _HEADER = "header.json"
 _LIBRARY = "numpyro_dppvi"
 
-# What zipfile, json and numpy raise over a damaged file. RecursionError and NotImplementedError
-# are RuntimeErrors.
+# What zipfile, json and numpy raise on damaged files. (RecursionError and NotImplementedError are
+# subclasses of RuntimeError.)
 _DAMAGES = (
     zipfile.BadZipFile,
     EOFError,
@@ -49,12 +48,12 @@ _DAMAGES = (
     RuntimeError,
     struct.error,
 )
-# Read at once at most, and so the size of a zip's directory: some 50 000 arrays.
+# The most bytes read at once; this also bounds the zip directory, to some 50 000 arrays.
 _PIECE = 2**22
-# Of a member's flags the one that is set where a name is not ASCII.
+# The zip flag for names that are not ASCII; any other flag means compression or encryption.
 _UTF8 = 0x800
-# What numpy writes before an array of numbers, in at most so many bytes, and nothing else: its own
-# reader would evaluate whatever stands there.
+# Exactly what numpy writes before an array of numbers. Its own reader evaluates the header as a
+# Python literal of any kind, so headers are matched first.
 _ARRAY_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00.."
     rb"{'descr': '([<>|][biufc]\d{1,2})', 'fortran_order': (?:True|False), "
@@ -65,7 +64,7 @@ _ARRAY_HEADER_SIZE = 2**11
 
 
 class Most(NamedTuple):
-    """How much a file may hold.
+    """Size limits of a file.
 
     Attributes:
         facts: Bytes of the header.
@@ -76,11 +75,11 @@ class Most(NamedTuple):
     arrays: int
 
 
-# As much as a saved posterior may hold. A full covariance of 20 000 numbers takes 1.6 GB.
+# Limits for a saved posterior. A full covariance over 20 000 entries takes 1.6 GB.
 MOST = Most(facts=2**24, arrays=2**32)
 
 Kinds = Mapping[str, tuple[type, ...]]
-"""What JSON types a fact may be of, by its name."""
+"""The JSON types that each fact may have."""
 
 
 def write(
@@ -91,15 +90,15 @@ def write(
     *,
     owner_only: bool = False,
 ) -> None:
-    """Writes a file, so that at any moment either the old or the new one is there.
+    """Writes a file atomically.
 
     Args:
-        path: Where to.
-        kind: What the file is, in a word.
-        facts: What JSON can hold.
-        arrays: Numbers by name.
-        owner_only: Whether nobody but the owner may read the file. While it is being written
-            nobody else may in any case.
+        path: Where to write.
+        kind: The kind of file, in one word.
+        facts: Values that JSON can hold.
+        arrays: Arrays of numbers by name.
+        owner_only: Whether only the owner may read the finished file. While it is being written,
+            only the owner can read it in any case.
 
     Raises:
         FileNotFoundError: If the folder is missing.
@@ -117,14 +116,14 @@ def write(
             os.chmod(file.fileno(), 0o666 & ~_umask())
         if not _is_at(beside, file):
             raise RuntimeError(
-                f"another process writes {target} at the same time: give this one another path."
+                f"another process is writing {target} at the same time: pass another path here."
             )
     beside.replace(target)
     _flush_folder(target.parent)
 
 
 def _is_at(path: Path, file: IO[bytes]) -> bool:
-    """Whether an open file is still the one that its path leads to."""
+    """Whether the path still names this open file."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -136,7 +135,7 @@ def _beside(target: Path) -> Path:
 
 
 def discard_partial(path: str | os.PathLike[str]) -> None:
-    """Removes what a process that was killed while it wrote has left."""
+    """Removes the temporary file of a process that was killed while writing."""
     _disk.remove(_beside(Path(path)))
 
 
@@ -150,22 +149,22 @@ def _write_zip(file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, 
 
 
 def _check(header: Mapping[str, Any], members: Iterable[zipfile.ZipInfo]) -> str:
-    """Ties the facts to the arrays, of which the zip has check sums of its own."""
+    """A hash over the facts and the check sums that the zip keeps of its arrays."""
     facts = {name: value for name, value in header.items() if name != "check"}
     sums = sorted([i.filename, i.file_size, i.CRC] for i in members if i.filename != _HEADER)
     return hashlib.sha256(json.dumps([facts, sums], sort_keys=True).encode()).hexdigest()
 
 
 def _umask() -> int:
-    """The process's mask of permissions, which can only be read by setting it."""
+    """The process's umask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def _flush_folder(folder: Path) -> None:
-    """Makes a move durable, where the system knows how to."""
-    with contextlib.suppress(OSError):  # Windows opens no folders
+    """Makes a rename durable where the system supports it."""
+    with contextlib.suppress(OSError):  # Windows cannot open folders
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -174,13 +173,13 @@ def _flush_folder(folder: Path) -> None:
 
 
 class _InPieces(io.FileIO):
-    """A file that gives only so much at once, whatever it says of the size of its parts."""
+    """A file that never returns more than ``_PIECE`` bytes at once, whatever sizes it declares."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         everything = size is None or size < 0
         data = super().read(_PIECE + 1 if everything else min(size or 0, _PIECE + 1))
         if len(data) > _PIECE:
-            raise ValueError("a part of it is too large")
+            raise ValueError("one of its parts is too large")
         return data
 
 
@@ -192,29 +191,30 @@ def read(
     most: Most = MOST,
     owner_only: bool = False,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Reads what :func:`write` wrote, and no more than it may hold.
+    """Reads what :func:`write` wrote, within size limits.
 
     Args:
-        path: Where from.
-        kind: What the file should be.
-        kinds: Which facts it must have.
-        most: How much it may hold.
-        owner_only: Whether it was written for its owner alone. No link is followed then.
+        path: The file.
+        kind: The kind it should be.
+        kinds: Facts that it must have, and their types.
+        most: Size limits.
+        owner_only: Whether it was written for its owner only; links are not followed then.
 
     Returns:
         The facts and the arrays.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, too large, of another program, kind or newer version.
+        ValueError: If the file is damaged or too large, was written by another program or a newer
+            version, or is of another kind.
     """
     target = Path(path)
     with _opened(target, kind, most.facts, owner_only) as (archive, header, members):
         size = sum(info.file_size for info in members.values())
         if size > most.arrays + _ARRAY_HEADER_SIZE * len(members):
             raise ValueError(
-                f"{target} is damaged or no file of this run or model: it holds {size} bytes of "
-                f"arrays, where at most {most.arrays} belong; pass another path."
+                f"{target} is damaged or belongs to another run or model: it holds {size} bytes "
+                f"of arrays, where at most {most.arrays} are expected; pass another path."
             )
         with _told(target):
             _check_facts(header, members, kinds)
@@ -228,7 +228,7 @@ def read(
 def read_facts(
     path: str | os.PathLike[str], kind: str, *, kinds: Kinds | None = None, owner_only: bool = False
 ) -> dict[str, Any]:
-    """The facts alone, as of :func:`read`; no array is read."""
+    """Like :func:`read`, but returns the facts only and reads no array."""
     target = Path(path)
     with _opened(target, kind, MOST.facts, owner_only) as (_, header, members), _told(target):
         _check_facts(header, members, kinds)
@@ -242,7 +242,7 @@ _Members = dict[str, zipfile.ZipInfo]
 def _opened(
     target: Path, kind: str, most_facts: int, owner_only: bool
 ) -> Iterator[tuple[zipfile.ZipFile, dict[str, Any], _Members]]:
-    """An archive, its header, and its arrays by name."""
+    """An open archive, its header, and its other members by name."""
     with _InPieces(_disk.open_to_read(target, through_links=not owner_only)) as file:
         with _told(target):
             archive = zipfile.ZipFile(file)
@@ -253,23 +253,23 @@ def _opened(
 
 
 def _check_facts(header: dict[str, Any], members: _Members, kinds: Kinds | None) -> None:
-    """Refuses facts that are not of these arrays, or of another kind."""
+    """Refuses facts that do not belong to these arrays or have the wrong type."""
     if header.pop("check") != _check(header, members.values()):
         raise ValueError("it is made of parts that do not belong together")
     for name, allowed in (kinds or {}).items():
         if type(header[name]) not in allowed:
-            raise ValueError(f"the fact {name!r} is of another kind")
+            raise ValueError(f"the fact {name!r} has the wrong type")
 
 
 @contextlib.contextmanager
 def _told(target: Path) -> Iterator[None]:
-    """Says in a sentence that a file is damaged."""
+    """Reports any error of parsing as a damaged file."""
     try:
         yield
     except _DAMAGES as error:
         raise ValueError(
-            f"{target} is damaged or no file of {_LIBRARY}: it may have been cut off while it was "
-            "copied, so copy it again."
+            f"{target} is damaged or not a file of {_LIBRARY}: copy it again, in case the copy "
+            "was incomplete."
         ) from error
 
 
@@ -283,8 +283,8 @@ def _check_header(target: Path, header: Mapping[str, Any], kind: str) -> None:
         )
     if header.get("kind") != kind:
         raise ValueError(
-            f"{target} is of kind {shown(header.get('kind'))}, where one of kind {kind!r} is "
-            "needed: pass another path."
+            f"{target} must be of kind {kind!r}, got {shown(header.get('kind'))}: pass another "
+            "path."
         )
 
 
@@ -292,10 +292,10 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """The members by name; refuses what :func:`write` does not write."""
     members = {info.filename: info for info in archive.infolist()}
     if len(members) < len(archive.infolist()):
-        raise ValueError("two members have one name")
+        raise ValueError("two members have the same name")
     for name, info in members.items():
         if name != _HEADER and not name.endswith(".npy"):
-            raise ValueError("a member is no array")
+            raise ValueError("a member is not an array")
         stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
         if not stored or info.flag_bits & ~_UTF8:
             raise ValueError("a member is compressed or encrypted")
@@ -305,38 +305,38 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 def _read_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, most: int) -> dict[str, Any]:
     if info.file_size > most:
         raise ValueError("the header is too large")
-    with archive.open(info) as member:  # reading to the end checks the sum
+    with archive.open(info) as member:  # zipfile verifies the check sum at the end
         header = json.loads(b"".join(iter(lambda: member.read(_PIECE), b"")))
     if not isinstance(header, dict) or type(header.get("version")) is not int:
-        raise ValueError("the header is none of this library")
+        raise ValueError("the header is not from this library")
     return header
 
 
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    """An array whose size has been found to be what the file has room for."""
+    """An array, after checking that its declared size is the size of its member."""
     with archive.open(info) as member:
         found = _ARRAY_HEADER.match(member.read(_ARRAY_HEADER_SIZE))
         if found is None:
-            raise ValueError("an array of something else than numbers")
+            raise ValueError("an array does not hold numbers")
         dtype, shape = (
             np.dtype(found[1].decode()),
             [int(n) for n in found[2].split(b",") if n.strip()],
         )
         if math.prod(shape) * dtype.itemsize != info.file_size - found.end():
-            raise ValueError("an array of another size than it says")
+            raise ValueError("an array does not have the size that it declares")
         member.seek(0)
         array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
-        member.read(1)  # to the end, where the check sum is
+        member.read(1)  # the end of the member, where zipfile verifies its check sum
     return array
 
 
 def size(tree: PyTree) -> int:
-    """Bytes of a tree's arrays in a file."""
+    """The bytes that a tree's arrays take in a file."""
     return sum(np.asarray(_numbers(leaf)).nbytes for leaf in jax.tree.leaves(tree))
 
 
 def flatten(tree: PyTree, name: str) -> dict[str, np.ndarray]:
-    """A tree's leaves as arrays, named by their place in it; JAX keys as their numbers."""
+    """A tree's leaves as arrays, named by their path; JAX keys become their key data."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {_place(name, path): np.asarray(_numbers(leaf)) for path, leaf in leaves}
 
@@ -350,14 +350,14 @@ def unflatten(arrays: Mapping[str, np.ndarray], name: str, like: PyTree) -> PyTr
         like: A tree of the same structure, shapes and dtypes.
 
     Raises:
-        ValueError: If an array is missing, left over, or of another shape or kind of numbers.
+        ValueError: If an array is missing, unexpected, or of another shape or kind of dtype.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     wanted = {_place(name, path): leaf for path, leaf in leaves}
     found = {key for key in arrays if key == name or key.startswith(f"{name}/")}
     if found != set(wanted):
         odd = sorted(found ^ set(wanted))[0]
-        where = "the file has no" if odd in wanted else "nothing here fits the file's"
+        where = "the file lacks" if odd in wanted else "the file has an unexpected"
         raise ValueError(f"{where} array {odd!r}")
     restored = [_leaf(key, arrays[key], leaf) for key, leaf in wanted.items()]
     return jax.tree.unflatten(treedef, restored)

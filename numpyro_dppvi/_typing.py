@@ -34,4 +34,4 @@ Model: TypeAlias = Callable[..., Any]
 """A NumPyro model, called as ``model(**data, **model_kwargs)``."""
 
 Records: TypeAlias = Mapping[str, Array]
-"""Records by argument name; every array has the same leading axis, one entry a record."""
+"""Records by argument name; every array has one entry per record on its leading axis."""

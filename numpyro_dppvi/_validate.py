@@ -1,4 +1,7 @@
-"""One validator a rule, one sentence each: what was wrong, what came, what to write instead."""
+"""Validators of arguments.
+
+Every message is one sentence: what the argument must be, what was received, what to write instead.
+"""
 
 import inspect
 import math
@@ -14,22 +17,22 @@ import numpy as np
 
 T = TypeVar("T")
 
-# Numbers go to programs of 32-bit floats. Between these not only they are held, but also their
-# products with grids of 2^-20 and the like; beyond, some would become 0 or infinite in silence.
+# Numbers enter compiled programs as 32-bit floats. Within these limits, products with factors such
+# as 2^-20 are representable, too; beyond them some would silently become 0 or infinite.
 LEAST, MOST = 1e-30, 1e30
 # JAX counts in 32 bits.
 MOST_INT = 2**31 - 1
 
 
 def shown(value: Any) -> str:
-    """A value as a sentence shows it: itself if it is one short word or number, else its kind.
+    """A value for an error message: itself if it is a short string or number, else its type.
 
-    Whatever was passed by mistake may be data, and a sentence must not show a record.
+    An argument passed by mistake may be data, and a message must not reveal records.
     """
     if value is None or isinstance(value, (str, numbers.Number)):
         try:
             text = repr(value.item() if isinstance(value, np.generic) else value)
-        except ValueError:  # Python writes no integer of more than some thousand digits
+        except ValueError:  # Python limits the digits of integers it converts to text
             text = ""
         return text if 0 < len(text) <= 40 else f"a long {type(value).__name__}"
     if isinstance(value, (np.ndarray, jax.Array)):
@@ -45,23 +48,23 @@ def _article(noun: str) -> str:
 
 
 def _real(value: Any) -> float:
-    """A number as a float; NaN, which no range has in it, if it is none."""
+    """A number as a float; NaN, which is in no range, for anything else."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return math.nan
     try:
         return float(value)
-    except OverflowError:  # an integer or a fraction beyond all floats, and not an infinite one
+    except OverflowError:  # an integer or fraction that is finite but larger than any float
         return math.nan
 
 
 def positive(name: str, value: float, *, infinite: bool = False, most: float = MOST) -> float:
-    """Returns a number as a float; refuses one not above zero, or too near to it or too large.
+    """Returns a number in [1 / most, most] as a float; refuses others.
 
     Args:
-        name: The argument.
-        value: What was passed.
-        infinite: Whether it may be infinite.
-        most: The largest number that is allowed; the smallest is one over it.
+        name: The argument's name.
+        value: The argument.
+        infinite: Whether infinity is allowed, too.
+        most: The largest finite number allowed.
     """
     number = _real(value)
     if infinite and number == math.inf:
@@ -79,18 +82,18 @@ def positive(name: str, value: float, *, infinite: bool = False, most: float = M
 
 
 def not_negative(name: str, value: float) -> float:
-    """Returns a number as a float; refuses one below 0, or too large."""
+    """Returns a number in [0, MOST] as a float; refuses others."""
     number = _real(value)
     if not 0 <= number <= MOST:
         raise ValueError(
-            f"{name} must be a number not below 0 and at most {MOST:g}, got {shown(value)}: write "
+            f"{name} must be a number between 0 and {MOST:g}, got {shown(value)}: write "
             f"{name}=0.0, say."
         )
     return number
 
 
 def open_unit(name: str, value: float, example: str, least: float = LEAST) -> float:
-    """Returns a number as a float; refuses one outside the open interval (0, 1), or next to 0."""
+    """Returns a number in [least, 1) as a float; refuses others."""
     number = _real(value)
     if not 0 < number < 1:
         raise ValueError(
@@ -105,7 +108,7 @@ def open_unit(name: str, value: float, example: str, least: float = LEAST) -> fl
 
 
 def half_open_unit(name: str, value: float, least: float = LEAST) -> float:
-    """Returns a number as a float; refuses one outside (0, 1], or next to 0."""
+    """Returns a number in [least, 1] as a float; refuses others."""
     number = _real(value)
     if not 0 < number <= 1:
         raise ValueError(
@@ -119,7 +122,7 @@ def half_open_unit(name: str, value: float, least: float = LEAST) -> float:
 
 
 def finite(name: str, value: float, example: str) -> float:
-    """Returns a number as a float; refuses one that is infinite or none."""
+    """Returns a finite number as a float; refuses others."""
     number = _real(value)
     if not math.isfinite(number):
         raise ValueError(
@@ -129,9 +132,9 @@ def finite(name: str, value: float, example: str) -> float:
 
 
 def positive_int(name: str, value: int, most: int = MOST_INT) -> int:
-    """Returns a whole number as an ``int``; refuses one below 1 or above ``most``.
+    """Returns a whole number in [1, most] as an ``int``; refuses others.
 
-    NumPy's own would wrap around in a product: 10 times an ``int8`` of 100 is -24.
+    A NumPy integer could overflow later: 10 times an ``int8`` of 100 is -24.
     """
     if not _is_whole(value) or value < 1:
         raise ValueError(
@@ -143,7 +146,7 @@ def positive_int(name: str, value: int, most: int = MOST_INT) -> int:
 
 
 def not_negative_int(name: str, value: int, most: int = MOST_INT) -> int:
-    """Returns a whole number as an ``int``; refuses one below 0 or above ``most``."""
+    """Returns a whole number in [0, most] as an ``int``; refuses others."""
     if not _is_whole(value) or value < 0:
         raise ValueError(
             f"{name} must be a whole number of at least 0, got {shown(value)}: write {name}=0, say."
@@ -153,12 +156,12 @@ def not_negative_int(name: str, value: int, most: int = MOST_INT) -> int:
 
 
 def damping(value: float) -> float:
-    """Returns the share of a change that is merged as a float; refuses one outside [1e-6, 1]."""
+    """Returns a damping factor in [1e-6, 1] as a float; refuses others."""
     return half_open_unit("damping", value, 1e-6)
 
 
 def whole(name: str, value: int) -> int:
-    """Returns a whole number of any size as an ``int``; refuses everything else."""
+    """Returns any whole number as an ``int``; refuses everything else."""
     if not _is_whole(value):
         raise ValueError(f"{name} must be a whole number, got {shown(value)}: write {name}=0, say.")
     return int(value)
@@ -176,7 +179,7 @@ def _check_most(name: str, value: int, most: int, example: int) -> None:
 
 
 def flag(name: str, value: bool) -> bool:
-    """Returns a flag as a ``bool``; refuses words, numbers and everything else that is no flag."""
+    """Returns a Boolean as a ``bool``; refuses everything else, such as "no" and 1."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(
             f"{name} must be True or False, got {shown(value)}: write {name}=True, say."
@@ -185,14 +188,14 @@ def flag(name: str, value: bool) -> bool:
 
 
 def choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuses a word that is not in the list."""
+    """Refuses a string that is not one of those allowed."""
     if not isinstance(value, str) or value not in allowed:
         words = " or ".join(repr(word) for word in allowed)
         raise ValueError(f"{name} must be {words}, got {shown(value)}.")
 
 
 def mapping(name: str, value: Any, example: str) -> dict[str, Any]:
-    """Returns a mapping from names as a ``dict``; ``None`` is an empty one."""
+    """Returns a mapping with strings as keys as a ``dict``; ``None`` becomes an empty one."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -202,16 +205,16 @@ def mapping(name: str, value: Any, example: str) -> dict[str, Any]:
     for key in value:
         if not isinstance(key, str):
             raise TypeError(
-                f"{name} must be a mapping from names, got {shown(key)} for a name: write "
+                f"{name} must be a mapping from names, got the key {shown(key)}: write "
                 f"{name}={example}, say."
             )
     return dict(value)
 
 
 def listed(value: Any) -> list[Any] | None:
-    """The entries of a sequence or of an array of one axis; ``None`` if it is neither.
+    """The entries of a sequence or one-dimensional array; ``None`` for anything else.
 
-    Text and bytes are values, not sequences of some.
+    Strings and bytes do not count as sequences.
     """
     if isinstance(value, jax.core.Tracer):
         return None
@@ -226,7 +229,7 @@ def listed(value: Any) -> list[Any] | None:
 
 
 def entries(name: str, value: Any, example: str) -> list[Any]:
-    """The entries of a sequence or of an array of one axis; refuses everything else."""
+    """The entries of a sequence or one-dimensional array; refuses everything else."""
     found = listed(value)
     if found is None:
         raise TypeError(f"{name} must be a list, got {shown(value)}: write {name}={example}, say.")
@@ -234,7 +237,7 @@ def entries(name: str, value: Any, example: str) -> list[Any]:
 
 
 def host_array(name: str, value: Any) -> np.ndarray:
-    """A NumPy array of any dtype; refuses what makes none, and masked entries."""
+    """A NumPy array of any dtype; refuses masked entries and what cannot be converted."""
     masked = isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
     is_tracer = isinstance(value, jax.core.Tracer)
     try:
@@ -244,23 +247,25 @@ def host_array(name: str, value: Any) -> np.ndarray:
     if array is None:
         kind = "a masked array" if masked else shown(value)
         raise ValueError(
-            f"{name} must be an array without gaps, got {kind}: write a NumPy array of one axis."
+            f"{name} must be an array without missing entries, got {kind}: write a "
+            "one-dimensional NumPy array."
         )
     return array
 
 
 def client_sizes(value: Any, name: str = "client_sizes") -> tuple[int, ...]:
-    """The number of records of each client; refuses what is no sequence of whole numbers."""
+    """The number of records of each client; refuses anything but a list of whole numbers."""
     sizes = entries(name, value, "[1000, 500]")
     if not sizes:
         raise ValueError(
-            f"{name} must hold a number a client, got an empty list: write {name}=[1000, 500], say."
+            f"{name} must hold one number per client, got an empty list: write "
+            f"{name}=[1000, 500], say."
         )
     return tuple(positive_int(f"{name}[{number}]", size) for number, size in enumerate(sizes))
 
 
 def shape(name: str, value: Any) -> tuple[int, ...]:
-    """A shape; refuses what is no sequence of whole numbers, and more entries than JAX counts."""
+    """A shape; refuses anything but a list of whole numbers, and too many entries for JAX."""
     axes = entries(name, value, "(1000,)")
     axes = [not_negative_int(name, axis) for axis in axes]
     if math.prod(axes) > MOST_INT:
@@ -272,32 +277,32 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
 
 
 def one_or_each(name: str, value: Any, check: Callable[[str, Any], T]) -> T | tuple[T, ...]:
-    """Checks a value that is one for all clients, or a sequence with one a client."""
+    """Checks one value for all clients, or each of a sequence with one per client."""
     each = listed(value)
     if each is None:
         return check(name, value)
     if not each:
         raise ValueError(
-            f"{name} must be one number or one a client, got an empty {type(value).__name__}: "
+            f"{name} must be one number or one per client, got an empty {type(value).__name__}: "
             "write one number."
         )
     return tuple(check(name, one) for one in each)
 
 
 def by_client(name: str, value: T | tuple[T, ...], num_clients: int) -> tuple[T, ...]:
-    """One value a client; refuses a wrong number of them."""
+    """One value per client; refuses a wrong number of them."""
     if not isinstance(value, tuple):
         return (value,) * num_clients
     if len(value) != num_clients:
         raise ValueError(
-            f"{name} must be one number or one a client, got {len(value)} numbers for "
+            f"{name} must be one number or one per client, got {len(value)} numbers for "
             f"{num_clients} clients: write {name}={shown(value[0])}, or {num_clients} numbers."
         )
     return value
 
 
 def function(name: str, value: Any, parameters: Iterable[str], example: str) -> None:
-    """Refuses what cannot be called by position with so many arguments: classes, too."""
+    """Refuses classes and whatever cannot be called with these positional arguments."""
     names = tuple(parameters)
     fits = callable(value) and not isinstance(value, type)
     if fits:
@@ -305,7 +310,7 @@ def function(name: str, value: Any, parameters: Iterable[str], example: str) -> 
             inspect.signature(value).bind(*names)
         except TypeError:
             fits = False
-        except ValueError:  # some functions written in C do not tell
+        except ValueError:  # some functions written in C have no signature
             pass
     if not fits:
         raise TypeError(
@@ -315,7 +320,7 @@ def function(name: str, value: Any, parameters: Iterable[str], example: str) -> 
 
 
 def instance(name: str, value: Any, kind: type | tuple[type, ...], example: str) -> None:
-    """Refuses a value of another kind, its class among them."""
+    """Refuses a value that is not an instance of the given types."""
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         names = " or ".join(one.__name__ for one in kinds)
@@ -325,11 +330,11 @@ def instance(name: str, value: Any, kind: type | tuple[type, ...], example: str)
 
 
 def path(name: str, value: Any) -> Path:
-    """Returns a path, or refuses what is none: numbers, bytes, nothing, no characters at all."""
+    """Returns a file's path; refuses other types, empty strings and NUL characters."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         raise TypeError(
-            f"{name} must be a file's path, got {shown(value)}: write {name}='run.npz', say."
+            f"{name} must be the path of a file, got {shown(value)}: write {name}='run.npz', say."
         )
     try:
         can_be_written = bool(text) and b"\0" not in os.fsencode(text)
@@ -337,13 +342,13 @@ def path(name: str, value: Any) -> Path:
         can_be_written = False
     if not can_be_written:
         raise ValueError(
-            f"{name} must be a file's path, got {shown(text)}: write {name}='run.npz', say."
+            f"{name} must be the path of a file, got {shown(text)}: write {name}='run.npz', say."
         )
     return Path(text)
 
 
 def rng_key(value: Any) -> jax.Array:
-    """Returns a typed JAX key, or refuses what is not one key."""
+    """Returns a typed JAX key; refuses anything but a single key."""
     key = _as_key(value)
     if key is None:
         raise TypeError(
@@ -353,38 +358,38 @@ def rng_key(value: Any) -> jax.Array:
     if key.shape != ():
         raise ValueError(
             f"rng_key must be a single key, got an array of keys of shape {key.shape}: "
-            "pass one of them, rng_key=keys[0]."
+            "write rng_key=keys[0]."
         )
     return key
 
 
 def _as_key(value: Any) -> jax.Array | None:
-    """A typed key, or several; ``None`` if it is no such thing."""
+    """A typed key or array of keys; ``None`` for anything else."""
     if not isinstance(value, jax.Array):
         return None
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return value
     try:
-        return jax.random.wrap_key_data(value)  # NumPyro users also hold jax.random.PRNGKey(0)
+        return jax.random.wrap_key_data(value)  # old-style keys: jax.random.PRNGKey(0)
     except TypeError:
         return None
 
 
 def outside_transformations(caller: str, *arguments: Any) -> None:
-    """Refuses to be traced by JAX: a traced release would have one noise for all its runs.
+    """Refuses to run under a JAX transformation.
 
-    What is mapped, scanned or compiled runs many times, but it is called once: it would draw one
-    secret key and be charged once. Arguments that are traced give it away, and so does an
-    operation that is recorded and not run.
+    A function under ``jit``, ``vmap`` or ``scan`` is called once and run many times: it would draw
+    one secret key and be charged once for all runs. Tracing shows in traced arguments, or in an
+    array operation that returns a tracer.
     """
-    # A generator, passed by mistake, would be looked into, and used up.
+    # Iterators count as leaves: flattening a generator passed by mistake would exhaust it.
     leaves = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, Iterator))
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     if traced or isinstance(jnp.zeros(()), jax.core.Tracer):
         raise TypeError(
             f"{caller} must not be called inside a JAX transformation (jit, vmap, scan, grad), "
-            "where every run of it would add the same noise and all of them be charged as one: "
-            "call it in a plain Python loop; each round is compiled as it is."
+            "where all runs would add the same noise and be charged as one: call it in a plain "
+            "Python loop; each round is compiled anyway."
         )
 
 

@@ -62,7 +62,7 @@ def x64():
 PRECISE = dppvi.NonPrivate(
     num_local_steps=3000,
     optimizer=optax.adam(optax.exponential_decay(0.1, 100, 0.7)),
-    expectation=dppvi.SphericalCubature(),
+    expectation=dppvi.methods.SphericalCubature(),
 )
 
 
@@ -150,7 +150,7 @@ def test_many_clients_end_where_one_does(x64, num_clients, schedule, damping):
     one = fit(method=PRECISE, damping=1.0, num_rounds=1)
     many = fit(
         clients=num_clients,
-        method=dppvi.NonPrivate(200, local, dppvi.SphericalCubature()),
+        method=dppvi.NonPrivate(200, local, dppvi.methods.SphericalCubature()),
         schedule=schedule,
         damping=damping,
         num_rounds=50,
@@ -405,9 +405,9 @@ def test_clients_and_rounds_get_noise_of_their_own():
         plan=plan,
         schedule=dppvi.synchronous,
         damping=1e-4,
-        secret_keys=dppvi.SecretKeys(1),
+        secret_keys=dppvi.privacy.SecretKeys(1),
     )
-    shards = dppvi.stack(records, dppvi.Partition(([0], [1], [2])))
+    shards = dppvi.records.stack(records, dppvi.Partition(([0], [1], [2])))
     state = pvi.init(jax.random.key(0))
     noise = []
     for _ in range(rounds):
@@ -426,7 +426,7 @@ def test_a_step_outside_the_budget_is_refused_and_changes_nothing():
     pvi = dppvi.pvi(
         logistic, None, {"X": X, "y": y}, method=method, client_sizes=[30, 30], plan=plan
     )
-    shards = dppvi.stack_clients([{"X": X[:30], "y": y[:30]}, {"X": X[30:], "y": y[30:]}])
+    shards = dppvi.records.stack_clients([{"X": X[:30], "y": y[:30]}, {"X": X[30:], "y": y[30:]}])
     state = pvi.init(jax.random.key(0))
     for _ in range(2):
         state, _ = pvi.step(jax.random.key(0), state, shards)
@@ -483,7 +483,7 @@ def test_records_of_other_clients_than_planned_are_refused():
     X, y = logistic_data(60)
     method = dppvi.NonPrivate(5)
     pvi = dppvi.pvi(logistic, None, {"X": X, "y": y}, method=method, client_sizes=[30, 30])
-    shards = dppvi.stack_clients([{"X": X[:20], "y": y[:20]}, {"X": X[20:], "y": y[20:]}])
+    shards = dppvi.records.stack_clients([{"X": X[:20], "y": y[:20]}, {"X": X[20:], "y": y[20:]}])
     with pytest.raises(ValueError, match=r"got 20, 40 records and client_sizes of 30, 30"):
         pvi.step(jax.random.key(0), pvi.init(jax.random.key(0)), shards)
 
@@ -505,7 +505,7 @@ def test_fit_is_the_algorithm_in_a_loop():
     pvi = dppvi.pvi(logistic, None, {"X": X, "y": y}, method=method, client_sizes=[30, 30])
     state = pvi.init(init_key)
     for _ in range(2):
-        state, _ = pvi.step(round_key, state, dppvi.stack_clients(data))
+        state, _ = pvi.step(round_key, state, dppvi.records.stack_clients(data))
     np.testing.assert_array_equal(pvi.posterior(state).mean["w"], result.posterior.mean["w"])
 
 

@@ -275,6 +275,15 @@ def test_the_public_surface_is_complete_and_documented():
     assert surface_faults(vars(package), list(package.__all__)) == []
 
 
+def test_a_name_that_has_moved_still_works_and_says_where_it_is():
+    package = importlib.import_module(PACKAGE)
+    for name, room in package._MOVED.items():
+        assert name not in package.__all__
+        with pytest.warns(DeprecationWarning, match=rf"write {PACKAGE}\.{room}\.{name}\.$"):
+            found = getattr(package, name)
+        assert found is getattr(importlib.import_module(f"{PACKAGE}.{room}"), name)
+
+
 def shadowed_modules(package: types.ModuleType) -> Iterator[str]:
     """Yields the submodules that an attribute of the same name hides."""
     for info in pkgutil.iter_modules(package.__path__):

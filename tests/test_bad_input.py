@@ -335,7 +335,7 @@ class TestPieces:
         ],
     )
     def test_numbers_are_one_or_one_a_client(self, method, name):
-        words = [name, "one number or one a client", "got 2 numbers", "3 clients"]
+        words = [name, "one number or one per client", "got 2 numbers", "3 clients"]
         budget = dppvi.PrivacyBudget(1.0)
         arguments = {"num_rounds": 2, "client_sizes": [30] * 3}
         assert_refuses(ValueError, words, dppvi.plan_privacy, method, budget, **arguments)
@@ -348,7 +348,7 @@ class TestPieces:
         ],
     )
     def test_clients_of_one_sum_are_alike(self, method):
-        words = ["trusted aggregator" if method.clip_norm == (1.0, 2.0) else "same share", "got"]
+        words = ["trusted aggregator" if method.clip_norm == (1.0, 2.0) else "same fraction", "got"]
         assert_refuses(
             ValueError,
             words,
@@ -676,7 +676,7 @@ MIXES = ["'y'", "not the sum over each", "no client has all records", "by itself
 VALUES = ["depends on the values of its data", "model_kwargs={'num_groups': 8}"]
 
 MODELS = [
-    BadModel(unobserved_outcome, ["latent 'y'", "one value a record", "obs=y"]),
+    BadModel(unobserved_outcome, ["latent 'y'", "one value per record", "obs=y"]),
     BadModel(unobserved_in_a_plate, ["latent 'outcome'", "data plate 'records'", "obs=y"]),
     BadModel(observes_a_constant, ["no observed site", "depends on data", "obs=y"]),
     BadModel(no_latent, ["no latent", "numpyro.sample"]),
@@ -687,7 +687,7 @@ MODELS = [
     BadModel(latent_in_a_subsampled_plate, [*ITS_OWN, "data plate 'records'"]),
     BadModel(latent_in_a_plate_of_stated_size, [*ITS_OWN, "data plate 'records'"]),
     BadModel(discrete_latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
-    BadModel(vector_of_one_latent_a_row, [*ITS_OWN, "one value a record"]),
+    BadModel(vector_of_one_latent_a_row, [*ITS_OWN, "one value per record"]),
     BadModel(
         as_long_as_the_data, ["runs on 12 rows only", "'u' has shape (12,)", "integrate it out"]
     ),
@@ -708,12 +708,14 @@ MODELS = [
     BadModel(process_over_rows, MIXES),
     BadModel(competes_with_other_rows, MIXES),
     BadModel(scales_by_the_batch, ["'y'", "how many rows", "N / len(y)", "leave that number out"]),
-    BadModel(closes_over_rows, ["shape (12,)", "none of its arguments", "data", "model_kwargs"]),
-    BadModel(drops_units, ["'y'", "random numbers", "dropout", "count the same", "leave them out"]),
+    BadModel(closes_over_rows, ["shape (12,)", "not one of its arguments", "data", "model_kwargs"]),
+    BadModel(
+        drops_units, ["'y'", "random numbers", "dropout", "must be the same", "leave them out"]
+    ),
     BadModel(some_latents_at_a_time, ["'groups'", "'a'", "all of it", "leave out subsample_size"]),
     BadModel(masks_outcomes, ["obs_mask", "'y_unobserved'", "cannot share", "mask(mask=seen)"]),
     BadModel(asks_for_a_table, [".values", "pandas", "write X instead", "to_numpy()"]),
-    BadModel(by_position_only, ["'X'", "by position only", "leave out the '/'"]),
+    BadModel(by_position_only, ["'X'", "by position only", "remove the '/'"]),
 ]
 
 
@@ -928,28 +930,28 @@ AUTOMATIC = {
     ),
     "AutoDelta": (
         autoguide.AutoDelta(linear),
-        ["AutoDelta", "a point has no width", "write guide=AutoNormal(model)"],
+        ["AutoDelta", "a point mass is not a product", "write guide=AutoNormal(model)"],
     ),
     "AutoIAFNormal": (
         autoguide.AutoIAFNormal(linear),
-        ["AutoIAFNormal", "no exponential family", FULL],
+        ["AutoIAFNormal", "not an exponential family", FULL],
     ),
-    "AutoDAIS": (autoguide.AutoDAIS(linear), ["AutoDAIS", "no exponential family", FULL]),
+    "AutoDAIS": (autoguide.AutoDAIS(linear), ["AutoDAIS", "not an exponential family", FULL]),
     "AutoBatchedMultivariateNormal": (
         autoguide.AutoBatchedMultivariateNormal(linear),
         ["AutoBatchedMultivariateNormal", FULL],
     ),
     "AutoGuideList": (
         autoguide.AutoGuideList(linear),
-        ["AutoGuideList", "one by one", "a function"],
+        ["AutoGuideList", "combined guides are not supported", FULL],
     ),
     "inside a partial": (
         functools.partial(autoguide.AutoNormal(linear)),
-        ["AutoNormal must be given as it is", "partial", "guide=AutoNormal(model)"],
+        ["AutoNormal must not be wrapped", "partial", "guide=AutoNormal(model)"],
     ),
     "inside a handler": (
         numpyro.handlers.block(autoguide.AutoDelta(linear)),
-        ["AutoDelta", "a point has no width"],
+        ["AutoDelta", "a point mass is not a product"],
     ),
     "a class": (
         autoguide.AutoNormal,
@@ -966,41 +968,47 @@ AUTOMATIC = {
     ),
 }
 
-OWN = "parameters of its own"
+OWN = "its own parameters"
 
 WRITTEN = {
     misses_one: ["misses_one", "does not draw the latent 'b'", "numpyro.sample('b'"],
-    has_one_too_many: ["has_one_too_many", "'c'", "no latent of the model", "draw a, b and"],
-    has_an_auxiliary_one: ["'u'", "no latent of the model"],
+    has_one_too_many: ["has_one_too_many", "'c'", "not a latent of the model", "draw a, b and"],
+    has_an_auxiliary_one: ["'u'", "not a latent of the model"],
     of_another_shape: ["'b'", "(2,) in the model", "(3,) in the guide", ".expand([2])"],
     scalar_for_a_vector: ["'b'", "(2,) in the model", "() in the guide", ".expand([2])"],
-    on_all_reals: ["'b'", "(0, inf) in the model", "support real in the guide", "Transformed"],
+    on_all_reals: ["'b'", "(0, inf) in the model", "real in the guide", "Transformed"],
     on_an_interval: ["'b'", "(0, inf) in the model", "(0, 1) in the guide"],
     on_the_positive_reals: ["'a'", "support real in the model", "(0, inf) in the guide"],
     structured: ["'b'", "depend on latent 'a'", "independent", OWN, "AutoMultivariateNormal"],
-    amortised: ["'a'", "depend on the data", "outside the ledger", OWN],
+    amortised: ["'a'", "depend on the data", "unaccounted for", OWN],
     amortised_in_a_transform: ["'a'", "depend on the data", OWN],
-    points: ["'a'", "Delta", "a point has no width", "write Normal"],
-    heavy_tailed: ["'a'", "StudentT", "do not multiply within", "write Normal", "Gamma"],
+    points: ["'a'", "Delta", "a point mass is not a product", "write Normal"],
+    heavy_tailed: ["'a'", "StudentT", "products of its densities", "write Normal", "Gamma"],
     mixed: ["'a'", "Mixture", "write Normal"],
-    discrete: ["'a'", "Bernoulli", "gives a continuous latent no density", "write Normal"],
+    discrete: ["'a'", "Bernoulli", "that is discrete and the latent is continuous", "write Normal"],
     masked: ["'a'", "MaskedDistribution", "write Normal"],
     subsampled: ["plate 'entries'", "subsampled", "leave out subsample_size"],
     rescaled: ["'a'", "rescaled", "leave out handlers.scale"],
-    observing: ["observing", "observes 'y'", "leave that statement to the model"],
+    observing: ["observing", "observes 'y'", "remove that statement"],
     raising: ["raising", "RuntimeError", "the same arguments"],
     without_the_arguments: ["without_the_arguments", "TypeError", "the same arguments"],
-    looking: ["looking", "looks at values", OWN],
+    looking: ["looking", "depends on values", OWN],
 }
 
 
 KINDS = "write Bernoulli or Categorical, or sum it out in the model"
 
 OF_INTEGERS = {
-    of_too_many_values: ["(z, k)", "192 joint values", "may be 64", "draw fewer", "sum them out"],
-    relaxed: ["'z'", "Beta", "no probabilities", KINDS],
-    points_of_integers: ["'z'", "Delta", "a point has no width", KINDS],
-    counting: ["'z'", "Binomial", "do not multiply within", KINDS],
+    of_too_many_values: [
+        "(z, k)",
+        "192 joint values",
+        "may be 64 at most",
+        "draw fewer",
+        "sum them out",
+    ],
+    relaxed: ["'z'", "Beta", "that is continuous and the latent is discrete", KINDS],
+    points_of_integers: ["'z'", "Delta", "a point mass is not a product", KINDS],
+    counting: ["'z'", "Binomial", "products of its densities", KINDS],
     of_more_classes: ["'k'", "{0, 1, 2} in the model", "{0, 1, ..., 3} in the guide"],
     structured_by_a_switch: ["'k'", "depend on latent 'z'", "independent", OWN],
 }
@@ -1016,7 +1024,7 @@ class TestGuides:
 
     @pytest.mark.parametrize("kind", [autoguide.AutoNormal, autoguide.AutoMultivariateNormal])
     def test_of_numpyro_does_not_draw_discrete_latents(self, kind):
-        words = ["latent 'k'", "no automatic guide", "write a guide", "sum it out"]
+        words = ["latent 'k'", "automatic guides do not support", "write a guide", "sum it out"]
         refused = {"model": discrete_latent, "guide": kind(discrete_latent)}
         assert_refuses(dppvi.UnsupportedModelError, words, fit, **refused)
 

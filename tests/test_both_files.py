@@ -49,7 +49,7 @@ def kept_rounds(path):
 # ledger says that it is kept, and before it gets its name.
 MOMENTS = {
     "before the charge": (LedgerFile, "charge"),
-    "after the charge": (dppvi.SecretKeys, "round_key"),
+    "after the charge": (dppvi.privacy.SecretKeys, "round_key"),
     "before the result": (_files, "write"),
     "before it is kept": (LedgerFile, "keep"),
     "before it is named": (Path, "replace"),
@@ -75,7 +75,7 @@ class TestResume:
         np.testing.assert_array_equal(result.ledger.spent(), result.plan.epsilons)
 
     def test_what_was_kept_stays(self, path, monkeypatch):
-        with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 2):
+        with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 2):
             run(path)
         _, arrays = _files.read(path, "checkpoint")
         kept = arrays["history/natural/mu/linear"]
@@ -97,7 +97,7 @@ class TestResume:
 
     def test_after_its_end_it_gives_the_same_and_charges_nothing(self, path, monkeypatch):
         first, before = run(path), charged(path)
-        with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 0) as calls:
+        with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 0) as calls:
             again = run(path)
         assert calls == []
         assert charged(path) == before
@@ -106,13 +106,15 @@ class TestResume:
 
     def test_a_run_keeps_its_plan_when_others_have_spent(self, path, monkeypatch):
         """Planned on an empty file; the rounds that no longer fit are refused, the rest stays."""
-        with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 1):  # charged, not computed
+        with killed_at(
+            monkeypatch, dppvi.privacy.SecretKeys, "round_key", 1
+        ):  # charged, not computed
             run(path)
         of_others = run(None, path.with_name("ledger.jsonl"))
         assert of_others.status.rounds == NUM_ROUNDS
         for _ in range(2):
             result = run(path)
-            assert result.status.outcome is dppvi.Outcome.INTERRUPTED
+            assert result.status.outcome is dppvi.run.Outcome.INTERRUPTED
             assert str(result.status).startswith(
                 "The run was interrupted, because other runs on its ledger file have used up a "
                 "budget: 2 of 3 rounds ran, and this is the posterior after them."
@@ -125,7 +127,7 @@ class TestRefusals:
     def test_a_copy_that_was_left_behind(self, path, monkeypatch):
         """It would release a round again under the charge of the one that went on."""
         copy = path.with_name("copy.npz")
-        with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 1):
+        with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 1):
             run(path)
         shutil.copy(path, copy)
         run(path)
@@ -155,7 +157,7 @@ class TestRefusals:
         assert charged(path) == NUM_ROUNDS * NUM_CLIENTS
 
     def test_an_older_or_another_ledger(self, path, monkeypatch):
-        with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 1):
+        with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 1):
             run(path)
         ledger = path.with_name("ledger.jsonl")
         older = ledger.read_bytes()
@@ -164,7 +166,7 @@ class TestRefusals:
             ledger.unlink()
             if content is not None:
                 ledger.write_bytes(content)
-            with pytest.raises(ValueError, match="lacks the run that the checkpoint keeps"):
+            with pytest.raises(ValueError, match="lacks the checkpoint's run"):
                 run(path)
         assert not ledger.exists()
 
@@ -181,7 +183,7 @@ class TestRefusals:
         with killed_at(monkeypatch, Path, "replace", 3):  # the second result, kept and not named
             run(path)
         assert path.with_name(".run.npz.next").exists()
-        with pytest.raises(ValueError, match="lacks the run"):
+        with pytest.raises(ValueError, match="lacks the checkpoint's run"):
             run(path, path.with_name("wrong.jsonl"))
         assert run(path).status.rounds == NUM_ROUNDS
         assert charged(path) == NUM_ROUNDS * NUM_CLIENTS
@@ -227,7 +229,7 @@ class TestSharing:
         alone = one_file.run(method=method, num_rounds=2, budget=raised)
         assert np.all(second.plan.noise_std > alone.plan.noise_std)
         spent = words_of(first.ledger.spent().max())
-        told = f"Other runs on the same ledger file had spent up to epsilon = {spent} of a client"
+        told = f"Earlier runs on the same ledger file spent up to epsilon = {spent} of a client"
         statement = second.privacy_statement()
         for text in (str(second.plan), str(statement), statement.to_markdown()):
             assert told in " ".join(text.split())
@@ -350,7 +352,7 @@ class TestSchedules:
         assert [client.num_visits for client in result.plan.clients] == [1, 1, 1]
 
     def test_a_resume_with_other_groups_is_refused(self, path, monkeypatch):
-        with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 1):
+        with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 1):
             one_file.run(path, schedule=shuffled())
         with pytest.raises(ValueError, match="is of a run with another schedule"):
             one_file.run(path, schedule=shuffled())
@@ -374,7 +376,7 @@ class TestPlaces:
             one_file.run(ledger_file=tmp_path / "nowhere" / "ledger.jsonl")
 
     def test_a_ledger_that_is_a_folder(self, tmp_path):
-        with pytest.raises(IsADirectoryError, match="is a folder: write a file's path"):
+        with pytest.raises(IsADirectoryError, match="is a folder: write the path of a file"):
             one_file.run(ledger_file=tmp_path)
 
 
@@ -403,7 +405,7 @@ class TestInterrupt:
 
         monkeypatch.setattr(np.lib.format, "write_array", pressed)
         result = run(path) if ledger else one_file.run(path)
-        assert result.status.outcome is dppvi.Outcome.INTERRUPTED
+        assert result.status.outcome is dppvi.run.Outcome.INTERRUPTED
         assert result.status.rounds == kept_rounds(path) == number
         monkeypatch.undo()
         again = run(path) if ledger else one_file.run(path)

@@ -134,7 +134,7 @@ def assert_same(one, two):
 # moved to its place; after it was.
 # Each with the calls to die at: there are as many rounds and one write more.
 MOMENTS = {
-    "in a round": (dppvi.SecretKeys, "round_key", range(NUM_ROUNDS)),
+    "in a round": (dppvi.privacy.SecretKeys, "round_key", range(NUM_ROUNDS)),
     "before a file is flushed": (os, "fsync", range(0, 2 * NUM_ROUNDS + 2, 2)),  # and its folder
     "before a file is moved": (Path, "replace", range(NUM_ROUNDS + 1)),
     "after a file was moved": (_files, "_flush_folder", range(NUM_ROUNDS + 1)),
@@ -159,7 +159,7 @@ def test_a_run_that_is_killed_ends_as_if_it_had_not_been(
 
 @pytest.mark.parametrize("name", METHODS.keys())
 def test_every_kind_of_run_goes_on(path, unbroken, monkeypatch, name):
-    with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 2):
+    with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 2):
         run(path, **METHODS[name])
     assert header(path)["round"] == 2
     result = run(path, **METHODS[name])
@@ -168,7 +168,7 @@ def test_every_kind_of_run_goes_on(path, unbroken, monkeypatch, name):
 
 
 def test_a_round_is_charged_on_the_disk_before_it_starts(path, monkeypatch):
-    original, seen = dppvi.SecretKeys.round_key, []
+    original, seen = dppvi.privacy.SecretKeys.round_key, []
 
     def spy(keys, number):
         facts = header(path)
@@ -176,7 +176,7 @@ def test_a_round_is_charged_on_the_disk_before_it_starts(path, monkeypatch):
         seen.append((number, facts["charged_rounds"], facts["round"], releases))
         return original(keys, number)
 
-    monkeypatch.setattr(dppvi.SecretKeys, "round_key", spy)
+    monkeypatch.setattr(dppvi.privacy.SecretKeys, "round_key", spy)
     run(path)
     assert seen == [(r, r + 1, r, (r + 1) * NUM_CLIENTS) for r in range(NUM_ROUNDS)]
 
@@ -184,13 +184,13 @@ def test_a_round_is_charged_on_the_disk_before_it_starts(path, monkeypatch):
 def test_without_a_seed_what_was_kept_stays_and_the_rest_is_drawn_anew(path, monkeypatch):
     drawn = []
 
-    def watched(keys, number, round_key=dppvi.SecretKeys.round_key):
+    def watched(keys, number, round_key=dppvi.privacy.SecretKeys.round_key):
         drawn.append((number, round_key(keys, number)))
         return drawn[-1][1]
 
-    with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 2):
+    with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 2):
         run(path, insecure_noise_seed=None)
-    monkeypatch.setattr(dppvi.SecretKeys, "round_key", watched)
+    monkeypatch.setattr(dppvi.privacy.SecretKeys, "round_key", watched)
     with zipfile.ZipFile(path) as archive, archive.open("history/natural/mu/linear.npy") as file:
         kept = np.lib.format.read_array(file)
     copy = path.with_name("copy.npz")
@@ -210,7 +210,7 @@ def test_without_a_seed_what_was_kept_stays_and_the_rest_is_drawn_anew(path, mon
 
 def test_a_run_that_has_ended_computes_nothing_more(path, unbroken, monkeypatch):
     run(path)
-    with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 0) as calls:
+    with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 0) as calls:
         result = run(path)
     assert calls == []
     assert_same(result, unbroken("DPOptimization"))
@@ -218,7 +218,7 @@ def test_a_run_that_has_ended_computes_nothing_more(path, unbroken, monkeypatch)
 
 def test_what_clients_keep_is_in_a_file_of_its_own(path, monkeypatch):
     arguments = METHODS["VirtualClients"]
-    with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 2):
+    with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 2):
         run(path, **arguments)
     private = path.with_name("run.npz.private-2")
     assert private.stat().st_mode & 0o077 == 0
@@ -236,7 +236,7 @@ def test_no_file_holds_a_record(path, monkeypatch):
     needles = [np.array(CANARY, dtype).tobytes() for dtype in (np.float32, np.float64)]
     for name in ("DPOptimization", "VirtualClients"):
         place = path.with_name(name)
-        with killed_at(monkeypatch, dppvi.SecretKeys, "round_key", 2):
+        with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 2):
             run(place, **METHODS[name])
     files = list(path.parent.iterdir())
     assert len(files) >= 3
@@ -305,12 +305,12 @@ class TestRefusals:
     def test_a_truncated_file(self, copy, share):
         content = copy.read_bytes()
         copy.write_bytes(content[: int(share * len(content))])
-        with pytest.raises(ValueError, match="is damaged or no file"):
+        with pytest.raises(ValueError, match="is damaged or not a file"):
             run(copy)
 
     def test_a_saved_posterior(self, path, unbroken):
         unbroken("DPOptimization").posterior.save(path)
-        with pytest.raises(ValueError, match="is of kind 'posterior', where one of kind 'checkpo"):
+        with pytest.raises(ValueError, match="must be of kind 'checkpoint', got 'posterior'"):
             run(path)
 
     def test_a_ledger_that_was_cleaned(self, copy):
@@ -328,13 +328,13 @@ class TestRefusals:
             run(copy)
 
     def test_a_folder(self, tmp_path):
-        with pytest.raises(IsADirectoryError, match="is a folder: write a file's path"):
+        with pytest.raises(IsADirectoryError, match="is a folder: write the path of a file"):
             run(tmp_path)
         with pytest.raises(FileNotFoundError, match="there is no folder"):
             run(tmp_path / "no" / "run.npz")
 
     def test_a_second_process_on_the_same_checkpoint(self, path, monkeypatch):
-        original, refused = dppvi.SecretKeys.round_key, []
+        original, refused = dppvi.privacy.SecretKeys.round_key, []
 
         def spy(keys, number):
             if number == 1:
@@ -343,7 +343,7 @@ class TestRefusals:
                 refused.append(number)
             return original(keys, number)
 
-        monkeypatch.setattr(dppvi.SecretKeys, "round_key", spy)
+        monkeypatch.setattr(dppvi.privacy.SecretKeys, "round_key", spy)
         run(path)
         assert refused == [1]
 
@@ -353,7 +353,7 @@ class TestInterrupt:
     def interrupted_at(self, monkeypatch, unbroken):
         """Presses Ctrl-C while a round is computed; several times if asked to."""
         unbroken("DPOptimization")  # run before, and not into it
-        original = dppvi.SecretKeys.round_key
+        original = dppvi.privacy.SecretKeys.round_key
         # A job in the background is started with Ctrl-C ignored, as in some CI.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -364,7 +364,7 @@ class TestInterrupt:
                         signal.raise_signal(signal.SIGINT)
                 return original(keys, current)
 
-            monkeypatch.setattr(dppvi.SecretKeys, "round_key", spy)
+            monkeypatch.setattr(dppvi.privacy.SecretKeys, "round_key", spy)
 
         yield press
         monkeypatch.undo()
@@ -373,7 +373,7 @@ class TestInterrupt:
     def test_once_ends_the_run_after_the_round(self, interrupted_at, unbroken):
         interrupted_at(1)
         result = run()
-        assert result.status.outcome is dppvi.Outcome.INTERRUPTED
+        assert result.status.outcome is dppvi.run.Outcome.INTERRUPTED
         assert str(result.status).startswith(
             "The run was interrupted: 2 of 3 rounds ran, and this is the posterior after them."
         )
@@ -406,7 +406,7 @@ class TestInterrupt:
         self, path, interrupted_at, unbroken, times, monkeypatch
     ):
         interrupted_at(1, times)
-        assert run(path).status.outcome is dppvi.Outcome.INTERRUPTED
+        assert run(path).status.outcome is dppvi.run.Outcome.INTERRUPTED
         monkeypatch.undo()
         assert_same(run(path), unbroken("DPOptimization"))
 

@@ -82,12 +82,12 @@ def test_a_selection_cites_how_it_was_charged(default):
     plan = privacy.plan_selection(
         BUDGET, privacy.NegativeBinomialRuns(1.5), client_sizes=(40, 60), score_bound=1.0
     )
-    chosen = dppvi.Selection("a setting", default, 0.0, plan, ("a setting", "another"))
+    chosen = dppvi.analysis.Selection("a setting", default, 0.0, plan, ("a setting", "another"))
     assert "papernot2022tuning" in dppvi.citation(chosen).keys
 
 
 def test_anything_else_is_refused(default):
-    with pytest.raises(TypeError, match="result must be what fit or select returned"):
+    with pytest.raises(TypeError, match="result must be the result of fit or select"):
         dppvi.citation(default.posterior)
 
 

@@ -107,7 +107,7 @@ def prepared(
         "plan": plan,
         "damping": 0.4,
         "model_kwargs": {},
-        "secret_keys": dppvi.SecretKeys(insecure_noise_seed),
+        "secret_keys": dppvi.privacy.SecretKeys(insecure_noise_seed),
         "trusted": server.aggregator(trusted_aggregator),
         "init_scale": init_scale,
         **public,
@@ -170,7 +170,7 @@ def test_one_client_at_a_time_is_the_compiled_round(name):
     """
     with jax.enable_x64(True):
         assembly, steps = prepared(**RUNS[name])
-        shards = dppvi.stack_clients(data())
+        shards = dppvi.records.stack_clients(data())
         state = together(steps, shards)
         known, clients = one_at_a_time(assembly, shards)
         apart = [client.of_many(state.clients, m) for m in range(len(SIZES))]
@@ -186,7 +186,7 @@ def test_one_client_at_a_time_is_the_compiled_round(name):
 def test_the_server_knows_nothing_of_what_clients_keep():
     """Neither their private factors nor a secret key is in what it holds or is sent."""
     _, steps = prepared(**RUNS["virtual"])
-    state = together(steps, dppvi.stack_clients(data()))
+    state = together(steps, dppvi.records.stack_clients(data()))
     private = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.clients.private)])
     known = jax.tree.leaves(state.server)
     assert not any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in known)
@@ -200,7 +200,7 @@ def a_client(method=NOISY, ledger_file=None, **options):
     """The first client of a run, and a request to it."""
     assembly, _ = prepared(method, **options)
     first = assembly.first_state(KEY)
-    mine = assembly.client(0, first, dppvi.stack_clients(data()), ledger_file)
+    mine = assembly.client(0, first, dppvi.records.stack_clients(data()), ledger_file)
     asked = request(assembly.problem, assembly.params, first.server, first.server.natural, 0, KEY)
     return mine, asked
 

@@ -88,7 +88,7 @@ def test_distances_are_from_pooled_nuts():
     widths = {"nonprivate_pooled_nuts": {"a": np.array([1.0, 2.0]), "b": np.array(0.5)}}
     numbers["other"] = {"b": np.array(2.5), "a": np.array([1.0, 3.0])}
     widths["other"] = {"b": np.array(1.0), "a": np.array([2.0, 4.0])}
-    found = dppvi.Comparison(numbers, widths)
+    found = dppvi.analysis.Comparison(numbers, widths)
     assert found.shift("other") == pytest.approx(1.0)
     assert found.width("other") == pytest.approx(2.0)
     assert found.shift("nonprivate_pooled_nuts") == 0
@@ -121,7 +121,7 @@ def test_an_earlier_posterior_is_the_prior_of_all(result):
 
 
 def test_other_data_than_the_fits_is_refused(result):
-    with pytest.raises(ValueError, match=r"got clients of 6, 17 records and a fit of 6, 18"):
+    with pytest.raises(ValueError, match=r"with 6, 18 records per client, got 6, 17"):
         dppvi.compare(result, [DATA[0], {"y": DATA[1]["y"][1:]}], rng_key=KEY)
     with pytest.raises(TypeError, match="rng_key"):
         dppvi.compare(result, DATA)

@@ -130,7 +130,7 @@ def test_priors_of_the_guides_family_are_factors_as_they_are(x64):
 PRECISE = dppvi.NonPrivate(
     num_local_steps=6000,
     optimizer=optax.adam(optax.exponential_decay(0.1, 100, 0.85)),
-    expectation=dppvi.SphericalCubature(),
+    expectation=dppvi.methods.SphericalCubature(),
 )
 NOISE, WIDTH = 0.8, 1.5
 

@@ -24,7 +24,7 @@ DAMPING = 0.5
 PRECISE = {
     "num_local_steps": 1500,
     "optimizer": optax.adam(optax.exponential_decay(0.1, 60, 0.7)),
-    "expectation": dppvi.SphericalCubature(),
+    "expectation": dppvi.methods.SphericalCubature(),
 }
 
 
@@ -170,7 +170,7 @@ def test_the_report_is_in_sentences():
         "share": {"w": np.array([[0.1, 0.3], [0.5, 0.5], [0.4, 0.2]])},
         "noise": {"w": np.array([0.5, 2.5])},
     }
-    report = str(dppvi.Diagnostics(**numbers))
+    report = str(dppvi.analysis.Diagnostics(**numbers))
     for words in (
         "moved q by 0.5 nats; undamped, a parameter by 0.8 posterior sd",
         "noise alone does 0.3: it is still moving",
@@ -181,7 +181,7 @@ def test_the_report_is_in_sentences():
     ):
         assert words in report
     calm = {**numbers, "noise_residual": 0.7, "sharpness": 1.2, "noise": {"w": np.array([0.2])}}
-    report = str(dppvi.Diagnostics(**calm))
+    report = str(dppvi.analysis.Diagnostics(**calm))
     for words in ("no sign of more", "about as wide as its records", "none by more than 1"):
         assert words in report
 

@@ -151,13 +151,13 @@ def some_coordinates(seed):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("rule", [dppvi.Automatic(), dppvi.SphericalCubature()])
+@pytest.mark.parametrize("rule", [dppvi.methods.Automatic(), dppvi.methods.SphericalCubature()])
 def test_gradients_of_records_are_those_of_the_summed_expectation(rule):
     """Against the closed form, and against a finite difference in the first log odds."""
     data = regression_data()
     space, family = approximation(regression, regression_guide, data)
-    if isinstance(rule, dppvi.Automatic):  # given z, there is one linear predictor
-        assert isinstance(objective.rule_for(rule, space, family), dppvi.GaussHermite)
+    if isinstance(rule, dppvi.methods.Automatic):  # given z, there is one linear predictor
+        assert isinstance(objective.rule_for(rule, space, family), dppvi.methods.GaussHermite)
 
     @jax.jit
     def of_rows(c):
@@ -301,7 +301,7 @@ def test_a_value_is_an_integer_as_the_model_draws_it():
     space, family = approximation(model, guide, {"y": np.zeros(4)})
     assert family.members == (("k", Categorical((), 3)), ("z", Bernoulli((2,))))
     key, c, row = jax.random.key(0), family.standard(), {"y": jnp.ones(())}
-    loss = objective.record_loss(space, family, dppvi.Automatic(), key, c, row)
+    loss = objective.record_loss(space, family, dppvi.methods.Automatic(), key, c, row)
     levels = np.arange(3.0) + np.arange(2.0)[:, None]
     expected = 0.5 * np.mean((1 - levels) ** 2) + 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -359,7 +359,9 @@ def test_a_records_gradient_is_clipped_over_all_latents():
     row = {"X": jnp.array([50.0, -80.0, 3.0, 900.0]), "y": jnp.array(1)}
     key, c = jax.random.key(0), family.standard()
     gradient = jax.jit(
-        jax.grad(lambda c: objective.record_loss(space, family, dppvi.Automatic(), key, c, row))
+        jax.grad(
+            lambda c: objective.record_loss(space, family, dppvi.methods.Automatic(), key, c, row)
+        )
     )(c)
     assert np.any(gradient["included"] != 0)
 

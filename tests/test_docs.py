@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import factors, families
+from numpyro_dppvi import families
+from numpyro_dppvi.families import factors
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import privacy
+from numpyro_dppvi import analysis, methods, privacy, protocol, records, run
 from numpyro_dppvi.analysis import plots
 from numpyro_dppvi.families import factors
 
@@ -38,7 +38,8 @@ WITH_EXAMPLES = (
 def public():
     """Public functions and classes by their dotted names, each once."""
     found = {}
-    for module in (dppvi, privacy, plots, factors):
+    rooms = (analysis, methods, privacy, protocol, records, run)
+    for module in (dppvi, *rooms, plots, factors):
         own = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
         for name in getattr(module, "__all__", own):
             value = getattr(module, name)
@@ -57,7 +58,7 @@ def unnamed(value):
     """Arguments that a docstring does not mention; one argument alone may go without a name."""
     text = inspect.getdoc(value) or ""
     names = [n for n in inspect.signature(value).parameters if n not in ("args", "kwargs")]
-    if len(names) < 2 or value is dppvi.Outcome:  # an enumeration
+    if len(names) < 2 or value is run.Outcome:  # an enumeration
         return []
     return [name for name in names if not re.search(rf"\b{name}\b", text)]
 

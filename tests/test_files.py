@@ -97,7 +97,7 @@ class TestWhatIsNoSuchFile:
     def test_a_truncated_file(self, written, share):
         content = written.read_bytes()
         written.write_bytes(content[: int(share * len(content))])
-        with pytest.raises(ValueError, match="is damaged or no file of numpyro_dppvi"):
+        with pytest.raises(ValueError, match="is damaged or not a file of numpyro_dppvi"):
             _files.read(written, "thing")
 
     def test_a_file_with_a_bit_turned_over(self, written):
@@ -110,12 +110,12 @@ class TestWhatIsNoSuchFile:
 
     def test_a_text(self, path):
         path.write_text("hello")
-        with pytest.raises(ValueError, match="is damaged or no file of numpyro_dppvi"):
+        with pytest.raises(ValueError, match="is damaged or not a file of numpyro_dppvi"):
             _files.read(path, "thing")
 
     def test_numpys_own(self, path):
         np.savez(path, a=np.zeros(2))
-        with pytest.raises(ValueError, match="is damaged or no file of numpyro_dppvi"):
+        with pytest.raises(ValueError, match="is damaged or not a file of numpyro_dppvi"):
             _files.read(path, "thing")
 
     def test_an_array_of_objects(self, written):
@@ -133,7 +133,7 @@ class TestWhatIsNoSuchFile:
             ({"version": "new"}, "is damaged"),
             (
                 {"kind": "other thing"},
-                "is of kind 'other thing', where one of kind 'thing' is needed",
+                "must be of kind 'thing', got 'other thing'",
             ),
         ],
     )
@@ -143,7 +143,7 @@ class TestWhatIsNoSuchFile:
             _files.read(path, "thing")
 
     def test_a_folder_cannot_be_written(self, tmp_path):
-        with pytest.raises(IsADirectoryError, match=r"is a folder: write a file's path"):
+        with pytest.raises(IsADirectoryError, match=r"is a folder: write the path of a file"):
             _files.write(tmp_path, "thing", {}, {})
         with pytest.raises(FileNotFoundError, match=r"there is no folder .*: create it first"):
             _files.write(tmp_path / "no" / "file", "thing", {}, {})
@@ -181,8 +181,8 @@ def test_keys_come_back():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda a: a.pop("q/w/linear"), "the file has no array 'q/w/linear'"),
-        (lambda a: a.update({"q/v": np.zeros(1)}), "nothing here fits the file's array 'q/v'"),
+        (lambda a: a.pop("q/w/linear"), "the file lacks array 'q/w/linear'"),
+        (lambda a: a.update({"q/v": np.zeros(1)}), "the file has an unexpected array 'q/v'"),
         (lambda a: a.update({"q/w/linear": np.zeros(2)}), r"has shape \(2,\), where \(3,\) belong"),
     ],
 )

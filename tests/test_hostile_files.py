@@ -609,13 +609,13 @@ def test_a_checkpoint_holds_no_more_than_its_run_needs(originals, tmp_path):
     _files.write(path, "checkpoint", facts, arrays)
     del arrays
     assert peak(lambda: outcome(resume, tmp_path, "run.npz")) < 8 * MIB
-    with pytest.raises(ValueError, match=r"holds 1\d{8} bytes of arrays, where at most \d{3} bel"):
+    with pytest.raises(ValueError, match=r"holds 1\d{8} bytes of arrays, where at most \d{3} are"):
         resume(tmp_path)
 
 
 def test_a_posterior_that_no_file_may_hold_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "MOST", _files.Most(facts=2**24, arrays=16))
-    with pytest.raises(ValueError, match=r"takes 72 bytes of arrays .* may hold 16 and"):
+    with pytest.raises(ValueError, match=r"at most 16 bytes of arrays .* got 72 and"):
         write_posterior(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -767,7 +767,9 @@ class TestWhatWasThereBefore:
     def test_a_link_as_lock_or_checkpoint(self, tmp_path, elsewhere, name, target):
         (tmp_path / name).symlink_to(tmp_path / target)
         with (
-            pytest.raises(ValueError, match=r"run\.npz\S* is a link, which is not followed here"),
+            pytest.raises(
+                ValueError, match=r"run\.npz\S* is a symbolic link, which is not followed here"
+            ),
             locked(tmp_path / "run.npz"),
         ):
             pass
@@ -781,7 +783,7 @@ class TestWhatWasThereBefore:
         path = tmp_path / SUBJECTS[kind].name
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(ValueError, match="is a link, which is not followed here"):
+        with pytest.raises(ValueError, match="is a symbolic link, which is not followed here"):
             resume(tmp_path)
 
     def test_a_link_to_a_posterior_is_followed(self, tmp_path, originals):
@@ -796,7 +798,9 @@ class TestWhatWasThereBefore:
     @pytest.mark.parametrize("target", ["elsewhere", "nowhere"])
     def test_a_link_as_ledger(self, tmp_path, elsewhere, target):
         (tmp_path / "ledger.jsonl").symlink_to(tmp_path / target)
-        with pytest.raises(ValueError, match=r"ledger\.jsonl is a link, which is not followed"):
+        with pytest.raises(
+            ValueError, match=r"ledger\.jsonl is a symbolic link, which is not followed"
+        ):
             read_ledger(tmp_path)
         assert not (tmp_path / "nowhere").exists()
 
@@ -841,7 +845,7 @@ class TestWhatWasThereBefore:
             write_zip(*arguments)
 
         monkeypatch.setattr(_files, "_write_zip", meanwhile)
-        with pytest.raises(RuntimeError, match=r"another process writes .* at the same time"):
+        with pytest.raises(RuntimeError, match=r"another process is writing .* at the same time"):
             _files.write(path, "thing", {"by": "this"}, {})
         assert _files.read(path, "thing")[0]["by"] == "another"
 
@@ -887,13 +891,17 @@ CALLS = {
 def test_what_is_no_path_is_refused_in_a_sentence(call, value):
     name = "path" if call in ("load", "save") else call
     kind = ValueError if isinstance(value, str) else TypeError
-    with pytest.raises(kind, match=rf"^{name} must be a file's path, got .*: write {name}='run"):
+    with pytest.raises(
+        kind, match=rf"^{name} must be the path of a file, got .*: write {name}='run"
+    ):
         CALLS[call](value)
 
 
 @pytest.mark.parametrize("call", ["path", "load", "save"])
 def test_nothing_is_no_path_where_one_is_needed(call):
-    with pytest.raises(TypeError, match=r"^path must be a file's path, got None: write path='run"):
+    with pytest.raises(
+        TypeError, match=r"^path must be the path of a file, got None: write path='run"
+    ):
         CALLS[call](None)
 
 
@@ -907,7 +915,7 @@ def test_a_path_where_a_ledger_file_is_needed():
 
 
 PLACES = {
-    "a folder": ("", IsADirectoryError, "is a folder: write a file's path"),
+    "a folder": ("", IsADirectoryError, "is a folder: write the path of a file"),
     "no folder": ("no/file", FileNotFoundError, "there is no folder .*: create it first"),
     "a file as folder": ("file/file", FileNotFoundError, "there is no folder .*: create it first"),
     "too long": ("x" * 300, OSError, r"cannot be opened \(File name too long\): write the path"),
@@ -955,5 +963,7 @@ def test_a_folder_where_nothing_may_be_written(writer, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["", "no/file", "file/file", "x" * 300])
 def test_a_place_that_cannot_be_read_is_told(name, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises((ValueError, OSError), match=r"is no plain|there is no file|cannot be ope"):
+    with pytest.raises(
+        (ValueError, OSError), match=r"is not a regular|there is no file|cannot be ope"
+    ):
         dppvi.load(tmp_path / name, model)

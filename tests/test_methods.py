@@ -32,7 +32,7 @@ NATURAL = dppvi.VirtualClients(4, num_local_steps=1, optimizer=dppvi.NaturalGrad
 PRECISE = {
     "num_local_steps": 3000,
     "optimizer": optax.adam(optax.exponential_decay(0.1, 100, 0.7)),
-    "expectation": dppvi.SphericalCubature(),
+    "expectation": dppvi.methods.SphericalCubature(),
 }
 
 
@@ -176,7 +176,7 @@ def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
     )
 
     def clients(X, y):
-        return dppvi.stack_clients([{"X": X[:12], "y": y[:12]}, {"X": X[12:], "y": y[12:]}])
+        return dppvi.records.stack_clients([{"X": X[:12], "y": y[:12]}, {"X": X[12:], "y": y[12:]}])
 
     def rounds(released=None):
         state, _ = algorithm.step(jax.random.key(1), algorithm.init(jax.random.key(0)), data)
@@ -252,7 +252,7 @@ def test_the_cavity_is_added_exactly_however_small_the_clip(x64, normal_data):
         client_sizes=sizes,
         damping=1.0,
     )
-    shards = dppvi.stack_clients(records)
+    shards = dppvi.records.stack_clients(records)
     state, _ = learned.step(jax.random.key(0), learned.init(jax.random.key(0)), shards)
     assert np.linalg.norm(flat(state.factors)) > 1
     # Records that count for nothing: what is left is the cavity, and the factor goes away.
@@ -388,7 +388,7 @@ def test_virtual_clients_without_privacy_are_so_many_synchronous_clients(x64):
     local = {
         "num_local_steps": 40,
         "optimizer": optax.adam(0.05),
-        "expectation": dppvi.SphericalCubature(),
+        "expectation": dppvi.methods.SphericalCubature(),
     }
     virtual = fit(
         logistic,
@@ -570,7 +570,7 @@ def test_global_inference_reaches_the_closed_form(x64, normal_data):
         method=dppvi.GlobalVI(
             UNBOUNDED,
             optax.adam(optax.exponential_decay(0.1, 100, 0.7)),
-            expectation=dppvi.SphericalCubature(),
+            expectation=dppvi.methods.SphericalCubature(),
         ),
         budget=NO_NOISE,
         trusted_aggregator=True,

@@ -54,7 +54,7 @@ def posterior_of_mean(data):
 @pytest.mark.parametrize("guide", [None, "full"])
 def test_one_undamped_round_of_single_steps_is_the_closed_form(x64, guide):
     data = clients(lambda rng, size: rng.normal(2.0, 1.5, size))
-    method = dppvi.NonPrivate(1, EXACT, dppvi.SphericalCubature())
+    method = dppvi.NonPrivate(1, EXACT, dppvi.methods.SphericalCubature())
     autoguide = numpyro.infer.autoguide.AutoMultivariateNormal(normal_mean) if guide else None
     result = dppvi.fit(
         normal_mean,
@@ -104,7 +104,7 @@ def test_without_clip_shards_of_one_record_are_exact(x64, method, clip_norm, tru
         None,
         data,
         rng_key=jax.random.key(0),
-        method=method(sizes, clip_norm, 1, EXACT, dppvi.SphericalCubature()),
+        method=method(sizes, clip_norm, 1, EXACT, dppvi.methods.SphericalCubature()),
         budget=dppvi.PrivacyBudget(math.inf),
         num_rounds=1,
         damping=1.0,
@@ -143,7 +143,7 @@ def test_what_is_released_moves_by_the_clip_at_most_in_those_units(x64):
             None,
             records,
             rng_key=jax.random.key(0),
-            method=dppvi.VirtualClients(30, 0.01, 1, rule, dppvi.SphericalCubature()),
+            method=dppvi.VirtualClients(30, 0.01, 1, rule, dppvi.methods.SphericalCubature()),
             budget=dppvi.PrivacyBudget(math.inf),
             num_rounds=1,
             damping=1.0,
@@ -165,7 +165,7 @@ def test_diagnostics_replay_the_noise_in_the_same_units():
         None,
         data,
         rng_key=jax.random.key(0),
-        method=dppvi.VirtualClients((400, 400), 0.05, 1, rule, dppvi.SphericalCubature()),
+        method=dppvi.VirtualClients((400, 400), 0.05, 1, rule, dppvi.methods.SphericalCubature()),
         budget=dppvi.PrivacyBudget(8.0),
         num_rounds=8,
         damping=0.5,

@@ -88,7 +88,7 @@ class TestFromLabels:
             (3, ["one-dimensional", "()"]),
             ([[0, 1]], ["one label per row", "(1, 2)"]),
             ([0.0, np.nan], ["missing", "NaN"]),
-            (np.array(["a", None], object), ["one type", "NoneType and str"]),
+            (np.array(["a", None], object), ["one sortable type", "NoneType and str"]),
         ],
     )
     def test_refuses_bad_labels(self, labels, words):

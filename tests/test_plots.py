@@ -45,7 +45,7 @@ def result():
 
 def diagnostics(num_clients=3, noise=(0.5, 2.5)):
     share = np.linspace(-0.1, 1, 2 * (num_clients + 1)).reshape(num_clients + 1, 2)
-    return dppvi.Diagnostics(
+    return dppvi.analysis.Diagnostics(
         movement=np.ones(NUM_ROUNDS),
         residual=np.ones(NUM_ROUNDS),
         noise_residual=1.0,
@@ -81,7 +81,7 @@ def test_convergence_follows_movement_and_the_largest_parameters(result):
     ends = sorted(line.get_ydata()[-1] for line in figure.axes[0].lines[:2])
     np.testing.assert_allclose(ends, sorted(result.posterior.mean["mu"]), rtol=1e-5)
     assert "mu[0]" in words(figure)
-    assert "merge refused" not in words(figure)
+    assert "merge rejected" not in words(figure)
 
 
 def test_convergence_draws_scores_and_what_to_hold_them_against(result):
@@ -97,7 +97,7 @@ def test_convergence_draws_scores_and_what_to_hold_them_against(result):
 def test_rounds_in_which_something_was_refused_are_marked(result):
     history = result.history._replace(rejected=np.array([0, 2, 0, 0]))
     figure = drawn(plots.convergence(dataclasses.replace(result, history=history)))
-    assert "merge refused or failed" in words(figure)
+    assert "merge rejected or failed" in words(figure)
     assert figure.axes[1].lines[1].get_xdata().tolist() == [2]
 
 
@@ -149,7 +149,9 @@ def test_without_noise_in_parameters_there_is_one_panel(result):
 
 def test_without_privacy_there_is_nothing_to_draw():
     result = run(method=dppvi.NonPrivate(num_local_steps=1), budget=None)
-    with pytest.raises(ValueError, match=r"no privacy to draw.*draw convergence\(result\)"):
+    with pytest.raises(
+        ValueError, match=r"must be a private fit.*write plots\.convergence\(result\)"
+    ):
         plots.privacy(result)
 
 
@@ -179,7 +181,7 @@ def test_one_factor_for_all_clients_is_one_bar(result):
 
 
 def test_without_factors_there_are_no_clients_to_draw(result):
-    with pytest.raises(ValueError, match="no client's share of a precision is known"):
+    with pytest.raises(ValueError, match="must have clients' factors"):
         plots.clients(result, dataclasses.replace(diagnostics(), share={}))
 
 

@@ -123,9 +123,9 @@ def test_none_is_claimed_where_there_is_none(model):
     space, _ = read(model)
     assert space.predictor is None
     family = guides.family_of(None, model, space)
-    assert objective.rule_for(dppvi.Automatic(6), space, family) == dppvi.MonteCarlo(6)
+    assert objective.rule_for(dppvi.methods.Automatic(6), space, family) == dppvi.MonteCarlo(6)
     with pytest.raises(dppvi.UnsupportedModelError, match="through one linear predictor a record"):
-        objective.rule_for(dppvi.GaussHermite(), space, family)
+        objective.rule_for(dppvi.methods.GaussHermite(), space, family)
 
 
 @pytest.mark.parametrize("model", [logistic, poisson, groups, known_noise])
@@ -133,7 +133,9 @@ def test_quadrature_is_the_integral_over_the_predictor(model):
     """Against adaptive integration, value and gradient."""
     space, rows = read(model)
     family = guides.family_of(None, model, space)
-    assert objective.rule_for(dppvi.Automatic(), space, family) == dppvi.GaussHermite()
+    assert (
+        objective.rule_for(dppvi.methods.Automatic(), space, family) == dppvi.methods.GaussHermite()
+    )
     coordinates = jax.tree.map(
         lambda leaf: leaf + 0.3 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape),
         family.standard(),
@@ -151,7 +153,12 @@ def test_quadrature_is_the_integral_over_the_predictor(model):
         )[0]
 
     loss = functools.partial(
-        objective.record_loss, space, family, dppvi.GaussHermite(150), jax.random.key(0), row=row
+        objective.record_loss,
+        space,
+        family,
+        dppvi.methods.GaussHermite(150),
+        jax.random.key(0),
+        row=row,
     )
     np.testing.assert_allclose(loss(coordinates), integral(coordinates), rtol=1e-5)
     gradient = jax.grad(loss)(coordinates)
@@ -168,7 +175,7 @@ def test_a_record_that_sees_no_latent_has_a_finite_gradient():
     family = guides.family_of(None, logistic, space)
     row = {"X": jnp.zeros(3), "y": rows["y"][0]}
     gradient = jax.grad(objective.record_loss, argnums=4)(
-        space, family, dppvi.GaussHermite(), jax.random.key(0), family.standard(), row
+        space, family, dppvi.methods.GaussHermite(), jax.random.key(0), family.standard(), row
     )
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
 

@@ -18,7 +18,7 @@ PRIOR_LOC, PRIOR_SCALE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7])
 PRECISE = dppvi.NonPrivate(
     num_local_steps=1500,
     optimizer=optax.adam(optax.exponential_decay(0.1, 60, 0.7)),
-    expectation=dppvi.SphericalCubature(),
+    expectation=dppvi.methods.SphericalCubature(),
 )
 Y = np.random.default_rng(1).normal(1.0, 2.0, size=(24, 2))
 

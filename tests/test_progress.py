@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
 
 
 def ledger_after(num_rounds, plan=PLAN):
-    ledger = plan.ledger() if plan else dppvi.Ledger()
+    ledger = plan.ledger() if plan else dppvi.privacy.Ledger()
     for number in range(num_rounds):
         ledger = ledger.charge(
             dppvi.privacy.Entry(number, m, client.mechanism.dp_event, client.releases_per_visit)

@@ -15,7 +15,7 @@ from numpyro_dppvi.families import NormalNatural
 
 NO_NOISE = dppvi.PrivacyBudget(float("inf"))
 SD, SIZES = 1.5, (12, 20, 8)
-CUBATURE = dppvi.SphericalCubature()
+CUBATURE = dppvi.methods.SphericalCubature()
 SGD = {"num_local_steps": 2, "optimizer": optax.sgd(0.01), "expectation": CUBATURE}
 NATURAL = {"num_local_steps": 2, "optimizer": dppvi.NaturalGradient(), "expectation": CUBATURE}
 TOGETHER = {"schedule": dppvi.synchronous}

@@ -115,7 +115,7 @@ def test_public_arguments_that_no_open_format_holds_are_asked_for(tmp_path):
     path = tmp_path / "posterior.npz"
     kwargs = {"groups": ("north", "south")}
     known(model, DATA, kwargs).save(path)
-    with pytest.raises(ValueError, match=r"does not hold the public argument 'groups'.*write load"):
+    with pytest.raises(ValueError, match=r"lacks the public argument 'groups'.*write load"):
         dppvi.load(path, model)
     assert dppvi.load(path, model, model_kwargs=kwargs).model_kwargs == kwargs
 
@@ -206,14 +206,14 @@ class TestRefusals:
 
     def test_a_damaged_file(self, path):
         path.write_bytes(path.read_bytes()[:500])
-        with pytest.raises(ValueError, match="is damaged or no file of numpyro_dppvi"):
+        with pytest.raises(ValueError, match="is damaged or not a file of numpyro_dppvi"):
             dppvi.load(path, model)
 
     def test_a_file_without_some_numbers(self, path):
         facts, arrays = _files.read(path, "posterior")
         arrays.pop("natural/w/linear")
         _files.write(path, "posterior", facts, arrays)
-        with pytest.raises(ValueError, match="is damaged, because the file has no array 'natural"):
+        with pytest.raises(ValueError, match="is damaged, because the file lacks array 'natural"):
             dppvi.load(path, model)
 
     def test_a_newer_file(self, path):
@@ -228,5 +228,5 @@ class TestRefusals:
 
     def test_a_posterior_that_knows_no_shapes(self, posterior, tmp_path):
         without = Posterior(posterior.natural, posterior.family, posterior.space, model, {}, {})
-        with pytest.raises(ValueError, match="does not know the shapes of its data"):
+        with pytest.raises(ValueError, match="must hold the shapes of the data"):
             without.save(tmp_path / "posterior.npz")

@@ -165,7 +165,7 @@ class TestRefusals:
             dppvi.select(settings, fit, scores, plan=plan(runs), insecure_seed=0)
 
     def test_no_settings(self):
-        self.refuse(ValueError, "at least one setting", settings=[])
+        self.refuse(ValueError, "settings must not be empty", settings=[])
 
     def test_a_run_with_a_larger_budget(self):
         def greedy(setting, budgets, rng_key):
@@ -190,16 +190,18 @@ class TestRefusals:
         def sampled(setting, budgets, rng_key):
             return fit_one({"sampler": dppvi.PoissonSampling(0.5)}, budgets, rng_key)
 
-        self.refuse(ValueError, "full batches and shards alone", fit=sampled)
+        self.refuse(ValueError, "must be FullBatch", fit=sampled)
 
     def test_what_is_no_result(self):
-        self.refuse(TypeError, "must return what fit returns, got None", fit=lambda *_: None)
+        self.refuse(TypeError, "must return the result of fit, got None", fit=lambda *_: None)
 
     def test_scores_that_do_not_fit(self):
-        self.refuse(ValueError, "one array a client, got 1", scores=lambda run: [np.zeros(40)])
+        self.refuse(ValueError, "one array per client, got 1", scores=lambda run: [np.zeros(40)])
         wrong = [np.zeros(40), np.zeros(59)]
-        self.refuse(ValueError, r"one number a record, got shape \(59,\)", scores=lambda run: wrong)
+        self.refuse(
+            ValueError, r"one number per record, got shape \(59,\)", scores=lambda run: wrong
+        )
 
     def test_no_run_at_all(self, monkeypatch):
         monkeypatch.setattr(selection, "_uniform", lambda key: 0.0)
-        self.refuse(RuntimeError, "no run came up", runs=PoissonRuns(1))
+        self.refuse(RuntimeError, "the number of runs was 0", runs=PoissonRuns(1))

@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PACKAGE = "numpyro_dppvi"
 # Packages that are covered member by member; the others, by one directive for all of a module.
-LISTED = (PACKAGE, f"{PACKAGE}.privacy", f"{PACKAGE}.families")
+LISTED = (PACKAGE, *(f"{PACKAGE}.{room}" for room in ("analysis", "families", "privacy")))
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)
 
 
 def directives(text):
-    """Pairs of directive and dotted name, as in ``autoclass`` and ``numpyro_dppvi.Ledger``."""
+    """Pairs of directive and dotted name, as in ``autoclass`` and ``numpyro_dppvi.LedgerFile``."""
     return re.findall(r"^\.\. auto(\w+):: ([\w.]+)$", text, flags=re.MULTILINE)
 
 

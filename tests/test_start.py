@@ -21,7 +21,7 @@ NO_NOISE = dppvi.PrivacyBudget(math.inf)
 STEPS = {
     "num_local_steps": 3000,
     "optimizer": optax.adam(optax.exponential_decay(0.1, 100, 0.7)),
-    "expectation": dppvi.SphericalCubature(),
+    "expectation": dppvi.methods.SphericalCubature(),
 }
 PRECISE = dppvi.NonPrivate(**STEPS)
 UNBOUNDED = 1e9
@@ -234,7 +234,9 @@ def test_committees_solve_from_there(x64):
 
 
 def test_global_vi_begins_there_and_ends_at_the_posterior(x64):
-    method = dppvi.GlobalVI(UNBOUNDED, optax.adam(0.05), expectation=dppvi.SphericalCubature())
+    method = dppvi.GlobalVI(
+        UNBOUNDED, optax.adam(0.05), expectation=dppvi.methods.SphericalCubature()
+    )
     run = functools.partial(
         fit, method=method, budget=NO_NOISE, trusted_aggregator=True, damping=0.4
     )

@@ -44,7 +44,7 @@ def assert_prior(result):
 
 def test_a_run_without_incidents():
     result = run(dppvi.NonPrivate(num_local_steps=2))
-    assert result.status.outcome is dppvi.Outcome.COMPLETED
+    assert result.status.outcome is dppvi.run.Outcome.COMPLETED
     assert str(result.status) == "All 3 rounds ran and every merge was accepted."
 
 
@@ -58,7 +58,7 @@ def test_a_merge_outside_the_domain_is_refused_and_told():
         ),
     )
     result = run(dppvi.NonPrivate(num_local_steps=2, optimizer=widen), damping=1.0)
-    assert result.status.outcome is dppvi.Outcome.DIVERGED
+    assert result.status.outcome is dppvi.run.Outcome.DIVERGED
     assert str(result.status).startswith(
         "All 3 rounds ran. 3 merges would have left the family's domain"
     )
@@ -77,7 +77,7 @@ def test_solves_that_end_in_no_numbers_are_told_and_the_budget_is_spent(private)
         assert "is charged all the same" in str(result.status)
     else:
         result = run(dppvi.NonPrivate(num_local_steps=2, optimizer=optimizer))
-    assert result.status.outcome is dppvi.Outcome.DIVERGED
+    assert result.status.outcome is dppvi.run.Outcome.DIVERGED
     assert "9 visits ended in no finite numbers" in str(result.status)
     assert result.history.failed.tolist() == [3, 3, 3]
     assert_prior(result)
@@ -124,11 +124,11 @@ def history(projected=(0, 0), rejected=(0, 0), failed=(0, 0)):
 def test_sentences(events, interrupted, outcome, words):
     num_rounds = 5 if interrupted else 2
     status = status_of(history(**events), num_rounds, True, interrupted)
-    assert status.outcome is dppvi.Outcome[outcome]
+    assert status.outcome is dppvi.run.Outcome[outcome]
     for word in words:
         assert word in str(status)
     assert str(status).endswith(".")
 
 
 def test_an_interrupt_after_the_last_round_is_none():
-    assert status_of(history(), 2, True, True).outcome is dppvi.Outcome.COMPLETED
+    assert status_of(history(), 2, True, True).outcome is dppvi.run.Outcome.COMPLETED

@@ -324,17 +324,17 @@ BAD = {
     "unknown variable": (
         {"v": ["feature"]},
         {},
-        r"'v', which there is not: name one of a, noise, w",
+        r"'v': write one of a, noise, w",
     ),
     "too many dims": ({"w": ["a1", "a2"]}, {}, r"dims\['w'\] must name 1 dimensions, got 2 names"),
     "too few dims": ({"a": ["a1"]}, {}, r"dims\['a'\] must name 2 dimensions, got 1"),
     "a word": ({"w": "feature"}, {}, r"must be a list of names, got 'feature': write dims="),
-    "reserved": ({"w": ["draw"]}, {}, r"from 'chain' and 'draw', got 'draw'"),
-    "its own name": ({"w": ["w"]}, {}, r"differ from each other, from the variable's.*got 'w'"),
-    "twice": ({"a": ["x", "x"]}, {}, r"differ from each other.*got 'x'"),
+    "reserved": ({"w": ["draw"]}, {}, r"'chain' and 'draw', got 'draw'"),
+    "its own name": ({"w": ["w"]}, {}, r"distinct names other than the variable's.*got 'w'"),
+    "twice": ({"a": ["x", "x"]}, {}, r"must be distinct names.*got 'x'"),
     "two sizes": ({"w": ["group"]}, {}, r"'group' has 3 entries in 'w' and 2 in 'a'"),
     "too few labels": ({}, {"group": ["north"]}, r"coords\['group'\] must hold 2 labels.*got 1"),
-    "unused labels": ({}, {"feature": FEATURES}, r"label the dimension 'feature', which no var"),
+    "unused labels": ({}, {"feature": FEATURES}, r"got .feature.: name it in dims"),
 }
 
 

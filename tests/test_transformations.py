@@ -40,7 +40,7 @@ def parts(request):
         schedule=dppvi.synchronous,
         **setting,
     )
-    return algorithm.step, algorithm.init(jax.random.key(0)), dppvi.stack_clients(data())
+    return algorithm.step, algorithm.init(jax.random.key(0)), dppvi.records.stack_clients(data())
 
 
 REFUSED = r"step must not be called inside a JAX transformation .*: call it in a plain Python loop"

@@ -49,14 +49,14 @@ def algorithm(num_rounds, schedule, budgets=BUDGETS):
         client_sizes=SIZES,
         plan=plan,
         schedule=schedule,
-        secret_keys=dppvi.SecretKeys(0),  # so that no merge is refused by chance
+        secret_keys=dppvi.privacy.SecretKeys(0),  # so that no merge is refused by chance
     )
     return plan, pvi
 
 
 @pytest.fixture(scope="module")
 def shards():
-    return dppvi.stack_clients(DATA)
+    return dppvi.records.stack_clients(DATA)
 
 
 def test_every_client_has_its_own_promise_kept():
@@ -120,7 +120,7 @@ def test_who_has_spent_all_is_refused_and_the_others_go_on(shards, monkeypatch):
         with pytest.raises(dppvi.BudgetExceededError, match="client 0's budget is used up"):
             pvi.step(jax.random.key(0), state, shards)
     # A new plan with what the others have left goes on from the same state.
-    ledger = dppvi.Ledger(
+    ledger = dppvi.privacy.Ledger(
         budgets=(budgets[0], *(dppvi.PrivacyBudget(80.0),) * 2), entries=state.ledger.entries
     )
     _, others = algorithm(2, without_the_first, budgets)
@@ -156,7 +156,7 @@ def one_step(sampler, budget, value=1e6, clips=CLIPS):
     plan = dppvi.plan_privacy(method, budget, num_rounds=1, **setting)
     data = [{"y": np.full(size, value, np.float32)} for size in SIZES]
     pvi = dppvi.pvi(normal_mean, None, data[0], method=method, plan=plan, damping=1.0, **setting)
-    program = taken(pvi, dppvi.stack_clients(data), rounds, "run_round")
+    program = taken(pvi, dppvi.records.stack_clients(data), rounds, "run_round")
 
     def steps(secret_key):
         """The sums that clients sent, in units of what their locations moved by."""
@@ -177,11 +177,11 @@ def x64():
 
 def test_every_sum_is_bounded_by_its_clients_own_clip(x64):
     _, steps = one_step(dppvi.FullBatch(), UNLIMITED)
-    found = steps(dppvi.SecretKeys(0).round_key(0))
+    found = steps(dppvi.privacy.SecretKeys(0).round_key(0))
     np.testing.assert_allclose(found, np.multiply(CLIPS, SIZES), rtol=2e-5)
     # The joint norm of this gradient is 1.25, above some of the clips: (.75, 1) by mean and spread.
     _, steps = one_step(dppvi.FullBatch(), UNLIMITED, value=0.75)
-    found = steps(dppvi.SecretKeys(0).round_key(0))
+    found = steps(dppvi.privacy.SecretKeys(0).round_key(0))
     shortened = np.minimum(1, np.array(CLIPS) / 1.25)
     np.testing.assert_allclose(found, 0.75 * shortened * SIZES, rtol=2e-5)
 
@@ -189,7 +189,7 @@ def test_every_sum_is_bounded_by_its_clients_own_clip(x64):
 def test_every_batch_is_drawn_and_divided_by_its_clients_own_probability(x64):
     _, steps = one_step(dppvi.PoissonSampling(PROBS), UNLIMITED)
     num_draws = 500
-    keys = jax.random.split(dppvi.SecretKeys(0).round_key(0), num_draws)
+    keys = jax.random.split(dppvi.privacy.SecretKeys(0).round_key(0), num_draws)
     found = np.asarray(jax.jit(lambda keys: jax.lax.map(steps, keys, batch_size=100))(keys))
     counts = found * np.array(PROBS) / np.array(CLIPS)
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-2)
@@ -203,7 +203,7 @@ def test_every_batch_is_drawn_and_divided_by_its_clients_own_probability(x64):
 def test_noise_follows_its_clients_own_clip_and_probability(x64):
     budgets = (dppvi.PrivacyBudget(0.5), dppvi.PrivacyBudget(1.0), dppvi.PrivacyBudget(8.0, 1e-4))
     plan, steps = one_step(dppvi.PoissonSampling(PROBS), budgets, value=0.0)
-    keys = jax.random.split(dppvi.SecretKeys(0).round_key(0), 4000)
+    keys = jax.random.split(dppvi.privacy.SecretKeys(0).round_key(0), 4000)
     found = np.asarray(jax.jit(lambda keys: jax.lax.map(steps, keys, batch_size=500))(keys))
     # 4000 draws: 5 standard errors are 5.6 %.
     np.testing.assert_allclose(found.std(axis=0), plan.noise_std / PROBS, rtol=0.056)
@@ -233,7 +233,7 @@ def test_changes_are_clipped_to_their_clients_own_clip(x64, kind):
     plan = dppvi.plan_privacy(method, UNLIMITED, num_rounds=1, **setting)
     data = [{"y": np.full(size, 1e6, np.float32)} for size in SIZES]
     pvi = dppvi.pvi(normal_mean, None, data[0], method=method, plan=plan, damping=1.0, **setting)
-    end, _ = rounds.run_round(*taken(pvi, dppvi.stack_clients(data), rounds, "run_round"))
+    end, _ = rounds.run_round(*taken(pvi, dppvi.records.stack_clients(data), rounds, "run_round"))
     sent = np.stack([np.ravel(leaf) for leaf in end.server.factors["mu"]])
     weight = 1 if kind is dppvi.LocalAveraging else np.array([3, 2, 4])
     # Equal shards: the mean is as long as one of them, and the sum as all.
@@ -260,7 +260,7 @@ def test_other_numbers_need_no_other_program(monkeypatch):
     rounds.run_round.clear_cache()
     for clips, probs in (((1.0, 2.0, 3.0), (0.1, 0.2, 0.5)), ((5.0, 1.0, 9.0), (0.3, 0.1, 0.5))):
         _, steps = one_step(dppvi.PoissonSampling(probs), UNLIMITED, clips=clips)
-        steps(dppvi.SecretKeys(0).round_key(0))
+        steps(dppvi.privacy.SecretKeys(0).round_key(0))
     assert len(traced) == 1
 
 

@@ -238,31 +238,31 @@ def fitted() -> dppvi.FitResult:
 
 
 @functools.cache
-def algorithm() -> dppvi.Algorithm:
+def algorithm() -> dppvi.protocol.Algorithm:
     return dppvi.pvi(**PVI)
 
 
 @functools.cache
-def first_state() -> dppvi.PVIState:
+def first_state() -> dppvi.protocol.PVIState:
     return algorithm().init(KEY)
 
 
 @functools.cache
-def shards() -> dppvi.Shards:
-    return dppvi.stack_clients(DATA)
+def shards() -> dppvi.records.Shards:
+    return dppvi.records.stack_clients(DATA)
 
 
 @functools.cache
-def diagnosed() -> dppvi.Diagnostics:
+def diagnosed() -> dppvi.analysis.Diagnostics:
     return dppvi.diagnose(fitted(), num_replays=2)
 
 
 @functools.cache
-def compared() -> dppvi.Comparison:
+def compared() -> dppvi.analysis.Comparison:
     found = fitted().posterior
     mean, stddev = found.mean, found.stddev
     each = {"this posterior": mean, "nonprivate_pooled_nuts": mean}
-    return dppvi.Comparison(each, dict.fromkeys(each, stddev))
+    return dppvi.analysis.Comparison(each, dict.fromkeys(each, stddev))
 
 
 @functools.cache
@@ -324,12 +324,12 @@ METHODS: dict[str, Call] = {
             "num_local_steps": 2,
             "optimizer": None,
             "sampler": dppvi.FullBatch(),
-            "expectation": dppvi.Automatic(),
+            "expectation": dppvi.methods.Automatic(),
         },
     ),
     "NonPrivate": Call(
         dppvi.NonPrivate,
-        {"num_local_steps": 2, "optimizer": None, "expectation": dppvi.Automatic()},
+        {"num_local_steps": 2, "optimizer": None, "expectation": dppvi.methods.Automatic()},
     ),
     "GlobalVI": Call(
         dppvi.GlobalVI,
@@ -337,7 +337,7 @@ METHODS: dict[str, Call] = {
             "clip_norm": 1.0,
             "optimizer": None,
             "sampler": dppvi.FullBatch(),
-            "expectation": dppvi.Automatic(),
+            "expectation": dppvi.methods.Automatic(),
         },
     ),
     "BayesianCommitteeMachine": Call(
@@ -351,7 +351,7 @@ METHODS: dict[str, Call] = {
                 "clip_norm": 1.0,
                 "num_local_steps": 2,
                 "optimizer": None,
-                "expectation": dppvi.Automatic(),
+                "expectation": dppvi.methods.Automatic(),
                 "noise": privacy.Gaussian(),
             },
         )
@@ -366,9 +366,9 @@ CALLS: dict[str, Call] = {
         dppvi.NaturalGradient, {"location_rate": 0.2, "ridge": 1.0, "spread_weight": 1.0}
     ),
     "MonteCarlo": Call(dppvi.MonteCarlo, {"num_draws": 2}),
-    "Automatic": Call(dppvi.Automatic, {"num_draws": 2}),
-    "GaussHermite": Call(dppvi.GaussHermite, {"num_nodes": 2}),
-    "SphericalCubature": Call(dppvi.SphericalCubature),
+    "Automatic": Call(dppvi.methods.Automatic, {"num_draws": 2}),
+    "GaussHermite": Call(dppvi.methods.GaussHermite, {"num_nodes": 2}),
+    "SphericalCubature": Call(dppvi.methods.SphericalCubature),
     "FullBatch": Call(dppvi.FullBatch),
     "DiscreteGaussian": Call(dppvi.DiscreteGaussian),
     "privacy.Gaussian": Call(privacy.Gaussian),
@@ -395,9 +395,11 @@ CALLS: dict[str, Call] = {
         },
     ),
     "SecretKeys": Call(
-        dppvi.SecretKeys, {"insecure_seed": 0, "generator": None}, {"insecure_seed": ("seed",)}
+        dppvi.privacy.SecretKeys,
+        {"insecure_seed": 0, "generator": None},
+        {"insecure_seed": ("seed",)},
     ),
-    "SecretKeys.round_key": Call(dppvi.SecretKeys(0).round_key, {"round_number": 0}),
+    "SecretKeys.round_key": Call(dppvi.privacy.SecretKeys(0).round_key, {"round_number": 0}),
     "Partition": Call(
         dppvi.Partition, {"rows": (np.arange(2), np.arange(2, 4))}, {"rows": ("row",)}
     ),
@@ -414,25 +416,26 @@ CALLS: dict[str, Call] = {
         {"labels_or_num_rows": ("labels", "num_rows", "rows")},
     ),
     "split_evenly": Call(
-        dppvi.split_evenly,
+        dppvi.records.split_evenly,
         {"rng_key": KEY, "num_rows": 8, "num_clients": 2},
         {"num_rows": ("number of rows",)},
     ),
     "stack": Call(
-        dppvi.stack,
+        dppvi.records.stack,
         {"data": {"y": np.ones(4)}, "partition": dppvi.Partition((np.arange(2), np.arange(2, 4)))},
     ),
     "stack, one array": Call(
-        lambda y: dppvi.stack({"y": y}, dppvi.Partition((np.arange(1),))), {"y": np.ones(3)}
+        lambda y: dppvi.records.stack({"y": y}, dppvi.Partition((np.arange(1),))), {"y": np.ones(3)}
     ),
     "stack_clients": Call(
-        dppvi.stack_clients, {"data_per_client": DATA}, {"data_per_client": ("data",)}
+        dppvi.records.stack_clients, {"data_per_client": DATA}, {"data_per_client": ("data",)}
     ),
     "stack_clients, one array": Call(
-        lambda y: dppvi.stack_clients([{"y": np.ones(3)}, {"y": y}]), {"y": np.ones(3)}
+        lambda y: dppvi.records.stack_clients([{"y": np.ones(3)}, {"y": y}]), {"y": np.ones(3)}
     ),
     "stack_clients, one client": Call(
-        lambda data: dppvi.stack_clients([{"y": np.ones(3)}, data]), {"data": {"y": np.ones(3)}}
+        lambda data: dppvi.records.stack_clients([{"y": np.ones(3)}, data]),
+        {"data": {"y": np.ones(3)}},
     ),
     "plan_privacy": Call(
         plans,
@@ -559,7 +562,7 @@ CALLS: dict[str, Call] = {
     ),
     "Ledger.composition": Call(PLAN.ledger().composition, {"client": 0}),
     "Ledger.spent": Call(PLAN.ledger().spent, {"delta": 1e-5}),
-    "Ledger": Call(lambda **fields: dppvi.Ledger(**fields).spent(), {"budgets": (BUDGET,)}),
+    "Ledger": Call(lambda **fields: dppvi.privacy.Ledger(**fields).spent(), {"budgets": (BUDGET,)}),
     "PrivacyStatement": Call(
         lambda **fields: str(dppvi.PrivacyStatement(**fields)),
         {
@@ -627,7 +630,7 @@ DEAR: dict[str, Call] = {
             "schedule": dppvi.sequential,
             "damping": 0.4,
             "model_kwargs": {"spread": 1.0},
-            "secret_keys": dppvi.SecretKeys(0),
+            "secret_keys": dppvi.privacy.SecretKeys(0),
             "trusted_aggregator": False,
             "prior": None,
             "ledger_file": None,
@@ -952,8 +955,13 @@ class TestEveryArgument:
 def public() -> dict[str, Any]:
     """Everything that is called by users, and the methods of what they hold, by name."""
     found: dict[str, Any] = {}
-    for prefix, module in (("", dppvi), ("privacy.", privacy)):
-        for name in module.__all__:
+    moved = [("", getattr(dppvi, room), [name]) for name, room in dppvi._MOVED.items()]
+    for prefix, module, names in (
+        ("", dppvi, dppvi.__all__),
+        *moved,
+        ("privacy.", privacy, privacy.__all__),
+    ):
+        for name in names:
             thing = getattr(module, name)
             known = any(thing is other for other in found.values())
             if known or isinstance(thing, types.ModuleType):
@@ -998,7 +1006,7 @@ class TestAFault:
     @pytest.mark.parametrize(
         ("function", "name", "value", "fault"),
         [
-            (dppvi.factors.total, "stacked", -1, "raw ValueError"),
+            (dppvi.families.factors.total, "stacked", -1, "raw ValueError"),
             (dppvi.families.DiagonalNormal(()).coordinates, "natural", None, "raw AttributeError"),
             (dppvi.MonteCarlo, "num_points", 1, "no sentence"),
         ],
@@ -1064,7 +1072,10 @@ class TestFlags:
 def laid_out(value: Any) -> np.ndarray:
     """An array of data as the compiled rounds see it, by both ways, which must agree."""
     whole = dppvi.Partition((np.arange(len(value)),))
-    pooled, held = dppvi.stack({"y": value}, whole), dppvi.stack_clients([{"y": value}])
+    pooled, held = (
+        dppvi.records.stack({"y": value}, whole),
+        dppvi.records.stack_clients([{"y": value}]),
+    )
     np.testing.assert_array_equal(pooled.records["y"], held.records["y"])
     return np.asarray(pooled.records["y"][0])
 
@@ -1081,9 +1092,9 @@ class TestData:
     )
     def test_masked_entries_are_refused(self, value):
         with pytest.raises(ValueError, match=r"'y'\] must hold a number in every entry, got a mas"):
-            dppvi.stack_clients([{"y": value}])
+            dppvi.records.stack_clients([{"y": value}])
         with pytest.raises(ValueError, match=r"'y'\] must hold a number in every entry, got a mas"):
-            dppvi.stack({"y": value}, dppvi.Partition((np.arange(2),)))
+            dppvi.records.stack({"y": value}, dppvi.Partition((np.arange(2),)))
 
     def test_a_masked_array_without_a_mask_is_an_array(self):
         np.testing.assert_array_equal(laid_out(np.ma.masked_array([1.0, 2.0])), [1, 2])
@@ -1092,10 +1103,10 @@ class TestData:
     def test_numbers_are_finite_where_jax_holds_them(self, value):
         # The sentence is one for all of them: which of them it was is about a record.
         with jax.enable_x64(False), pytest.raises(ValueError, match="fit JAX's float32") as refusal:
-            dppvi.stack_clients([{"y": [1.0, value]}])
+            dppvi.records.stack_clients([{"y": [1.0, value]}])
         assert "must hold finite numbers" in str(refusal.value)
         with jax.enable_x64(False), pytest.raises(ValueError, match="fit JAX's float32") as other:
-            dppvi.stack_clients([{"y": [math.inf, 0.0]}])
+            dppvi.records.stack_clients([{"y": [math.inf, 0.0]}])
         assert str(other.value) == str(refusal.value)
 
     def test_in_64_bits_they_may_be_larger(self):
@@ -1121,21 +1132,21 @@ class TestData:
     @pytest.mark.parametrize("value", [np.longdouble("1e400"), np.longdouble("-1e39")])
     def test_a_long_double_must_fit_as_well(self, value):
         with jax.enable_x64(False), pytest.raises(ValueError, match="fit JAX's float32"):
-            dppvi.stack_clients([{"y": np.array([value])}])
+            dppvi.records.stack_clients([{"y": np.array([value])}])
 
     def test_clients_dtypes_together_do_not_wrap_around(self):
         # An unsigned number that fits, beside signed ones: NumPy needs 64 bits for both.
         parts = [{"y": np.uint32([3 * 10**9])}, {"y": np.int32([-1])}]
         with jax.enable_x64(False), pytest.raises(ValueError, match="'y' must fit JAX's int32"):
-            dppvi.stack_clients(parts)
+            dppvi.records.stack_clients(parts)
 
     @pytest.mark.parametrize(
         ("value", "words"),
         [
             ({"a": np.ones(2)}, "must be an array, got a dict"),
             (np.ones(2, complex), "must hold real numbers, got dtype complex128"),
-            (np.zeros((2, 0)), r"at least one number a record, got shape \(2, 0\)"),
-            (np.zeros((2, 3, 0)), r"at least one number a record, got shape \(2, 3, 0\)"),
+            (np.zeros((2, 0)), r"at least one number per record, got shape \(2, 0\)"),
+            (np.zeros((2, 3, 0)), r"at least one number per record, got shape \(2, 3, 0\)"),
             (np.array(["2020-01-01"] * 2, "datetime64[D]"), "must hold numbers, got dtype datet"),
             (np.zeros(2, [("a", float)]), "must hold numbers, got dtype"),
             (np.ones(2, jnp.float8_e4m3fn), "must hold numbers, got dtype float8"),
@@ -1144,7 +1155,7 @@ class TestData:
     )
     def test_what_is_no_column_of_numbers_is_refused(self, value, words):
         with pytest.raises(ValueError, match=words):
-            dppvi.stack_clients([{"y": value}])
+            dppvi.records.stack_clients([{"y": value}])
         with pytest.raises(ValueError, match=r"'y'\]"):
             dppvi.pvi(**{**PVI, "records": {"y": value}})
 
@@ -1158,7 +1169,7 @@ class TestData:
 
     @pytest.mark.usefixtures("no_rounds")
     def test_shards_of_other_arrays_are_refused(self):
-        other = dppvi.stack_clients([{"y": np.zeros(2, int)}, {"y": np.ones(2, int)}])
+        other = dppvi.records.stack_clients([{"y": np.zeros(2, int)}, {"y": np.ones(2, int)}])
         with pytest.raises(ValueError, match="shards must hold the arrays"):
             algorithm().step(KEY, first_state(), other)
 

@@ -153,11 +153,11 @@ OUTSIDE = {
     "between": (BERNOULLI, 0.3, "{0, 1}"),
     "of an event": (observing(lambda e: dist.Bernoulli(logits=e), event=True), 2.0, "{0, 1}"),
     "half a count": (observing(lambda e: dist.Poisson(jnp.exp(e))), 0.5, "whole numbers from 0"),
-    "more than there are": (of_a_count, 3.0, "range that its parameters give"),
+    "more than there are": (of_a_count, 3.0, "range given by its parameters"),
     "a class too many": (cut, 4, "whole numbers from 0 to 3"),
     "a negative time": (observing(lambda e: dist.Exponential(jnp.exp(e))), -1.0, "above 0"),
     "no logarithm": (observing(lambda e: dist.LogNormal(e, 1)), 0.0, "above 0"),
-    "a share of one": (observing(lambda e: dist.Beta(2.0, 1 + jnp.exp(e))), 1.0, "at its edge"),
+    "a share of one": (observing(lambda e: dist.Beta(2.0, 1 + jnp.exp(e))), 1.0, "on its boundary"),
     "truncated": (observing(lambda e: dist.TruncatedNormal(e, 1, low=0.5)), 0.2, "above 0.5"),
     "a minus infinity": (of_logarithms, 0.0, "finite numbers"),
 }
@@ -167,7 +167,9 @@ def check(model, data):
     """What ``fit`` does with the data of two clients before a round is charged."""
     space = latents.from_model(model, data)
     latents.check_priors(space)
-    shards = dppvi.stack(data, dppvi.split_evenly(jax.random.key(0), len(data["y"]), 2))
+    shards = dppvi.records.stack(
+        data, dppvi.records.split_evenly(jax.random.key(0), len(data["y"]), 2)
+    )
     latents.check_records(space, shards.records, shards.mask)
 
 
@@ -189,7 +191,7 @@ def test_an_outcome_that_the_model_cannot_give_is_refused_wherever_it_is(case):
     model, value, words = case
     said = set()
     for place in (0, N - 1):
-        with pytest.raises(ValueError, match="outcomes that the model can give") as refused:
+        with pytest.raises(ValueError, match="outcomes in the model's support") as refused:
             check(model, columns(model, with_one(value, place)))
         said.add(str(refused.value))
     (sentence,) = said  # the same wherever the record is
@@ -224,7 +226,7 @@ def test_an_outcome_that_the_model_can_give_is_accepted(case):
 def test_the_same_is_masked_and_not():
     data = {"X": X, "y": with_one(2.0, 3), "seen": np.arange(N) != 4}
     for model in (masked, masked_within):
-        with pytest.raises(ValueError, match="outcomes that the model can give"):
+        with pytest.raises(ValueError, match="outcomes in the model's support"):
             check(model, data)
 
 
@@ -435,7 +437,7 @@ def reshapes(X, y):
     numpyro.sample("y", dist.Normal((X @ weights()).reshape(12), 1), obs=y)
 
 
-NUMPY = ["calls NumPy", "write jnp in the place of np", "jnp.asarray(u)[g]"]
+NUMPY = ["calls NumPy", "write jnp instead of np", "jnp.asarray(u)[g]"]
 ONE_ROW = ["runs on 12 rows only"]
 LOOP = ["a sample statement for each record", "'y_", "numpyro.plate"]
 REASONS = {
@@ -447,11 +449,11 @@ REASONS = {
     counts_values: ["depends on the values", "of counts_values)", "'num_groups': 8"],
     one_site_a_record: LOOP,
     twelve_sites: LOOP,
-    pairs_of_rows: ["not on a single one", "of pairs_of_rows)", "one record of a whole series"],
-    scans_over_conditioned_rows: ["not on a single one", "one record of a whole series"],
-    a_latent_a_row: [*ONE_ROW, "latent 'u' has shape (12,)", "one value a record"],
-    counts_time: [*ONE_ROW, "jnp.arange(12)", "an argument of its own"],
-    closes_over_records: [*ONE_ROW, "array of shape (12, 2)", "none of its arguments"],
+    pairs_of_rows: ["not on a single one", "of pairs_of_rows)", "a whole series one record"],
+    scans_over_conditioned_rows: ["not on a single one", "a whole series one record"],
+    a_latent_a_row: [*ONE_ROW, "latent 'u' has shape (12,)", "one value per record"],
+    counts_time: [*ONE_ROW, "jnp.arange(12)", "an argument in data"],
+    closes_over_records: [*ONE_ROW, "array of shape (12, 2)", "not one of its arguments"],
     reshapes: [*ONE_ROW, "of reshapes)", "X.shape[0]"],
 }
 

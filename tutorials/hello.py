@@ -2,9 +2,9 @@
 # # Hello, world: three hospitals
 #
 # **Goals.** Three hospitals of unequal size ask the same question: does a treatment help, given a
-# patient's age? None may show its records. We fit one Bayesian logistic regression to all of them,
-# and hold it against what each hospital could find alone and against what nobody may compute: NUTS
-# on all records in one place.
+# patient's age? None of them may share its records. We fit one Bayesian logistic regression to all
+# of them, and compare it with what each hospital finds alone, and with NUTS on the pooled records,
+# which nobody may compute in reality.
 
 # %%
 import jax
@@ -19,7 +19,7 @@ from tutorials.notebook import Text, forest, pick
 # ## Data
 #
 # A record is a patient: a one for the intercept, age (standardised by public numbers), treated or
-# not, and whether the patient recovered. They are simulated, so we know the truth.
+# not, and recovered or not. They are simulated, so we know the truth.
 
 
 # %%
@@ -34,7 +34,7 @@ data = [hospital(rng, size) for size in sizes]
 # %% [markdown]
 # ## Model
 #
-# Ordinary NumPyro: it knows nothing of hospitals.
+# Ordinary NumPyro; nothing in it is about hospitals.
 
 
 # %%
@@ -47,15 +47,15 @@ def model(X, y=None):
 # %% [markdown]
 # ## Inference
 #
-# First the plan: what will be released, with how much noise, at what price. It takes the sizes and
-# no record.
+# First the plan: what will be released, with how much noise and at what cost. It needs the sizes
+# of the hospitals, but no records.
 
 # %%
 budget = dppvi.PrivacyBudget(epsilon=2.0, delta=1e-5)
 print(dppvi.plan_privacy(dppvi.DPOptimization(), budget, num_rounds=20, client_sizes=sizes))
 
 # %% [markdown]
-# Then the fit, with the defaults of everything but the number of rounds.
+# Then the fit, with defaults except for the number of rounds.
 
 # %%
 key = jax.random.key(0)
@@ -64,8 +64,8 @@ result = dppvi.fit(model, None, data, rng_key=key, budget=budget, num_rounds=20)
 # %% [markdown]
 # ## Diagnostics
 #
-# The picture needs all records in one place, so it exists in simulations only. (In a real study,
-# `dppvi.diagnose(result)` judges from released values.)
+# This plot needs the pooled records, so it is possible in simulations only. (In a real study, use
+# `dppvi.diagnose(result)`, which needs released values only.)
 
 # %%
 comparison = dppvi.compare(result, data, rng_key=key, num_samples=pick(1000, 100))
@@ -108,8 +108,8 @@ Text(
 # %% [markdown]
 # ## The statement
 #
-# What it cost, for the report. Predictions and pictures cost nothing more: they are computed from
-# what was released.
+# The privacy cost, for the report. Predictions and plots cost nothing more, because they are
+# computed from what was released.
 
 # %%
 print(result.privacy_statement())

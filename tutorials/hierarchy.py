@@ -2,8 +2,8 @@
 # # Bring your own model: a hierarchy, and a guide by hand
 #
 # **Goals.** Eight wards in three hospitals count infections. We write a hierarchical model in plain
-# NumPyro, draw one of its latents from a gamma distribution in a guide of our own, and look at what
-# wards with few stays borrow from the others.
+# NumPyro and a guide with a gamma distribution, and see what wards with few stays borrow from the
+# others.
 
 # %%
 import jax
@@ -22,9 +22,9 @@ NUM_WARDS = 8
 # %% [markdown]
 # ## Data
 #
-# A record is a patient's stay: ward, age, and the number of infections. Each hospital has wards of
-# its own, of very different sizes. What a ward adds to the log rate was drawn from a normal
-# distribution of width 0.6.
+# A record is a patient's stay: ward, age, and the number of infections. Each hospital has its own
+# wards, of very different sizes. The wards' effects on the log rate were drawn from a normal
+# distribution with standard deviation 0.6.
 
 # %%
 rng = np.random.default_rng(3)
@@ -44,9 +44,9 @@ data = [hospital(wards) for wards in holders]
 # %% [markdown]
 # ## Model
 #
-# Nothing in it knows of clients or of privacy. Latents of single records are not possible; latents
-# of groups are, and groups may lie in one hospital or in many. Every argument of `data` has one
-# entry a record; the number of wards is public, and the model closes over it.
+# Nothing in it is about clients or privacy. Latents of single records are not supported; latents of
+# groups are, and a group may be in one hospital or in several. Every array in `data` has one entry
+# per record; the number of wards is public, and the model closes over it.
 
 
 # %%
@@ -63,10 +63,10 @@ def model(age, ward, y=None):
 # %% [markdown]
 # ## Guide
 #
-# Without a guide (`None`) every latent gets a normal in unconstrained space, as in NumPyro's
+# With the guide `None`, every latent is normal in unconstrained space, as in NumPyro's
 # `AutoNormal`. Ours draws the spread from a gamma distribution instead. A guide has one
-# `numpyro.sample` statement a latent, and no latent depends on another; what its distributions
-# *are* counts, the parameters' values are found by the fit.
+# `numpyro.sample` statement per latent, and no latent depends on another. Only the *types* of its
+# distributions matter; the fit finds the values of parameters.
 
 
 # %%
@@ -87,9 +87,8 @@ def guide(age, ward, y=None):
 # %% [markdown]
 # ## Inference
 #
-# The prior of a ward's effect depends on another latent, so it is no member of the guide's family.
-# The server takes care of that: it refines a factor for the prior in every round, from released
-# values alone and at no cost.
+# The prior of a ward's effect depends on another latent, so it is not in the guide's family. The
+# server refines a factor for the prior in every round, from released values only and at no cost.
 
 # %%
 budget = dppvi.PrivacyBudget(epsilon=4.0, delta=1e-5)
@@ -101,16 +100,15 @@ print(result.posterior.summary())
 # %% [markdown]
 # ## Diagnostics
 #
-# The parameters that lie farthest from where they started, and how far each round moved all of
-# them.
+# The parameters that moved farthest, and how far each round moved the posterior.
 
 # %%
 plots.convergence(result)
 
 # %% [markdown]
-# How much of the result is noise? These stays are simulated, so we may simply fit again; on real
-# ones that would cost the budget twice, and `dppvi.diagnose(result)` estimates it from released
-# values.
+# How much of the result is noise? These stays are simulated, so we may simply fit again. On real
+# records that would cost the budget twice; `dppvi.diagnose(result)` estimates the noise from
+# released values.
 
 # %%
 again = dppvi.fit(model, guide, data, **arguments).posterior.mean["effect"]
@@ -128,8 +126,8 @@ Text(
 # %% [markdown]
 # ## Prediction
 #
-# A hierarchy pulls what little a small ward says towards the mean of all wards. What each ward's
-# own mean would say, without any privacy, stands beside it.
+# A hierarchy shrinks the estimates of small wards towards the mean of all wards. Beside it we plot
+# each ward's own mean, without privacy.
 
 # %%
 raw = np.zeros(NUM_WARDS)
@@ -167,8 +165,8 @@ Text(
 # %% [markdown]
 # ## What is refused
 #
-# A model that cannot be fitted is refused before anything is released, with a sentence that names
-# the latent and says what to write instead.
+# Unsupported models are refused before anything is released, with a message that names the latent
+# and says what to write instead.
 
 
 # %%

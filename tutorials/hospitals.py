@@ -1,12 +1,12 @@
 # %% [markdown]
 # # A hospital study: who dies in hospital?
 #
-# **Goals.** Four hospitals with budgets of their own study which seriously ill patients die in
-# hospital. One of them drops out halfway. We check the posterior against patients that it has not
-# seen, turn it into a decision, and write down what it cost.
+# **Goals.** Four hospitals, each with its own budget, study which seriously ill patients die in
+# hospital. One of them drops out halfway. We check the posterior on held-out patients, base a
+# decision on it, and report what it cost.
 #
-# The records are SUPPORT2: seriously ill adults of five American hospitals, with what was known by
-# the third day of the study. A fifth of them is held out, and plays the public.
+# The records are SUPPORT2: seriously ill adults from five American hospitals, with what was known
+# on the third day of the study. A fifth of them is held out and treated as public.
 
 # %%
 import arviz as az
@@ -22,10 +22,9 @@ from tutorials.notebook import BLUE, GREY, RED, Text, panels, pick
 # %% [markdown]
 # ## Data
 #
-# The data set does not tell which hospital a patient was in, so we deal the rows out: half of them
-# to a university hospital, the others to three smaller ones. Nothing is standardised with the
-# records' own means: `models/support2.py` scales by clinical constants, on which no privacy is
-# spent.
+# The data set does not say which hospital a patient was in, so we assign rows at random: half of
+# them to a university hospital, the others to three smaller ones. Nothing is standardised with the
+# records' own means: `models/support2.py` scales by clinical constants, which cost no privacy.
 
 # %%
 data = support2.load()
@@ -41,9 +40,9 @@ print(f"of the held-out patients died: {data.y_test.mean():.1%}")
 # %% [markdown]
 # ## Model
 #
-# A logistic regression. The prior's width is one on the scale of clinical widths: before the data,
-# the chance that a laboratory value one clinical width off changes the odds by a factor of more
-# than e squared is 4.6 %.
+# A logistic regression with standard normal priors on the clinical scale: a priori, a laboratory
+# value one clinical unit higher changes the odds by a factor of more than e squared with
+# probability 4.6 %.
 
 
 # %%
@@ -56,8 +55,8 @@ def model(X, y=None):
 # %% [markdown]
 # ## Inference
 #
-# The ethics committees did not agree on one epsilon, and need not: noise follows each hospital's
-# own budget. The plan is made before any record is read.
+# The ethics committees did not agree on one epsilon, and need not: each hospital's noise follows
+# its own budget. The plan is made before any record is read.
 
 # %%
 epsilons = (2.0, 4.0, 4.0, 8.0)
@@ -67,10 +66,10 @@ plan = dppvi.plan_privacy(method, budgets, num_rounds=num_rounds, client_sizes=s
 print(plan)
 
 # %% [markdown]
-# Nobody knows yet that the third hospital will drop out halfway. So the loop is ours: `pvi` gives
-# `init / step / posterior`, and a schedule says whom a round visits. What the hospital has sent by
-# then stays in the posterior (its factor is one of the product) and in the ledger; the rest of its
-# budget is not spent.
+# The third hospital will drop out halfway, which nobody knows yet. So we write our own loop: `pvi`
+# gives `init / step / posterior`, and we say whom each round visits. What the hospital has sent by
+# then stays in the posterior, as its factor, and in the ledger; the rest of its budget is not
+# spent.
 
 
 # %%
@@ -88,7 +87,7 @@ algorithm = dppvi.pvi(
     plan=plan,
     schedule=until_one_drops_out,
 )
-state, shards = algorithm.init(jax.random.key(0)), dppvi.stack_clients(hospitals)
+state, shards = algorithm.init(jax.random.key(0)), dppvi.records.stack_clients(hospitals)
 movement = []
 for _ in range(num_rounds):
     state, info = algorithm.step(jax.random.key(1), state, shards)
@@ -105,8 +104,8 @@ Text(
 # %% [markdown]
 # ## Diagnostics
 #
-# What each hospital adds to the posterior's precision can be read off its factor, which was
-# released. Both its patients and its budget count.
+# A hospital's contribution to the posterior's precision is the precision of its factor, which was
+# released. It depends on both its patients and its budget.
 
 # %%
 figure, (left, right) = panels(2)
@@ -152,9 +151,9 @@ table = az.summary(idata, var_names=["w"], kind="stats")
 print(table.loc[[f"w[{name}]" for name in largest]].to_string())
 
 # %% [markdown]
-# **A posterior predictive check.** If the model is right, then of the patients to whom it gives
-# some probability of death, that share dies. Dots are tenths of the held-out patients; bars are
-# what draws of outcomes from the posterior would show, nine times of ten.
+# **A posterior predictive check.** If the model is right, a fraction p of the patients with
+# predicted probability of death p will die. Dots are tenths of the held-out patients; bars are 90 %
+# intervals of outcomes drawn from the posterior.
 
 # %%
 drawn = np.asarray(idata["posterior_predictive"]["y"])[0]
@@ -188,10 +187,10 @@ Text(
 )
 
 # %% [markdown]
-# **A decision** (its numbers are made up). A place in intensive care costs one unit and prevents a
-# third of the deaths, each of which costs `loss` units. A patient gets a place where what it is
-# expected to prevent is worth more than it costs. The posterior's uncertainty is in the risk
-# already, because the risk is a mean over draws.
+# **A decision** (with made-up numbers). A place in intensive care costs one unit and prevents a
+# third of the deaths, each of which costs `loss` units. A patient gets a place if the expected
+# benefit exceeds the cost. The risk includes the posterior's uncertainty, because it is a mean over
+# draws.
 
 # %%
 losses = np.array([4.0, 6.0, 10.0, 20.0])
@@ -212,7 +211,7 @@ Text(
 # %% [markdown]
 # ## The statement
 #
-# `fit` returns it. If you run the loop yourself, make it from the plan and the ledger.
+# `fit` returns a statement. With your own loop, make it from the plan and the ledger.
 
 # %%
 print(dppvi.PrivacyStatement("DPOptimization", plan, state.ledger, insecure_seed=False))

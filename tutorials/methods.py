@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Choosing a method
 #
-# **Goals.** The library has three ways to make partitioned variational inference private, each with
-# or without a trusted aggregator, and baselines. On one data set and one budget we look at what
-# they cost and what they give: messages, accuracy, and a score that punishes false confidence.
+# **Goals.** The library has three ways to make partitioned variational inference private, with or
+# without a trusted aggregator, and baselines. We compare them on one data set with one budget:
+# messages, accuracy, and a score that penalises overconfidence.
 
 # %%
 import jax
@@ -19,9 +19,9 @@ from tutorials.notebook import BLUE, GREEN, GREY, RED, Text, panels, pick
 # %% [markdown]
 # ## Data
 #
-# UCI Adult: who earns more than 50 000 dollars? Ten clients share one half of the rows equally; the
-# other half is public and scores. (Its numeric columns were standardised with pooled means,
-# which no epsilon covers: the paper's preprocessing, kept so that numbers compare.)
+# UCI Adult: who earns more than 50 000 dollars? Ten clients have equal parts of one half of the
+# rows; the other half is public and used for scoring. (Its numeric columns were standardised with
+# pooled means, which no epsilon covers. This is the paper's preprocessing, for comparable numbers.)
 
 # %%
 data = adult.load()
@@ -40,10 +40,10 @@ print(
 #
 # ## Inference
 #
-# Every method is one value. The numbers of the shard methods (number of shards, clip, steps) were
+# Every method is one value. The settings of the shard methods (number of shards, clip, steps) were
 # chosen on other rows ([reproduction](../reproduction.md)); `DPOptimization()` and the baselines
-# run with their defaults. Virtual clients come twice: with shards of six records and Adam, and with
-# a shard a record and [natural gradients](../methods.md).
+# have their defaults. Virtual clients appear twice: with shards of six records and Adam, and with
+# one shard per record and [natural gradients](../methods.md).
 
 # %%
 sizes, scale = clients.sizes, pick(1, 10)
@@ -94,8 +94,8 @@ runs["without privacy"] = dppvi.fit(
 # %% [markdown]
 # ## Diagnostics
 #
-# Each run says how it ended. A warning is not a failure: it tells where noise had to be held in
-# check.
+# Each run reports how it ended. A warning is not a failure: it says where effects of noise had to
+# be corrected.
 
 # %%
 for name, run in runs.items():
@@ -104,8 +104,8 @@ for name, run in runs.items():
 # %% [markdown]
 # ## Prediction
 #
-# Scores of 100 draws on the public rows: the share predicted correctly, and the mean log
-# probability that was given to what happened, which punishes false confidence.
+# Scores of 100 draws on the public rows: the fraction predicted correctly, and the mean log
+# probability of the outcomes, which penalises overconfidence.
 
 
 # %%

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # A Bayesian neural network
 #
-# **Goals.** A small network with a prior on its weights, fitted under privacy to clients that each
-# see only a part of the plane. What it has over a plain network is that draws from its posterior
-# disagree: we look at where they do.
+# **Goals.** We fit a small network with a prior on its weights under privacy. Each client sees only
+# a part of the plane. Unlike a plain network, draws from its posterior can disagree: we look at
+# where they do.
 
 # %%
 import jax
@@ -21,7 +21,7 @@ HIDDEN = 12
 # %% [markdown]
 # ## Data
 #
-# Two half moons. Four clients hold the quarters of the plane: none sees more than a part of the
+# Two half moons. Each of four clients holds a quarter of the plane, and so sees only a part of the
 # boundary.
 
 
@@ -44,8 +44,8 @@ print("records of each client:", [len(part["y"]) for part in data])
 # %% [markdown]
 # ## Model
 #
-# One hidden layer. Everything that a Flax or Haiku module does to an input can stand here instead,
-# as long as the weights are `numpyro.sample` statements.
+# One hidden layer. Any Flax or Haiku module works as well, if its weights are `numpyro.sample`
+# statements.
 
 
 # %%
@@ -62,10 +62,10 @@ def network(X, y=None):
 # %% [markdown]
 # ## Inference
 #
-# A network has no linear predictor, so expectations are taken by draws. Under its prior it is
-# symmetric, and every gradient nearly zero (a saddle point). With `init_scale` a fit begins
-# elsewhere: at weights that are drawn from `rng_key`, 0.3 prior standard deviations from zero and
-# as narrow. No record enters them. And we take more steps, with a larger rate, than the defaults.
+# A network has no linear predictor, so expectations are computed with random draws. The prior is a
+# saddle point, where symmetry makes all gradients nearly zero. So we start elsewhere: `init_scale`
+# starts at random weights from `rng_key`, about 0.3 prior standard deviations from zero and with
+# that width, which depend on no records. We also take more and larger steps than the defaults.
 
 # %%
 method = dppvi.DPOptimization(
@@ -92,7 +92,7 @@ print(result.status)
 # %% [markdown]
 # ## Diagnostics
 #
-# Every round's posterior was released, so every one may be scored on public points.
+# The posterior of every round was released, so each may be scored on public points.
 
 
 # %%
@@ -113,8 +113,8 @@ print(f"by a straight line:        {line:.3f}")
 # %% [markdown]
 # ## Prediction
 #
-# The probability of a class is the mean over draws of the network; where draws disagree, it does
-# not know.
+# The probability of a class is the mean over draws of the network; where draws disagree, it is
+# uncertain.
 
 # %%
 side = np.linspace(-3.2, 3.2, pick(60, 15), dtype=np.float32)
@@ -163,9 +163,9 @@ Text(
 # %% [markdown]
 # ## What to keep in mind
 #
-# A network's weights can be exchanged without changing it, so means of single weights say nothing;
-# predictions do. Independent normals hold one of the many arrangements of weights that would do, so
-# do not take a small disagreement far from all points for knowledge.
+# Permuting a network's hidden units does not change it, so means of single weights are meaningless,
+# while predictions are not. Independent normals cover only one of many equivalent arrangements of
+# weights, so small disagreement far from all points does not mean certainty.
 #
 # ## References
 #

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Privacy in practice: plan, ledger, audit, selection
 #
-# **Goals.** What a data protection officer will ask, in the order in which it comes up. What does
-# an epsilon mean? How much noise will there be, and is the study worth it? Who keeps the account,
-# and what if the computer crashes? Is the code right? And may we try several settings?
+# **Goals.** We answer what a data protection officer will ask. What does an epsilon mean? How much
+# noise will there be, and is the study worth it? Who keeps track of the cost, and what if the
+# computer crashes? Is the code correct? And may we try several settings?
 
 # %%
 import tempfile
@@ -24,7 +24,7 @@ from tutorials.notebook import BLUE, GREY, RED, Text, panels, pick
 # %% [markdown]
 # ## Data
 #
-# Two clinics measure blood pressure (in widths of a healthy population, which are public numbers).
+# Two clinics measure blood pressure, in (public) standard deviations of a healthy population.
 
 # %%
 rng = np.random.default_rng(0)
@@ -48,8 +48,8 @@ def model(y):
 # %% [markdown]
 # ## What an epsilon means
 #
-# The strongest reading is an attacker's: somebody who knows every other record, sees everything
-# that is released, and has to say which of two records a client holds.
+# Suppose an attacker knows every other record, sees everything that is released, and has to say
+# which of two records a client holds. How often is the attacker right?
 
 # %%
 epsilons = np.array([0.1, 0.25, 0.5, 1, 2, 4, 8])
@@ -77,7 +77,7 @@ Text(f"At epsilon 1 that is {one:.1f} % of cases, at epsilon 8 {eight:.1f} %.")
 # %% [markdown]
 # ## The plan
 #
-# Of noise, number of releases and epsilon, any two give the third; none of this reads data.
+# Any two of noise, number of releases and epsilon determine the third, without any data.
 
 # %%
 budget = dppvi.PrivacyBudget(epsilon=1.0, delta=1e-5)
@@ -90,9 +90,9 @@ print(plan)
 # %% [markdown]
 # ## Inference, with a ledger
 #
-# Every release is charged before it is computed; with `ledger_file=` the charge is on the disk
-# first. Whoever runs again on the same file shares its budget: here a first study spends it, and a
-# second one is refused before anything is computed from a record.
+# Every release is charged before it is computed; with `ledger_file=` the charge is on disk first.
+# All runs on the same file share one budget. Here a first study spends it, and a second one is
+# refused before anything is computed from records.
 
 # %%
 half = dppvi.DPOptimization(num_local_steps=2)
@@ -110,7 +110,7 @@ print("\nspent:", result.ledger.spent().round(4))
 # %% [markdown]
 # ## Diagnostics
 #
-# How much of it is noise? From released values alone, at no cost.
+# How much of the result is noise? This is computed from released values and costs no privacy.
 
 # %%
 print(dppvi.diagnose(result))
@@ -118,8 +118,8 @@ print(dppvi.diagnose(result))
 # %% [markdown]
 # ## Prediction
 #
-# What is computed from released values costs nothing more, however often it is computed. How many
-# of the next patients will have a pressure of more than one width above the healthy mean?
+# Anything computed from released values costs nothing more. How many of the next patients will have
+# a pressure of more than one standard deviation above the healthy mean?
 
 # %%
 draws = result.posterior.sample(jax.random.key(2), (pick(4000, 400),))
@@ -135,10 +135,10 @@ Text(
 # %% [markdown]
 # ## An audit
 #
-# A proof is about the mathematics; an audit looks at what runs. A mechanism is run many times on
-# two neighbouring data sets. If some event is more frequent on one of them than the claim allows,
-# the claim is false. Here is the mechanism of the library, on a sum that one record moves as far as
-# clipping lets it, and the same with a fifth too little noise: a mistake that the audit must find.
+# A proof is about the mathematics; an audit is about the running program. A mechanism is run many
+# times on two neighbouring data sets. If some event is more frequent on one of them than the claim
+# allows, the claim is false. We audit the library's mechanism on a sum that one record moves as far
+# as clipping allows, and a faulty one with a fifth too little noise, which the audit must detect.
 
 # %%
 num_runs = pick(20_000, 4_000)
@@ -150,7 +150,7 @@ def claim(delta):
 
 
 def released(seed, total, noise_std):
-    keys = jax.random.split(dppvi.SecretKeys(seed).round_key(0), num_runs)
+    keys = jax.random.split(dppvi.privacy.SecretKeys(seed).round_key(0), num_runs)
     add = jax.vmap(lambda key: privacy.add_noise(key, jnp.asarray(total), noise_std))
     return np.asarray(add(keys))
 
@@ -178,8 +178,8 @@ figure
 # ## Selection
 #
 # Trying settings on the private data and showing the best costs more than one run, even if the
-# others are thrown away. `select` runs a random, secret number of settings, compares noisy scores,
-# and charges for all of it.
+# others are discarded. `select` runs a random, secret number of settings, compares noisy scores,
+# and accounts for all of it.
 
 # %%
 total = dppvi.PrivacyBudget(epsilon=4.0, delta=1e-5)
@@ -214,6 +214,6 @@ Text(
 # %% [markdown]
 # ## References
 #
-# What a selection costs: Papernot and Steinke (2022), *Hyperparameter tuning with Rényi
-# differential privacy*, ICLR. Epsilon of Gaussian noise: Balle and Wang (2018), ICML. The page
-# [What is promised](../privacy.md) says what all of this covers and what not.
+# The cost of selection: Papernot and Steinke (2022), *Hyperparameter tuning with Rényi
+# differential privacy*, ICLR. The epsilon of Gaussian noise: Balle and Wang (2018), ICML. The page
+# [What is promised](../privacy.md) says what is covered and what is not.

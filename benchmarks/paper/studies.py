@@ -70,7 +70,7 @@ class Settings:
 
     def method(self, sizes: Sequence[int]) -> Any:
         """The method as a value of the library."""
-        rule, optimizer = dppvi.Automatic(self.draws), self._optimizer()
+        rule, optimizer = dppvi.methods.Automatic(self.draws), self._optimizer()
         steps = (self.clip_norm, self.num_local_steps, optimizer)
         if self.kind == "virtual":
             return dppvi.VirtualClients(self._shards(sizes), *steps, expectation=rule)

@@ -1,7 +1,7 @@
-"""What released values say: diagnostics, comparisons, selection, plots, citations.
+"""What can be said about a fit: diagnostics, comparisons, selection, plots, citations.
 
-Everything here is computed from a fit's result, and costs no privacy beyond what a selection
-charges. It may import every other room, and no room imports it.
+Diagnostics and plots use released values only and cost no privacy. It may import all other
+packages, and none of them imports it.
 """
 
 from numpyro_dppvi.analysis.citations import Citation, citation

@@ -1,4 +1,4 @@
-"""``citation``: the BibTeX of what a run used, each entry with the reason why it is there."""
+"""``citation``: BibTeX entries for what a run used, each with its reason."""
 
 import importlib.metadata
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ _SELECTION = r"""@inproceedings{papernot2022tuning,
 
 @dataclass(frozen=True)
 class Reference:
-    """One thing to cite.
+    """A reference.
 
     Attributes:
         reason: What the run used it for.
@@ -110,10 +110,10 @@ class Reference:
 
 @dataclass(frozen=True, repr=False)
 class Citation:
-    """What to cite for a run. ``print`` it for BibTeX; the reasons are comments there.
+    """References for a run. Prints as BibTeX, with the reasons as comments.
 
     Attributes:
-        references: What to cite, the software first.
+        references: The references, the software first.
     """
 
     references: tuple[Reference, ...]
@@ -124,23 +124,23 @@ class Citation:
         return tuple(reference.key for reference in self.references)
 
     def __str__(self) -> str:
-        """The BibTeX."""
+        """The BibTeX entries."""
         return "\n\n".join(f"% {r.reason}\n{r.bibtex}" for r in self.references)
 
     __repr__ = __str__  # so that a notebook shows it
 
 
 def citation(result: FitResult | Selection) -> Citation:
-    """What to cite for a run: this software, the paper, and whatever the run rests on.
+    """References for a run: this software, the paper, and the methods that the run used.
 
     Args:
-        result: What ``fit`` or ``select`` returned.
+        result: The result of ``fit`` or ``select``.
 
     Returns:
-        A :class:`Citation`; ``print`` it for BibTeX. The version is the one that is installed.
+        A :class:`Citation`, which prints as BibTeX. The version is the installed one.
 
     Raises:
-        TypeError: If it is neither.
+        TypeError: If ``result`` is neither.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
@@ -163,27 +163,27 @@ def citation(result: FitResult | Selection) -> Citation:
     """
     if isinstance(result, Selection):
         chosen = citation(result.run).references
-        return Citation((*chosen, Reference("What the selection cost in all", _SELECTION)))
+        return Citation((*chosen, Reference("The privacy cost of selection", _SELECTION)))
     if not isinstance(result, FitResult):
         raise TypeError(
-            "result must be what fit or select returned, got "
-            f"{_validate.shown(result)}: write citation(result)."
+            "result must be the result of fit or select, got "
+            f"{_validate.shown(result)}: write citation(fit(...))."
         )
     return Citation(tuple(_references(result)))
 
 
 def _references(result: FitResult) -> Iterator[Reference]:
-    """What a fit rests on."""
+    """The references of a fit."""
     yield Reference("This software", _software())
-    yield Reference("The method, and the mathematics behind this software", _PAPER)
+    yield Reference("The method and its mathematics", _PAPER)
     yield from _of_method(result)
     yield from _of_accountant(result)
-    yield Reference("The language that the model is written in", _NUMPYRO)
+    yield Reference("The modelling language", _NUMPYRO)
 
 
 def _of_method(result: FitResult) -> Iterator[Reference]:
     if result.run.central:
-        yield Reference("Central variational inference, of which this is a form", _CENTRAL)
+        yield Reference("Central variational inference", _CENTRAL)
     elif result.run.alone:
         yield Reference("The committee machine", _COMMITTEE)
     else:
@@ -200,15 +200,15 @@ def _of_accountant(result: FitResult) -> Iterator[Reference]:
         for client in range(len(result.client_sizes))
         for event, _ in result.ledger.composition(client)
     }
-    if dpa.ZCDpEvent in events:  # all of it is accounted alike then
-        yield Reference("Discrete Gaussian noise, and what is proven of it", _DISCRETE)
+    if dpa.ZCDpEvent in events:  # then everything is accounted as zCDP
+        yield Reference("Discrete Gaussian noise and its accounting", _DISCRETE)
         return
     if dpa.GaussianDpEvent in events:
-        yield Reference("Epsilon of Gaussian noise in closed form", _CLOSED_FORM)
+        yield Reference("The epsilon of Gaussian noise in closed form", _CLOSED_FORM)
     if dpa.SampledWithoutReplacementDpEvent in events:
         yield Reference("The privacy profile of batches of fixed size", _FIXED_SIZE)
     if events - {dpa.GaussianDpEvent}:
-        yield Reference("Privacy loss distributions on a grid, rounded up", _GRIDS)
+        yield Reference("Privacy loss distributions", _GRIDS)
 
 
 def _software() -> str:

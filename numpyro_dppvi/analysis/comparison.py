@@ -1,6 +1,6 @@
-"""For simulations: a posterior beside what could be had without privacy, which clients cannot have.
+"""Compares a posterior with non-private inference; for simulations only.
 
-Everything that is computed here from records is computed without noise, and is named so.
+Everything computed here from records is without noise, and is named ``nonprivate_``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from numpyro_dppvi.run.fitting import Data, FitResult, fit, lay_out
 THIS, NUTS_NAME, VI_NAME = "this posterior", "nonprivate_pooled_nuts", "nonprivate_pooled_vi"
 STAMP = (
     "NOT PRIVATE: rows named nonprivate_ were computed from records without noise. For simulations "
-    "on data that may be shown; no budget covers this table."
+    "with data that may be published; no budget covers this table."
 )
 
 _VI = NonPrivate(num_local_steps=100)
@@ -34,13 +34,13 @@ _MOST_DRAWS = 10**7
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Means and standard deviations by posterior and latent; ``print`` it for a table.
+    """Means and standard deviations by posterior and latent; prints as a table.
 
     Attributes:
-        mean: By the posterior's name (``"this posterior"``, ``"nonprivate_pooled_nuts"``,
+        mean: Means by posterior (``"this posterior"``, ``"nonprivate_pooled_nuts"``,
             ``"nonprivate_pooled_vi"``, ``"nonprivate_client_0"``, ...) and latent.
-        stddev: Likewise.
-        stamp: What must stand beside the numbers wherever they go.
+        stddev: Standard deviations, likewise.
+        stamp: A warning to show wherever the numbers are shown.
     """
 
     mean: Mapping[str, Mapping[str, np.ndarray]]
@@ -48,13 +48,13 @@ class Comparison:
     stamp: str = STAMP
 
     def shift(self, name: str) -> float:
-        """How far a posterior's means are from the pooled NUTS run's, in its sds (RMS)."""
+        """The RMS distance of a posterior's means from pooled NUTS, in sds of the latter."""
         self._check(name)
         exact, width = _flat(self.mean[NUTS_NAME]), _flat(self.stddev[NUTS_NAME])
         return float(np.sqrt(np.mean(((_flat(self.mean[name]) - exact) / width) ** 2)))
 
     def width(self, name: str) -> float:
-        """A posterior's standard deviations over the pooled NUTS run's (geometric mean)."""
+        """A posterior's standard deviations relative to pooled NUTS (geometric mean)."""
         self._check(name)
         ratio = _flat(self.stddev[name]) / _flat(self.stddev[NUTS_NAME])
         return float(np.exp(np.mean(np.log(ratio))))
@@ -63,7 +63,7 @@ class Comparison:
         _validate.choice("name", name, tuple(self.mean))
 
     def __str__(self) -> str:
-        """A table with a line a posterior."""
+        """A table with one line per posterior."""
         lines = [self.stamp, f"{'':<24} {'mean off by':>12} {'sd is':>8}   (pooled NUTS: 0 sd, 1)"]
         lines += [
             f"{name:<24} {self.shift(name):>9.2f} sd {self.width(name):>7.2f}x"
@@ -83,20 +83,20 @@ def compare(
     num_warmup: int = 500,
     num_samples: int = 1000,
 ) -> Comparison:
-    """Holds a fit against what its records give without privacy. For simulations only.
+    """Compares a fit with non-private inference on the same records; for simulations only.
 
     Args:
-        result: What ``fit`` returned.
-        data: The records that it was fitted to, all in one place.
-        rng_key: The fit's key, which split the records over clients.
+        result: The result of ``fit``.
+        data: The fit's data.
+        rng_key: The fit's key, which determines how records were split over clients.
         guide: The fit's guide.
         clients: The fit's clients.
-        max_clients: How many clients to fit alone, the first ones; 0 for none.
+        max_clients: How many clients (the first ones) to fit alone; 0 for none.
         num_warmup: Warm-up draws of NUTS.
         num_samples: Draws of NUTS.
 
     Returns:
-        Means and standard deviations of this posterior, of NUTS and of variational inference on
+        Means and standard deviations of this posterior, of NUTS and variational inference on
         all records, and of variational inference on each client's records alone.
 
     Raises:
@@ -111,15 +111,15 @@ def compare(
     discrete = [latent.name for latent in result.posterior.space.latents if latent.is_discrete]
     if discrete:
         raise ValueError(
-            f"compare draws all latents by NUTS, which cannot draw {discrete[0]!r}, because it is "
-            "discrete: hold the posterior against fit(..., method=NonPrivate()) on the same data."
+            f"compare needs continuous latents, which NUTS can draw, got the discrete latent "
+            f"{discrete[0]!r}: compare with fit(..., method=NonPrivate()) on the same data instead."
         )
     split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
     shards, sizes = lay_out(data, clients, split_key)
     if sizes != result.client_sizes:
         raise ValueError(
-            f"data must be what the fit was given, got clients of {_few(sizes)} records and a fit "
-            f"of {_few(result.client_sizes)}: pass the fit's own data, clients and rng_key."
+            f"data must be the fit's, with {_few(result.client_sizes)} records per client, got "
+            f"{_few(sizes)}: pass the fit's data, clients and rng_key."
         )
     parts = [_records_of(shards, number) for number in range(len(sizes))]
     pooled = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -142,7 +142,7 @@ def compare(
 def _variational(
     posterior: Posterior, guide: Any, records: Mapping[str, Any], key: PRNGKey
 ) -> Posterior:
-    """Variational inference without privacy on some records."""
+    """Non-private variational inference on some records."""
     found = fit(
         posterior.model,
         guide,
@@ -170,7 +170,7 @@ def _nuts(
     earlier = posterior.prior
 
     def with_earlier_prior(**arguments: Array) -> None:
-        """The model, with the earlier posterior in the place of its priors."""
+        """The model with the earlier posterior in place of its priors."""
         del arguments
         theta = {name: numpyro.sample(name, priors.distribution(name)) for name in priors.names}
         terms = jax.vmap(lambda row: posterior.space.log_likelihood(theta, row))(rows)

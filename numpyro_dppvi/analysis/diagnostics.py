@@ -1,6 +1,6 @@
-"""What released values say about a fit: has it settled, whose data is in it, how much is noise.
+"""Diagnostics of a fit: has it converged, whose data shaped it, how much of it is noise.
 
-Everything here is computed from what was released and from public facts, and costs no privacy.
+Everything is computed from released values and public facts and costs no privacy.
 """
 
 import functools
@@ -21,11 +21,11 @@ from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.run.fitting import FitResult
 
-# A step that can be repeated so often counts as one that never leaves the domain.
+# A step that stays in the domain when repeated this often is reported as never leaving it.
 _FAR = 1000.0
-# A run whose last step is so many times what noise alone does is still moving.
+# A run is still moving if its last step is more than this many times the effect of noise alone.
 _SETTLED = 2.0
-# Likelihoods that are so many times sharper than the factors are worth a word.
+# From this ratio of the likelihoods' precision to the factors', q is reported as too wide.
 _SHARPER = 2.0
 _NAMED = 5
 _MOST_REPLAYS = 10**5
@@ -34,26 +34,26 @@ _CURVATURE_DRAWS = 256
 
 @dataclass(frozen=True, eq=False)
 class Diagnostics:
-    """Facts about a fit; ``print`` them. Parameters are the entries of unconstrained latents.
+    """Facts about a fit; prints as text. Parameters are the entries of unconstrained latents.
 
     Attributes:
         movement: Jeffreys divergence between q before and after each round, in nats.
-        residual: The same as a distance from a fixed point: how far each round would have moved a
-            parameter without damping, in posterior standard deviations (root mean square).
-        noise_residual: What noise alone makes of that in the last round; ``None`` if unknown.
-        sharpness: About how many times the precision in the clients' factors their records would
-            give, were there rounds enough: 1 at a fixed point, and q is too wide by up to the root
-            of it. ``None`` if unknown.
+        residual: How far each round would have moved a parameter without damping, in posterior
+            standard deviations (root mean square): the distance from a fixed point.
+        noise_residual: The residual that noise alone causes in the last round; ``None`` if unknown.
+        sharpness: An estimate of how many times the precision in the clients' factors their
+            records would give after enough rounds. It is 1 at a fixed point; otherwise q is too
+            wide by up to its square root. ``None`` if unknown.
         margin: How many times the last round's step could be repeated before q leaves its domain;
             infinite if never.
         contributors: ``"prior"`` and the clients, in the order of ``share``'s leading axis.
         share: By latent, each contributor's share of the posterior precision, shape
-            ``(num_contributors, *base shape)``; shares add up to 1 and noise makes some negative.
-            Empty where factors are not known. Discrete latents have no precision, and are left out.
-        noise: By latent, the standard deviation that noise gives the posterior mean, over the
+            ``(num_contributors, *base shape)``. Shares sum to 1; noise makes some negative. Empty
+            if factors are unknown; without discrete latents, which have no precision.
+        noise: By latent, the standard deviation of the posterior mean due to noise, over the
             posterior standard deviation. Above 1, another draw of the noise would move the
-            parameter by more than the posterior's width. Empty without privacy, and where factors
-            are not known.
+            parameter by more than the posterior's width. Empty without privacy or if factors are
+            unknown.
     """
 
     movement: np.ndarray
@@ -66,7 +66,7 @@ class Diagnostics:
     noise: Mapping[str, np.ndarray]
 
     def __str__(self) -> str:
-        """The facts in sentences."""
+        """The facts as sentences."""
         lines = ["Diagnostics (from released values only)"]
         lines += [self._settled(), self._margin()]
         if self.sharpness is not None:
@@ -131,20 +131,20 @@ class Diagnostics:
 def diagnose(
     result: FitResult, rng_key: PRNGKey | None = None, num_replays: int = 64
 ) -> Diagnostics:
-    """Says what released values tell about a fit.
+    """Diagnoses a fit from released values.
 
-    Noise is measured by running the fit again, with the released factors in the place of records
-    (see ``replay``): once to find how much sharper the likelihoods must be than the factors, which
-    a short run does not reach, for the same posterior widths to come out; and then for the spread.
+    The effect of noise is measured by replaying the fit with fresh noise, with powers of the
+    released factors in place of the clients' likelihoods (see ``replay``). The power is the one at
+    which replays reproduce the posterior's width, because factors of a short run have not reached
+    the likelihoods' precision.
 
     Args:
-        result: What ``fit`` returned.
-        rng_key: A JAX key for the replays; a fixed one if not given.
-        num_replays: How many replays; the relative error of ``noise`` is one over the root of
-            twice their number.
+        result: The result of ``fit``.
+        rng_key: A JAX key for the replays; a fixed one by default.
+        num_replays: How many replays n; the relative error of ``noise`` is 1 / sqrt(2 n).
 
     Returns:
-        The facts.
+        The diagnostics.
     """
     _validate.instance("result", result, FitResult, "fit(...)")
     key = jax.random.key(0) if rng_key is None else _validate.rng_key(rng_key)
@@ -174,10 +174,10 @@ def diagnose(
 def _replayed(
     replayed: replay.Replay, natural: Natural, key: PRNGKey, number: int
 ) -> tuple[Natural, float | None]:
-    """Replays of likelihoods that are as sharp as the width of q says, and how sharp that is."""
+    """Replays at the power of the factors that reproduces the width of q, and that power."""
     run = replay.replays(replayed)
     if replayed.problem.method.releases != "gradients":
-        return run(key, 1.0, number), None  # noise is added after the solve, whatever is solved
+        return run(key, 1.0, number), None  # the noise does not depend on what the solve does
 
     @jax.jit
     def entropy(natural: Natural) -> Array:
@@ -190,7 +190,7 @@ def _replayed(
         last = jax.tree.map(lambda leaf: leaf[-1], run(key, power, min(number, 8)))
         return float(jnp.nanmean(jax.vmap(entropy)(last))) > goal
 
-    low, high = 0.0, 9.0  # logarithms of the power
+    low, high = 0.0, 9.0  # logarithms of the power; a larger power makes q narrower
     if is_wider(1.0):
         for _ in range(8):
             middle = (low + high) / 2
@@ -203,7 +203,8 @@ def _spread(posterior: Posterior, last: Natural) -> dict[str, np.ndarray]:
     means, _ = jax.vmap(functools.partial(moments, posterior.family))(last)
     _, width = moments(posterior.family, posterior.natural)
     spread = {name: np.asarray(jnp.std(values, axis=0, ddof=1)) for name, values in means.items()}
-    # A discrete latent that is certain has no width, and noise that does not change that no effect.
+    # A discrete latent with probability 1 has no width. If noise does not change it either, the
+    # ratio is 0 / 1.
     return {name: x / np.where(x > 0, np.asarray(width[name]), 1) for name, x in spread.items()}
 
 
@@ -215,7 +216,9 @@ def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict
 
 
 def _last_residual(family: MeanField, found: Natural, size: int, damping: float) -> float | None:
-    """What noise makes of the last residual: its spread over replays, without what they share."""
+    """The part of the last residual that differs between replays."""
+    # The mean divergence of the last two rounds is that of the averages, which is the movement all
+    # replays share, plus a part due to noise.
     if jax.tree.leaves(found)[0].shape[0] < 2:
         return None
     before, last = (jax.tree.map(lambda leaf, r=r: leaf[r], found) for r in (-2, -1))
@@ -226,7 +229,8 @@ def _last_residual(family: MeanField, found: Natural, size: int, damping: float)
 
 
 def _margin(result: FitResult) -> float:
-    """How often the last step can be repeated inside the domain, which is convex."""
+    """How often the last step can be repeated inside the domain."""
+    # The domain is convex, so the multiples that stay inside form an interval: bisect its end.
     rounds = len(result.history.movement)
     if not rounds or result.run.central:
         return math.inf
@@ -270,18 +274,18 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
 
 
 def precision(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
-    """What a factor adds to the precision of each entry, on average under q.
+    """What a factor contributes to the precision of each entry, on average under q.
 
-    For a normal factor its precision; in any family the expected negative second derivative of its
-    logarithm, which adds up over factors too.
+    This is the expected negative second derivative of its logarithm, which adds up over factors.
+    For a normal factor it is the factor's precision.
 
     Args:
         member: One latent's family.
         q: The latent's natural parameters, proper.
-        factor: A factor of it, which need not be proper.
+        factor: A factor of the latent, proper or not.
 
     Returns:
-        Shape of the latent's unconstrained value.
+        An array in the shape of the latent's unconstrained value.
     """
     if isinstance(member, DiagonalNormal):
         return -2 * factor.quadratic
@@ -289,14 +293,16 @@ def precision(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
 
 
 def curvature(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
-    """What :func:`precision` is for families without a formula, over draws with a fixed key."""
+    """:func:`precision` for families without a closed form, from draws with a fixed key."""
     draws = member.distribution(member.coordinates(q)).sample(
         jax.random.key(0), (_CURVATURE_DRAWS,)
     )
 
     def log_factor(x: Array) -> Array:
-        """<factor, T(x)> up to a constant: how the log density changes along the factor."""
+        """<factor, T(x)> up to a constant."""
 
+        # log p(x) = <eta, T(x)> - A(eta) is affine in eta up to A, so its derivative in the
+        # direction of the factor is <factor, T(x)> minus a constant.
         def log_density(natural: MemberNatural) -> Array:
             return member.distribution(member.coordinates(natural)).log_prob(x)
 

@@ -1,7 +1,7 @@
-"""Pictures of a fit, from released values only. Needs matplotlib (``numpyro-dppvi[plots]``).
+"""Plots of a fit, from released values only; needs matplotlib (``numpyro-dppvi[plots]``).
 
-Every function returns a ``matplotlib.figure.Figure`` that belongs to no window: show it as the last
-line of a notebook's cell, or ``figure.savefig(path)``.
+Every function returns a ``matplotlib.figure.Figure`` without a window: make it the last line of a
+notebook's cell, or call ``figure.savefig(path)``.
 """
 
 import functools
@@ -17,7 +17,7 @@ from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose, labels, mo
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
 from numpyro_dppvi.run.fitting import FitResult
 
-# Okabe and Ito's palette, told apart by colour-blind readers and in print; dark ones first.
+# Okabe and Ito's palette for colour-blind readers, dark colours first.
 _BLUE, _RED, _GREEN, _PURPLE, _ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
 _GREY = "#777777"
 _LINES = (_BLUE, _RED, _GREEN, _PURPLE, _ORANGE)
@@ -26,11 +26,11 @@ _STYLES = ("--", ":", "-.", (0, (1, 1)))
 _MARKERS = ("o", "s", "^", "D", "v")
 _PANEL = (4.2, 3.4)
 
-# More clients than this are points in a cloud instead of bars.
+# With more clients than this, they are drawn as points instead of bars.
 _BARS = 15
-# Clients that spend in more ways than this are lines without a name.
+# With more distinct spending curves than this, they are drawn without labels.
 _KINDS = 3
-# Epsilons that a curve is made of: accountants without a closed form take a while for each.
+# Points of a spending curve; accountants without a closed form are slow.
 _CURVE_POINTS = 12
 
 
@@ -39,14 +39,14 @@ def convergence(
     scores: Mapping[str, Sequence[float]] | None = None,
     references: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Any:
-    """Draws how a fit went, round by round.
+    """Plots the course of a fit over rounds.
 
     Args:
-        result: What ``fit`` returned.
-        scores: Numbers by round to draw, one panel each, by their label: scores on public rows,
-            say. Without them a panel follows the parameters that lie farthest from where they
-            started. The last panel is always the movement of the posterior.
-        references: For a score's label, horizontal lines by their name.
+        result: The result of ``fit``.
+        scores: Numbers by round, such as scores on public rows, by the label of their panel.
+            Without them, a panel shows the parameters that moved farthest. The last panel is
+            always the movement of the posterior.
+        references: Horizontal lines by name, for each label of a score.
 
     Returns:
         A ``matplotlib.figure.Figure``.
@@ -83,11 +83,11 @@ def convergence(
 
 
 def privacy(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
-    """Draws what a fit cost round by round, and what the noise did to it.
+    """Plots the privacy cost of a fit over rounds, and the effect of noise.
 
     Args:
-        result: What ``fit`` returned.
-        diagnostics: What ``diagnose`` returned; computed if not given, which takes some seconds.
+        result: The result of ``fit``.
+        diagnostics: The result of ``diagnose``; computed by default, which takes some seconds.
 
     Returns:
         A ``matplotlib.figure.Figure``.
@@ -99,7 +99,7 @@ def privacy(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
     _check(result, diagnostics)
     if result.plan is None:
         raise ValueError(
-            "there is no privacy to draw, because the fit added no noise: draw convergence(result)."
+            "result must be a private fit, got one without noise: write plots.convergence(result)."
         )
     noise = (diagnose(result) if diagnostics is None else diagnostics).noise
     figure, axes = _panels(2 if noise else 1)
@@ -110,25 +110,25 @@ def privacy(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
 
 
 def clients(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
-    """Draws whose data is in the posterior: shares of its precision beside shares of the records.
+    """Plots each client's share of the posterior precision and of the records.
 
     Args:
-        result: What ``fit`` returned.
-        diagnostics: What ``diagnose`` returned; computed if not given, which takes some seconds.
+        result: The result of ``fit``.
+        diagnostics: The result of ``diagnose``; computed by default, which takes some seconds.
 
     Returns:
         A ``matplotlib.figure.Figure``.
 
     Raises:
         ModuleNotFoundError: Without matplotlib; says what to install.
-        ValueError: If no client's share of a precision is known.
+        ValueError: If clients' shares are unknown.
     """
     _check(result, diagnostics)
     found = diagnose(result) if diagnostics is None else diagnostics
     if not found.share:
         raise ValueError(
-            "no client's share of a precision is known, because the method keeps no factors or all "
-            "latents are discrete: draw convergence(result)."
+            "result must have clients' factors of continuous latents, got none (the method keeps "
+            "no factors, or all latents are discrete): write plots.convergence(result)."
         )
     flat = np.concatenate([x.reshape(len(found.contributors), -1) for x in found.share.values()], 1)
     records = np.array(result.client_sizes) / sum(result.client_sizes)
@@ -146,10 +146,10 @@ def _check(result: FitResult, diagnostics: Diagnostics | None) -> None:
 
 
 def _numbers(name: str, values: Any) -> dict[str, list[float]]:
-    """Numbers by round, by the label of their panel."""
+    """Numbers by round, for each panel's label."""
     by_label = _validate.mapping(name, values, "{'accuracy': [0.8, 0.9]}")
     if not by_label:
-        raise ValueError(f"{name} must hold a panel, got none: leave {name} out.")
+        raise ValueError(f"{name} must not be empty, got no entries: leave {name} out.")
     return {
         label: [
             _drawn(f"{name}[{label!r}]", one)
@@ -165,7 +165,7 @@ def _reference_lines(name: str, lines: Any) -> dict[str, float]:
 
 
 def _drawn(name: str, value: Any) -> float:
-    """A number that can be drawn; what is not finite leaves a gap."""
+    """A number to plot; values that are not finite leave a gap."""
     try:
         number = None if np.ma.is_masked(value) else float(value)
     except (OverflowError, TypeError, ValueError):
@@ -198,7 +198,7 @@ def _count_rounds(axis: Any) -> None:
 
 
 def _movement(axis: Any, result: FitResult) -> None:
-    """Movement by round, with the rounds marked in which something was refused."""
+    """Movement by round, marking rounds in which a merge was rejected or a visit failed."""
     history = result.history
     movement = np.asarray(history.movement)
     rounds = np.arange(1, len(movement) + 1)
@@ -211,7 +211,7 @@ def _movement(axis: Any, result: FitResult) -> None:
             "X",
             color=_RED,
             markersize=9,
-            label="merge refused or failed",
+            label="merge rejected or failed",
         )
         axis.legend(frameon=False, fontsize="small")
     axis.set(title="movement of the posterior", ylabel="Jeffreys divergence, nats")
@@ -223,7 +223,7 @@ def _movement(axis: Any, result: FitResult) -> None:
 
 
 def _parameters(axis: Any, result: FitResult) -> None:
-    """Means of the parameters that moved farthest, with a band of one standard deviation."""
+    """Means of the parameters that moved farthest, with bands of one standard deviation."""
     num_rounds = len(result.history.movement)
     if not num_rounds:
         return
@@ -235,7 +235,7 @@ def _parameters(axis: Any, result: FitResult) -> None:
         for tree in (means, widths)
     )
     rounds = np.arange(1, len(mean) + 1)
-    tiny = np.finfo(width.dtype).tiny  # a discrete latent may be certain
+    tiny = np.finfo(width.dtype).tiny  # a discrete latent may have no width
     farthest = np.argsort(-np.abs(mean[-1]) / np.maximum(width[-1], tiny))[: len(_LINES)]
     for place, index in enumerate(sorted(farthest, key=lambda i: -mean[-1, i])):
         color, marker = _LINES[place], _MARKERS[place]
@@ -248,7 +248,7 @@ def _parameters(axis: Any, result: FitResult) -> None:
 
 
 def _spending(axis: Any, result: FitResult) -> None:
-    """Epsilon after each round; clients that spend alike share a line."""
+    """Epsilon after each round; clients with equal costs share a line."""
     at, curves = _curves(result)
     if len(curves) > _KINDS:
         for budget, _, curve in curves:
@@ -275,7 +275,7 @@ def _spending(axis: Any, result: FitResult) -> None:
 def _curves(
     result: FitResult,
 ) -> tuple[np.ndarray, list[tuple[PrivacyBudget, list[int], np.ndarray]]]:
-    """Rounds, and for each kind of client its budget, its clients and its epsilons."""
+    """Rounds, and for each group of equal clients its budget, numbers and epsilons."""
     assert result.plan is not None
     plan, num_rounds = result.plan, result.state.round
     of_round = result.run.groups[:num_rounds]
@@ -287,7 +287,7 @@ def _curves(
     for number, client in enumerate(plan.clients):
         counts = visited[at, number] * client.releases_per_visit
         event = client.mechanism.dp_event
-        # What other runs have charged to the same ledger was there before.
+        # Charges of other runs on the same ledger count from the start.
         before = Counter(dict(result.ledger.composition(number)))
         before[event] -= int(visited[-1, number]) * client.releases_per_visit
         kind = (event, client.budget, tuple(counts.tolist()), frozenset((+before).items()))
@@ -305,7 +305,7 @@ def _curves(
 
 
 def _range(numbers: Sequence[int]) -> str:
-    """Client numbers in few words."""
+    """A short label for client numbers."""
     if len(numbers) == 1:
         return f"client {numbers[0]}"
     if len(numbers) == numbers[-1] - numbers[0] + 1:
@@ -314,7 +314,7 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _noise(axis: Any, noise: Mapping[str, np.ndarray]) -> None:
-    """The noise in every parameter, sorted, with the line from which on it is mostly noise."""
+    """The distribution of noise over parameters, with a line above which they are mostly noise."""
     values = np.concatenate([x.ravel() for x in noise.values()])
     names = labels(noise)
     order = np.argsort(values)
@@ -343,7 +343,7 @@ def _noise(axis: Any, noise: Mapping[str, np.ndarray]) -> None:
 
 
 def _bars(contributors: Sequence[str], share: np.ndarray, records: np.ndarray) -> Any:
-    """One bar a contributor, with the spread over parameters and the share of the records."""
+    """One bar per contributor, with the spread over parameters and the share of the records."""
     figure, axes = _panels(1, height=max(_PANEL[1] - 0.8, 0.28 * len(contributors) + 1.3))
     axis = axes[0]
     places = np.arange(len(contributors))
@@ -363,13 +363,13 @@ def _bars(contributors: Sequence[str], share: np.ndarray, records: np.ndarray) -
 
 
 def _cloud(share: np.ndarray, records: np.ndarray) -> Any:
-    """One point a client: its share of the precision over its share of the records."""
+    """One point per client: its share of the precision over its share of the records."""
     figure, axes = _panels(1)
     axis = axes[0]
     mean = share.mean(axis=1)
     line = {"color": "black", "linestyle": "--", "linewidth": 1, "label": "in proportion"}
     dots = {"color": _BLUE, "markersize": 4, "alpha": 0.6, "label": "a client"}
-    if records.max() < 1.1 * records.min():  # one beside the other, because all are of one size
+    if records.max() < 1.1 * records.min():  # clients of equal size: one beside the other
         axis.plot(np.arange(len(records)), np.sort(mean[1:]), "o", **dots)
         axis.axhline((1 - mean[0]) / len(records), **line)
         axis.set(xlabel="clients, by their share", xticks=[])

@@ -1,8 +1,7 @@
-"""``select``: choose between settings on the private data themselves, and say what it cost.
+"""``select``: chooses between settings on the private data and accounts for it.
 
-The best of a random, secret number of runs is shown, and nothing of the others. Whoever calls
-``select`` sees everything, and has to be trusted with it: what is shown afterwards is what the
-total covers.
+Only the best of a random, secret number of runs is shown; the total cost covers that. The caller of
+``select`` sees every run and must be trusted not to reveal the others.
 """
 
 import dataclasses
@@ -35,24 +34,24 @@ FitOne: TypeAlias = Callable[[Any, tuple[PrivacyBudget, ...], PRNGKey], FitResul
 Score: TypeAlias = Callable[[FitResult], Sequence[Array]]
 
 NOT_COVERED = (
-    "whoever ran the selection: every run was seen there, and only the best was shown",
-    "how many runs there were and which settings they had, if that is told, and how long it took",
-    "choices made before the selection by looking at the data: which settings to try, and the rest",
-    "floating-point effects, and side channels",
+    "whoever ran the selection, who saw every run and not only the best",
+    "the number of runs and their settings, if revealed, and how long the selection took",
+    "choices made before the selection by looking at the data, such as which settings to try",
+    "floating-point effects and side channels",
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """The best run of a selection, and what all of it cost.
+    """The best run of a selection and the cost of the selection.
 
     Attributes:
         setting: The setting of the best run.
-        run: The best run. Its own statement speaks as if it had been the only one: show
+        run: The best run. Its own privacy statement does not include the selection: publish
             :meth:`privacy_statement` instead.
-        score: Its mean score per record, with noise.
-        plan: What was planned, and what it cost.
-        settings: All settings that might have been tried.
+        score: Its noisy mean score per record.
+        plan: The plan and its cost.
+        settings: All settings that could have been tried.
     """
 
     setting: Any
@@ -63,19 +62,19 @@ class Selection:
 
     @property
     def posterior(self) -> Posterior:
-        """The best run's posterior; its attributes tell the cost of the whole selection."""
+        """The best run's posterior, with the cost of the whole selection in its attributes."""
         total = {"max_epsilon": max(self.plan.epsilons), "selected_among": len(self.settings)}
         posterior = self.run.posterior
         return dataclasses.replace(posterior, attrs={**posterior.attrs, **total})
 
     def privacy_statement(self) -> "SelectionStatement":
-        """What the selection cost in all, as text (``print``) and ``.to_json()``."""
+        """The cost of the whole selection; prints as text and has ``.to_json()``."""
         return SelectionStatement(type(self.run.method).__name__, len(self.settings), self.plan)
 
 
 @dataclass(frozen=True)
 class SelectionStatement:
-    """What a selection cost. ``print`` it, or take ``to_json()``."""
+    """The cost of a selection. Print it, or use ``to_json``."""
 
     method: str
     num_settings: int
@@ -131,7 +130,8 @@ class SelectionStatement:
             f"  accountant   {facts['accountant']}",
         ]
         lines += words.paragraph(
-            f"In all, {', '.join(sorted({c['unit'] for c in facts['clients']}))} of the whole is "
+            f"Over all runs and clients, "
+            f"{', '.join(sorted({c['unit'] for c in facts['clients']}))} is "
             f"protected by epsilon = {words.rounded_up(worst['epsilon_spent'])} at delta = "
             f"{delta:.10g} (one fit alone: {words.rounded_up(worst['epsilon_of_one_fit'])}); "
             f"{words.neighbours(c['relation'] for c in facts['clients'])}."
@@ -148,28 +148,27 @@ def select(
     plan: SelectionPlan,
     insecure_seed: int | None = None,
 ) -> Selection:
-    """Runs settings drawn at random, a random number of times, and returns the best run.
+    """Fits a random number of randomly drawn settings and returns the best run.
 
-    Runs are compared by a mean score of records, which each client releases with noise; noise
-    makes the choice itself a little random. Everything is covered by the plan: the number of
-    runs, their settings and keys are drawn here, in secret.
+    Runs are compared by their records' mean score, to which each client adds noise. The number of
+    runs, their settings and their keys are drawn secretly here; the plan's cost covers everything.
 
     Args:
-        settings: What may be tried, in any form that ``fit_one`` understands.
+        settings: The settings to choose from, in any form that ``fit_one`` accepts.
         fit_one: ``(setting, budgets, rng_key) -> FitResult``: one call of ``fit`` with
             ``budget=budgets`` and ``rng_key=rng_key``, on full batches or with shards.
-        score: ``result -> scores``: one array a client, one number a record: the higher the
-            better. Each number must depend on its own record (and on the result) alone. Numbers
-            are clipped to the plan's bound; what is not finite counts as the lowest.
+        score: ``result -> scores``: one array per client with one number per record, higher is
+            better. Each number may depend only on its own record and the result. Scores are
+            clipped to the plan's bound; values that are not finite count as the lowest.
         plan: From ``privacy.plan_selection``: budget, number of runs, bound of the scores.
-        insecure_seed: For tests only: makes it reproducible, and the noise of scores removable.
+        insecure_seed: For tests only: makes the selection reproducible and its noise removable.
 
     Returns:
-        The best run. What the others released must not be shown to anybody.
+        The best run. Results of the other runs must not be revealed.
 
     Raises:
         ValueError: If a run releases more than the plan allows, or scores do not fit the plan.
-        RuntimeError: If no run came up, which is as rare as ``PoissonRuns`` says.
+        RuntimeError: If the number of runs is 0, which can happen with ``PoissonRuns`` only.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
@@ -200,7 +199,11 @@ def select(
     _validate.function("score", score, ("result",), "score")
     _validate.instance("plan", plan, SelectionPlan, "privacy.plan_selection(...)")
     if not settings:
-        raise ValueError("settings must hold at least one setting, got none: write [{}], say.")
+        raise ValueError("settings must not be empty, got no entries: write [0.5, 2.5], say.")
+    # A random number of runs, each with a setting drawn independently with replacement, and only
+    # the one with the highest noisy score is kept (report noisy max over runs). Each run releases
+    # its fit and its score as one Gaussian mechanism; the theorem about the best of K such runs
+    # gives the total cost, whatever the number of settings.
     keys = SecretKeys(insecure_seed)
     best: Selection | None = None
     for number in range(plan.runs.count(_uniform(keys.round_key(0)))):
@@ -213,14 +216,14 @@ def select(
             best = Selection(setting, run, value, plan, settings)
     if best is None:
         raise RuntimeError(
-            f"no run came up ({plan.runs.name}); this too was released, and the budget is spent: "
-            "write runs=NegativeBinomialRuns(...), which has one run at least."
+            f"the number of runs was 0 ({plan.runs.name}), and the budget is spent: write "
+            "runs=NegativeBinomialRuns(...), which gives at least one run."
         )
     return best
 
 
 def _uniform(key: PRNGKey) -> float:
-    """A number in [0, 1) of 53 bits from a key."""
+    """A 53-bit number in [0, 1) from a key."""
     words_of_key = np.asarray(jax.random.key_data(key)).astype(np.uint32)
     return (int.from_bytes(words_of_key.tobytes()[:8], "little") >> 11) / 2**53
 
@@ -228,17 +231,23 @@ def _uniform(key: PRNGKey) -> float:
 def _check(run: Any, plan: SelectionPlan) -> None:
     if not isinstance(run, FitResult):
         raise TypeError(
-            f"fit_one must return what fit returns, got {_validate.shown(run)}: write "
+            f"fit_one must return the result of fit, got {_validate.shown(run)}: write "
             "return fit(..., budget=budgets, rng_key=rng_key)."
         )
     if run.plan is None:
-        raise ValueError("fit_one must fit with privacy: write budget=budgets in its call of fit.")
+        raise ValueError(
+            "fit_one must fit with privacy, got a run without: write budget=budgets in its call of "
+            "fit."
+        )
     relations = [budget.relation for budget in plan.budgets]
     clients = range(len(run.plan.clients))
     for mine, budget in zip(run.plan.clients, plan.budgets, strict=False):
         mine.mechanism.check(budget)
         if mine.budget.relation != budget.relation:
-            raise ValueError("fit_one must keep to the budgets it is given: write budget=budgets.")
+            raise ValueError(
+                "fit_one must keep to the budgets it is given, got a run with relation "
+                f"{mine.budget.relation!r}: write budget=budgets in its call of fit."
+            )
     mus = [
         accounting.renyi_distance(run.ledger.composition(m), relation)
         for m, relation in zip(clients, relations, strict=False)
@@ -249,24 +258,24 @@ def _check(run: Any, plan: SelectionPlan) -> None:
 def _noisy_score(
     scores: Sequence[Array], mechanisms: Sequence[GaussianSum], secret_key: PRNGKey
 ) -> float:
-    """Mean score of all records: each client's clipped sum with noise of its own."""
+    """The mean score of all records, from each client's noisy sum of clipped scores."""
     if not isinstance(scores, Sequence):
         raise TypeError(
-            f"score must return one array a client, got {_validate.shown(scores)}: write "
+            f"score must return one array per client, got {_validate.shown(scores)}: write "
             "return [scores of client 0, ...]."
         )
     if len(scores) != len(mechanisms):
         raise ValueError(
-            f"score must return one array a client, got {len(scores)} for the {len(mechanisms)} "
-            "clients of the plan."
+            f"score must return one array per client, got {len(scores)} for the {len(mechanisms)} "
+            "clients of the plan: write return [scores of client 0, ...]."
         )
     total = 0.0
     for client, (mine, mechanism) in enumerate(zip(scores, mechanisms, strict=True)):
         values = jnp.asarray(mine, float)
         if values.shape != (mechanism.num_records,):
             raise ValueError(
-                f"score must return one number a record, got shape {values.shape} for client "
-                f"{client}'s {mechanism.num_records} records."
+                f"score must return one number per record, got shape {values.shape} for client "
+                f"{client}'s {mechanism.num_records} records: write an array of that length."
             )
         values = jnp.where(jnp.isfinite(values), values, -mechanism.clip_norm)
         present = jnp.ones(values.shape, bool)

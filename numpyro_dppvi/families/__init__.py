@@ -1,4 +1,8 @@
-"""Exponential families that factors live in: one row in ``BY_DISTRIBUTION`` each."""
+"""Exponential families, factors in them, and their arithmetic.
+
+``BY_DISTRIBUTION`` lists the families. They know nothing of models, clients or privacy, and import
+none of the other packages.
+"""
 
 from typing import Any
 
@@ -39,9 +43,9 @@ BY_DISTRIBUTION: tuple[tuple[type[dist.Distribution], Any], ...] = (
     (dist.CategoricalProbs, Categorical),
     (dist.CategoricalLogits, Categorical),
 )
-"""The family that a distribution in a guide stands for.
+"""The family of each distribution that a guide may draw from.
 
-A family is made with a shape; one on an interval of integers also with its number of values.
+A family is constructed from a shape; a family of integers also from its number of values.
 """
 
 __all__ = [

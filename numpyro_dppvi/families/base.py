@@ -1,9 +1,9 @@
-"""Exponential families: the protocol that each of them follows.
+"""The protocols of exponential families.
 
-A family has two parameterisations. ``Natural`` parameters are what factors multiply in, and may
-be improper. ``Coordinates`` are unconstrained numbers of a proper distribution, such as (location,
-log standard deviation): what an optimiser moves, because Adam on natural parameters does not
-converge in any reasonable time.
+A family has two parameterisations. Factors multiply by adding ``Natural`` parameters, which need
+not describe a proper distribution. ``Coordinates`` are unconstrained parameters of a proper
+distribution, such as (location, log standard deviation). Optimisers move coordinates, because Adam
+on natural parameters converges far too slowly.
 """
 
 from typing import Protocol, runtime_checkable
@@ -22,11 +22,11 @@ class ExponentialFamily(Protocol):
         ...
 
     def standard(self) -> MemberCoordinates:
-        """Coordinates of a proper distribution to start from where nothing is known."""
+        """Coordinates of a default proper distribution."""
         ...
 
     def of_distribution(self, distribution: dist.Distribution | None) -> MemberNatural | None:
-        """Natural parameters of a NumPyro distribution, ``None`` if it is not of the family."""
+        """Natural parameters of a NumPyro distribution; ``None`` if it is not in the family."""
         ...
 
     def natural(self, coordinates: MemberCoordinates) -> MemberNatural:
@@ -34,7 +34,7 @@ class ExponentialFamily(Protocol):
         ...
 
     def coordinates(self, natural: MemberNatural) -> MemberCoordinates:
-        """Inverse of :meth:`natural`; meaningless outside the domain."""
+        """Inverse of :meth:`natural`; undefined outside the domain."""
         ...
 
     def statistics(self, coordinates: MemberCoordinates) -> PyTree:
@@ -42,7 +42,7 @@ class ExponentialFamily(Protocol):
         ...
 
     def entropy(self, coordinates: MemberCoordinates) -> Array:
-        """Entropy in nats, differential unless the family is discrete; a scalar."""
+        """Entropy in nats, a scalar; differential entropy if the family is continuous."""
         ...
 
     def log_partition(self, natural: MemberNatural) -> Array:
@@ -54,15 +54,15 @@ class ExponentialFamily(Protocol):
         ...
 
     def project(self, natural: MemberNatural) -> MemberNatural:
-        """The nearest factor that multiplies any proper distribution into a proper one."""
+        """The nearest factor whose product with any proper distribution is proper."""
         ...
 
     def draws(self, rng_key: PRNGKey, coordinates: MemberCoordinates, num_draws: int) -> Array:
         """Draws for an expectation, differentiable in the coordinates unless they are discrete.
 
         Returns:
-            Shape ``(num_draws, *shape)``; each is distributed as the family says, but they
-            need not be independent of each other (pairs may mirror each other).
+            Shape ``(num_draws, *shape)``. Each draw has the family's distribution, but draws need
+            not be independent of each other (they may come in antithetic pairs).
         """
         ...
 
@@ -73,19 +73,19 @@ class ExponentialFamily(Protocol):
 
 @runtime_checkable
 class LocatedFamily(Protocol):
-    """What families have besides whose factors say where apart from how surely."""
+    """Families whose natural parameters separate location from precision."""
 
     def project_whole(self, natural: MemberNatural) -> MemberNatural:
-        """Like ``project``, but what had to be repaired becomes the factor 1.
+        """Like ``project``, but replaces what it has to repair by the factor 1.
 
-        Where a factor's precision was below zero, it then has no location, either.
+        Where a factor has negative precision, its location is dropped, too.
         """
         ...
 
 
 @runtime_checkable
 class NormalFamily(Protocol):
-    """What normal families have besides: rules of integration other than draws."""
+    """Normal families, which allow integration rules other than random draws."""
 
     @property
     def size(self) -> int:
@@ -95,8 +95,8 @@ class NormalFamily(Protocol):
     def sigma_points(self, coordinates: MemberCoordinates, offset: int, dimension: int) -> Array:
         """Points of the spherical cubature rule in ``dimension`` joint dimensions.
 
-        ``offset`` says where this family's entries stand in the joint vector. The shape is
-        ``(2 * dimension, *shape)``.
+        ``offset`` is the position of this family's entries in the joint vector. The shape of the
+        result is ``(2 * dimension, *shape)``.
         """
         ...
 
@@ -111,7 +111,7 @@ class NormalFamily(Protocol):
 
 @runtime_checkable
 class DiscreteFamily(ExponentialFamily, Protocol):
-    """What families of integers have besides: expectations under them are sums over all values."""
+    """Families of integers, under which expectations are sums over all values."""
 
     @property
     def num_values(self) -> int:
@@ -121,13 +121,13 @@ class DiscreteFamily(ExponentialFamily, Protocol):
 
 @runtime_checkable
 class WhiteFamily(Protocol):
-    """What families have whose information has a root in closed form (``families.whitening``).
+    """Families whose Fisher information has a root in closed form (see ``families.whitening``).
 
-    Natural parameters of theirs are a pair: a linear part and a quadratic one.
+    Their natural parameters are pairs of a linear and a quadratic part.
     """
 
     def whitened(self, coordinates: MemberCoordinates, change: MemberNatural) -> MemberNatural:
-        """The white coordinates of a change; the first part moves the location alone."""
+        """The white coordinates of a change; the first part moves only the location."""
         ...
 
     def unwhitened(self, coordinates: MemberCoordinates, white: MemberNatural) -> MemberNatural:
@@ -135,5 +135,5 @@ class WhiteFamily(Protocol):
         ...
 
     def axis_variances(self, coordinates: MemberCoordinates) -> Array:
-        """The distribution's variance along the axis of each entry of the first part."""
+        """The variance along the axis of each entry of the first part."""
         ...

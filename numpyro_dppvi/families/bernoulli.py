@@ -15,16 +15,19 @@ from numpyro_dppvi.families.reading import log_odds
 class Bernoulli:
     """Bernoulli distributions over arrays of ``shape``; entries are independent.
 
-    Natural parameters are log odds; all finite ones are proper. Coordinates are half of them: at
-    even odds a unit moves the mean by a standard deviation, as one of a normal's location does.
-    Under noise that is much better than log odds themselves, whose gradients are half as large.
+    Natural parameters are log odds; all finite ones are proper. Coordinates are half the log odds.
     """
+
+    # p(x) = exp(eta x - log(1 + e^eta)). At even odds, d mean / d eta = p (1 - p) = 1/4, so moving
+    # eta / 2 by one moves the mean by 1/2, one standard deviation, as a normal's location does. An
+    # optimiser under noise does much better with that than with eta, whose gradients are half as
+    # large.
 
     shape: tuple[int, ...]
 
     @property
     def num_values(self) -> int:
-        """How many values an entry has, which is 2."""
+        """Always 2."""
         return 2
 
     def standard(self) -> Array:
@@ -49,7 +52,7 @@ class Bernoulli:
         return jax.nn.sigmoid(self.natural(coordinates))
 
     def entropy(self, coordinates: Array) -> Array:
-        """The log partition less the natural parameters times the statistics."""
+        """A(eta) - <eta, E[T]>."""
         natural = self.natural(coordinates)
         return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
 
@@ -58,15 +61,15 @@ class Bernoulli:
         return jnp.sum(jax.nn.softplus(natural))
 
     def in_domain(self, natural: Array) -> Array:
-        """All finite."""
+        """Whether all are finite."""
         return factors.is_finite(natural)
 
     def project(self, natural: Array) -> Array:
-        """Leaves every factor as it is."""
+        """Every factor, unchanged."""
         return natural
 
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
-        """Independent draws, which have no derivative: expectations are summed instead."""
+        """Independent draws. They have no derivative; expectations are sums instead."""
         return self.distribution(coordinates).sample(rng_key, (num_draws,))
 
     def distribution(self, coordinates: Array) -> dist.Distribution:

@@ -32,6 +32,8 @@ class BetaCoordinates(NamedTuple):
 class Beta:
     """Beta distributions over arrays of ``shape``; entries are independent."""
 
+    # p(x) = exp((a - 1) log x + (b - 1) log(1 - x) - log B(a, b)) with respect to dx. The uniform
+    # distribution is the factor 1.
     shape: tuple[int, ...]
 
     def standard(self) -> BetaCoordinates:
@@ -65,7 +67,7 @@ class Beta:
         return BetaNatural(digamma(a) - digamma(a + b), digamma(b) - digamma(a + b))
 
     def entropy(self, coordinates: BetaCoordinates) -> Array:
-        """The log partition less the natural parameters times the statistics."""
+        """A(eta) - <eta, E[T]>."""
         natural = self.natural(coordinates)
         return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
 
@@ -75,16 +77,18 @@ class Beta:
         return jnp.sum(gammaln(a) + gammaln(b) - gammaln(a + b))
 
     def in_domain(self, natural: BetaNatural) -> Array:
-        """All finite, and a and b above zero."""
+        """Whether all are finite, and a and b positive."""
         proper = jnp.all(natural.log > -1) & jnp.all(natural.log_complement > -1)
         return proper & factors.is_finite(natural)
 
     def project(self, natural: BetaNatural) -> BetaNatural:
-        """Lets a factor add to a and b, and take from neither."""
+        """Raises negative parts to zero, so that a factor never lowers a or b."""
         return BetaNatural(*(jnp.maximum(leaf, 0) for leaf in natural))
 
     def draws(self, rng_key: PRNGKey, coordinates: BetaCoordinates, num_draws: int) -> Array:
-        """Independent draws: the share of one of two gammas, kept off 0 and 1."""
+        """Independent draws as ratios of gamma draws, kept away from 0 and 1."""
+        # X / (X + Y) with X ~ Gamma(a), Y ~ Gamma(b); in logarithms, so that small concentrations
+        # do not underflow.
         concentrations = jnp.stack(_concentrations(coordinates))
         shape = (num_draws, 2, *self.shape)
         log_x, log_y = jnp.moveaxis(jax.random.loggamma(rng_key, concentrations, shape), 1, 0)

@@ -17,10 +17,9 @@ from numpyro_dppvi.families.reading import log_odds
 class Categorical:
     """Categorical distributions over arrays of ``shape``; entries are independent.
 
-    Natural parameters are log odds of all values but the first against the first, arrays of
-    ``(*shape, num_values - 1)``; all finite ones are proper. Coordinates are these over a constant,
-    so that at even odds a unit moves a probability by the standard deviation of its statistic: as
-    of :class:`Bernoulli`, with two values.
+    Natural parameters are the log odds of all values but the first against the first, of shape
+    ``(*shape, num_values - 1)``; all finite ones are proper. Coordinates are the log odds divided
+    by a constant, as for :class:`Bernoulli`.
     """
 
     shape: tuple[int, ...]
@@ -47,7 +46,7 @@ class Categorical:
         return jax.nn.softmax(_logits(self.natural(coordinates)), axis=-1)[..., 1:]
 
     def entropy(self, coordinates: Array) -> Array:
-        """The log partition less the natural parameters times the statistics."""
+        """A(eta) - <eta, E[T]>."""
         natural = self.natural(coordinates)
         return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
 
@@ -56,15 +55,15 @@ class Categorical:
         return jnp.sum(logsumexp(_logits(natural), axis=-1))
 
     def in_domain(self, natural: Array) -> Array:
-        """All finite."""
+        """Whether all are finite."""
         return factors.is_finite(natural)
 
     def project(self, natural: Array) -> Array:
-        """Leaves every factor as it is."""
+        """Every factor, unchanged."""
         return natural
 
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
-        """Independent draws, which have no derivative: expectations are summed instead."""
+        """Independent draws. They have no derivative; expectations are sums instead."""
         return self.distribution(coordinates).sample(rng_key, (num_draws,))
 
     def distribution(self, coordinates: Array) -> dist.Distribution:
@@ -75,9 +74,10 @@ class Categorical:
     @property
     def _unit(self) -> float:
         """One over the standard deviation of a statistic at even odds."""
+        # A statistic (x = k) has variance p (1 - p) = (K - 1) / K^2 at p = 1 / K.
         return self.num_values / math.sqrt(max(1, self.num_values - 1))
 
 
 def _logits(natural: Array) -> Array:
-    """Logarithms of all probabilities, up to a constant."""
+    """Log probabilities up to a constant: log odds with a 0 for the first value."""
     return jnp.pad(natural, [(0, 0)] * (natural.ndim - 1) + [(1, 0)])

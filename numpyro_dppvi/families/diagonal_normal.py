@@ -14,7 +14,7 @@ from numpyro_dppvi.families.reading import full, plain
 
 
 class NormalNatural(NamedTuple):
-    """Natural parameters; also the shape in which statistics (x, x^2) come.
+    """Natural parameters; also used for the statistics (x, x^2).
 
     Attributes:
         linear: Location over variance.
@@ -26,7 +26,7 @@ class NormalNatural(NamedTuple):
 
 
 class NormalCoordinates(NamedTuple):
-    """What an optimiser moves.
+    """Coordinates of normal distributions.
 
     Attributes:
         loc: Mean.
@@ -41,6 +41,8 @@ class NormalCoordinates(NamedTuple):
 class DiagonalNormal:
     """Normal distributions with diagonal covariance over arrays of ``shape``."""
 
+    # -(x - m)^2 / (2 s^2) = (m / s^2) x - x^2 / (2 s^2) + const, hence the natural parameters
+    # (m / s^2, -1 / (2 s^2)) of the statistics (x, x^2).
     shape: tuple[int, ...]
 
     @property
@@ -76,36 +78,38 @@ class DiagonalNormal:
         return NormalNatural(coordinates.loc, second)
 
     def entropy(self, coordinates: NormalCoordinates) -> Array:
-        """Sum of log scale + (1 + log 2 pi) / 2."""
+        """The sum of log scale + (1 + log 2 pi) / 2."""
         return jnp.sum(coordinates.log_scale) + 0.5 * self.size * (1 + math.log(2 * math.pi))
 
     def log_partition(self, natural: NormalNatural) -> Array:
-        """Sum of -linear^2 / (4 quadratic) - log(-2 quadratic) / 2 + log(2 pi) / 2."""
+        """The sum of m^2 / (2 s^2) + log s + log(2 pi) / 2."""
+        # m^2 / (2 s^2) = -linear^2 / (4 quadratic), and s^-2 = -2 quadratic.
         terms = -(natural.linear**2) / (4 * natural.quadratic) - 0.5 * jnp.log(
             -2 * natural.quadratic
         )
         return jnp.sum(terms) + 0.5 * self.size * math.log(2 * math.pi)
 
     def in_domain(self, natural: NormalNatural) -> Array:
-        """All finite, and every precision above zero."""
+        """Whether all are finite and every precision is positive."""
         return jnp.all(natural.quadratic < 0) & factors.is_finite(natural)
 
     def project(self, natural: NormalNatural) -> NormalNatural:
-        """Raises negative precisions to zero and leaves the linear part alone."""
+        """Raises negative precisions to zero and keeps the linear part."""
         return natural._replace(quadratic=jnp.minimum(natural.quadratic, 0))
 
     def project_whole(self, natural: NormalNatural) -> NormalNatural:
-        """Raises negative precisions to zero, and the linear part with them."""
+        """Sets negative precisions and the linear part of these entries to zero."""
         linear = jnp.where(natural.quadratic > 0, 0, natural.linear)
         return self.project(natural)._replace(linear=linear)
 
     def draws(self, rng_key: PRNGKey, coordinates: NormalCoordinates, num_draws: int) -> Array:
-        """Antithetic draws: each second one mirrors the one before it at the mean."""
+        """Antithetic draws: every second one is the one before it, reflected in the mean."""
         noise = mirrored(rng_key, num_draws, coordinates.loc)
         return coordinates.loc + jnp.exp(coordinates.log_scale) * noise
 
     def sigma_points(self, coordinates: NormalCoordinates, offset: int, dimension: int) -> Array:
         """Mean plus and minus sqrt(dimension) standard deviations along each joint axis."""
+        # Axes of other families' entries do not move this one: their rows are zero here.
         axes = math.sqrt(dimension) * jnp.eye(dimension, dtype=coordinates.loc.dtype)
         mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
         noise = jnp.concatenate([mine, -mine])
@@ -120,7 +124,10 @@ class DiagonalNormal:
         return jnp.sum(slope**2 * jnp.exp(2 * coordinates.log_scale))
 
     def whitened(self, coordinates: NormalCoordinates, change: NormalNatural) -> NormalNatural:
-        """(s (d_1 + 2 m d_2), sqrt(2) s^2 d_2): what is centred at the mean is uncorrelated."""
+        """(s (d_1 + 2 m d_2), sqrt(2) s^2 d_2)."""
+        # With x = m + s z, d_1 x + d_2 x^2 = s (d_1 + 2 m d_2) z + s^2 d_2 z^2 + const. Under q,
+        # z and (z^2 - 1) / sqrt(2) are uncorrelated and have variance 1, so their coefficients are
+        # coordinates in which the Fisher information is the identity.
         scale = jnp.exp(coordinates.log_scale)
         linear = scale * (change.linear + 2 * coordinates.loc * change.quadratic)
         return NormalNatural(linear, math.sqrt(2) * scale**2 * change.quadratic)
@@ -142,7 +149,7 @@ class DiagonalNormal:
 
 
 def mirrored(rng_key: PRNGKey, num_draws: int, like: Array) -> Array:
-    """Standard normal draws, shape ``(num_draws, *like.shape)``, each second one mirrored at 0."""
+    """Standard normal draws of shape ``(num_draws, *like.shape)`` in antithetic pairs."""
     half = (num_draws + 1) // 2
     noise = jax.random.normal(rng_key, (half, *like.shape), like.dtype)
     return jnp.stack([noise, -noise], axis=1).reshape(2 * half, *like.shape)[:num_draws]

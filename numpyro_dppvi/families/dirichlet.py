@@ -15,12 +15,12 @@ from numpyro_dppvi.families.reading import full, plain
 
 
 class DirichletCoordinates(NamedTuple):
-    """What an optimiser moves.
+    """Coordinates of Dirichlet distributions.
 
     Attributes:
-        logits: Logarithms of the mean's entries, up to a constant: as they come from
-            :meth:`Dirichlet.coordinates`, they add up to 0.
-        log_concentration: Logarithm of the sum of all entries of a, without the last axis.
+        logits: Logarithms of the mean's entries up to a constant; :meth:`Dirichlet.coordinates`
+            returns logits that sum to 0.
+        log_concentration: Logarithm of the sum of the entries of a, without the last axis.
     """
 
     logits: Array
@@ -29,8 +29,10 @@ class DirichletCoordinates(NamedTuple):
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Dirichlet distributions; the last axis of ``shape`` is the simplex's."""
+    """Dirichlet distributions; the last axis of ``shape`` is the simplex."""
 
+    # p(x) = exp(sum of (a_k - 1) log x_k - log B(a)) on the simplex; the uniform distribution is
+    # the factor 1.
     shape: tuple[int, ...]
 
     def standard(self) -> DirichletCoordinates:
@@ -45,11 +47,12 @@ class Dirichlet:
         return full(distribution.concentration, self.shape) - 1
 
     def natural(self, coordinates: DirichletCoordinates) -> Array:
-        """Concentrations less 1."""
+        """Concentrations a, minus 1."""
         return _concentration(coordinates) - 1
 
     def coordinates(self, natural: Array) -> DirichletCoordinates:
         """Inverse of :meth:`natural`, up to a constant in the logits; NaN outside the domain."""
+        # The mean is a / sum(a), so log a is the logits up to a constant, which centring removes.
         logits = jnp.log(natural + 1)
         centred = logits - jnp.mean(logits, axis=-1, keepdims=True)
         return DirichletCoordinates(centred, logsumexp(logits, axis=-1))
@@ -60,25 +63,25 @@ class Dirichlet:
         return digamma(a) - digamma(jnp.sum(a, axis=-1, keepdims=True))
 
     def entropy(self, coordinates: DirichletCoordinates) -> Array:
-        """The log partition less the natural parameters times the statistics."""
+        """A(eta) - <eta, E[T]>."""
         natural = self.natural(coordinates)
         return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
 
     def log_partition(self, natural: Array) -> Array:
-        """Sum of log Gamma(a), less log Gamma(sum of a)."""
+        """The sum of log Gamma(a), minus log Gamma(sum of a)."""
         a = natural + 1
         return jnp.sum(jnp.sum(gammaln(a), axis=-1) - gammaln(jnp.sum(a, axis=-1)))
 
     def in_domain(self, natural: Array) -> Array:
-        """All finite, and a above zero."""
+        """Whether all are finite and a is positive."""
         return jnp.all(natural > -1) & factors.is_finite(natural)
 
     def project(self, natural: Array) -> Array:
-        """Lets a factor add to a, and not take from it."""
+        """Raises negative parts to zero, so that a factor never lowers a."""
         return jnp.maximum(natural, 0)
 
     def draws(self, rng_key: PRNGKey, coordinates: DirichletCoordinates, num_draws: int) -> Array:
-        """Independent draws: shares of gammas, kept off 0."""
+        """Independent draws: normalised gamma draws, kept away from 0."""
         shape = (num_draws, *self.shape)
         log_x = jax.random.loggamma(rng_key, _concentration(coordinates), shape)
         return jnp.maximum(jax.nn.softmax(log_x, axis=-1), np.finfo(log_x.dtype).tiny)

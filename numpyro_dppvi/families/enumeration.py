@@ -1,7 +1,7 @@
-"""Exact expectations over the discrete latents of a mean-field family: sums over joint values.
+"""Exact expectations over the discrete latents of a mean-field family.
 
 A draw of a discrete latent has no derivative in its log odds, but a sum over all joint values z
-has: E_q[f] = sum over z of q(z) E_q[f given z], with q(z) a product of independent latents' own.
+does: E_q[f] = sum over z of q(z) E_q[f | z], where q(z) is a product over latents.
 """
 
 import functools
@@ -19,10 +19,10 @@ from numpyro_dppvi.families.base import DiscreteFamily
 from numpyro_dppvi.families.mean_field import MeanField
 
 MAX_JOINT_VALUES = 64
-"""The most joint values of all discrete latents together; each costs as much as a model without."""
+"""The most joint values of all discrete latents; a step costs as much as that many without them."""
 
 OfValues: TypeAlias = Callable[[dict[str, Array]], Array]
-"""A function of one value of every discrete latent, by latent, to a scalar."""
+"""A scalar function of a value of every discrete latent."""
 
 
 def continuous(family: MeanField) -> MeanField:
@@ -32,7 +32,7 @@ def continuous(family: MeanField) -> MeanField:
 
 
 def num_joint_values(family: MeanField) -> int:
-    """How many values all discrete latents have together; 1 if there are none."""
+    """The number of joint values of all discrete latents; 1 if there are none."""
     return math.prod(f.num_values ** math.prod(f.shape) for _, f in _discrete(family))
 
 
@@ -49,16 +49,18 @@ def joint_values(family: MeanField) -> dict[str, np.ndarray]:
 
 
 def expectation(family: MeanField, coordinates: Coordinates, given: OfValues) -> Array:
-    """The mean over the discrete latents, differentiable in their coordinates.
+    """The expectation over the discrete latents, differentiable in their coordinates.
 
     Args:
         family: The family of q.
-        coordinates: Where q is.
-        given: The mean over all that is continuous, given the discrete latents.
+        coordinates: The coordinates of q.
+        given: The expectation over the continuous latents, given the discrete ones.
     """
     members = _discrete(family)
     if not members:
         return given({})
+    # The sum of q(z) E_q[f | z]: log q(z) is a sum over independent latents, and ``given`` is
+    # evaluated for all z at once.
     values = {name: jnp.asarray(x) for name, x in joint_values(family).items()}
     terms = [f.distribution(coordinates[name]).log_prob(values[name]) for name, f in members]
     log_probs = functools.reduce(jnp.add, terms)

@@ -42,30 +42,30 @@ class Exponential:
         return jnp.exp(coordinates)
 
     def entropy(self, coordinates: Array) -> Array:
-        """Sum of 1 + log mean."""
+        """The sum of 1 + log mean."""
         return jnp.sum(1 + coordinates)
 
     def log_partition(self, natural: Array) -> Array:
-        """Sum of -log rate."""
+        """The sum of -log rate."""
         return -jnp.sum(jnp.log(-natural))
 
     def in_domain(self, natural: Array) -> Array:
-        """All finite, and every rate above zero."""
+        """Whether all are finite and every rate is positive."""
         return jnp.all(natural < 0) & factors.is_finite(natural)
 
     def project(self, natural: Array) -> Array:
-        """Lets a factor add to the rate, and not take from it.
+        """Sets factors that would lower the rate to 1.
 
-        Under privacy the mean can thus not grow beyond the prior's; a ``Gamma``'s can.
+        So under privacy the mean cannot exceed the prior's; with ``Gamma`` it can.
         """
         return jnp.minimum(natural, 0)
 
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
-        """Antithetic draws: by quantiles u and 1 - u."""
+        """Antithetic draws, at the quantiles u and 1 - u."""
         half = (num_draws + 1) // 2
         tiny = np.finfo(coordinates.dtype).tiny
         u = jax.random.uniform(rng_key, (half, *self.shape), coordinates.dtype, minval=tiny)
-        pairs = jnp.stack([-jnp.log(u), -jnp.log1p(-u)], axis=1)
+        pairs = jnp.stack([-jnp.log(u), -jnp.log1p(-u)], axis=1)  # the inverse is -log(1 - u)
         unit = pairs.reshape(2 * half, *self.shape)[:num_draws]
         return jnp.exp(coordinates) * jnp.maximum(unit, tiny)
 

@@ -1,7 +1,7 @@
-"""Arithmetic on factors: multiplying densities of one family adds their natural parameters.
+"""Arithmetic of factors: multiplying densities of one family adds their natural parameters.
 
-A factor is nothing but a ``Natural``: a tree of arrays that need not describe a proper
-distribution (the unit factor, a cavity after noise, a change between two rounds).
+A factor is just its natural parameters, a tree of arrays. It need not be a proper distribution:
+the unit factor is not, nor may be a noisy factor, a cavity or a change between rounds.
 """
 
 import functools
@@ -24,11 +24,11 @@ def multiply(*factors: Parameters) -> Parameters:
 
 
 def divide(numerator: Parameters, denominator: Parameters) -> Parameters:
-    """The quotient of two factors, a cavity for one: the difference of natural parameters.
+    """The quotient of two factors (such as a cavity): the difference of natural parameters.
 
     Args:
         numerator: A factor.
-        denominator: Another, of the same latents.
+        denominator: Another factor of the same latents.
 
     Example:
         >>> divide({"w": jnp.array([1.0])}, {"w": jnp.array([3.0])})["w"].tolist()  # improper
@@ -38,7 +38,7 @@ def divide(numerator: Parameters, denominator: Parameters) -> Parameters:
 
 
 def power(factor: Parameters, exponent: Array | float) -> Parameters:
-    """A factor raised to a power (damping, tempering): its natural parameters times a number.
+    """A factor raised to a power (damping, tempering): a multiple of its natural parameters.
 
     Args:
         factor: A factor.
@@ -52,12 +52,12 @@ def power(factor: Parameters, exponent: Array | float) -> Parameters:
 
 
 def total(stacked: Parameters) -> Parameters:
-    """The product of factors that are stacked on a leading axis."""
+    """The product of factors stacked on a leading axis."""
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stacked)
 
 
 def unit(like: Parameters, num_factors: int | None = None) -> Parameters:
-    """The factor 1, shaped like another; with a leading axis if ``num_factors`` is given."""
+    """The factor 1 in the shape of ``like``, stacked if ``num_factors`` is given."""
     lead = () if num_factors is None else (num_factors,)
     return jax.tree.map(lambda leaf: jnp.zeros(lead + jnp.shape(leaf), jnp.result_type(leaf)), like)
 
@@ -85,8 +85,8 @@ def select(condition: Array, if_true: Tree, if_false: Tree) -> Tree:
     """One of two factors, chosen by a scalar boolean.
 
     Args:
-        condition: A scalar boolean, known when the program runs.
+        condition: A scalar boolean, which may be traced.
         if_true: A factor.
-        if_false: Another, of the same latents.
+        if_false: Another factor of the same latents.
     """
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)

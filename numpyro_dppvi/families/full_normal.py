@@ -1,8 +1,8 @@
-"""Normal vectors of full covariance: natural parameters (P m, -P / 2), statistics (x, x x').
+"""Normal vectors with full covariance: natural parameters (P m, -P / 2), statistics (x, x x').
 
-Symmetric matrices are packed: the lower triangle row by row, what lies off the diagonal times
-sqrt(2). A packed matrix has each free number once, so that noise can be added to every entry, and
-it has the matrix's Frobenius norm, so that clipping and noise do not depend on the axes.
+Symmetric matrices are packed: the lower triangle row by row, with off-diagonal entries multiplied
+by sqrt(2). So every free parameter occurs once, noise can be added to each entry, and the packed
+vector has the matrix's Frobenius norm, which makes clipping and noise invariant to rotations.
 """
 
 import functools
@@ -22,17 +22,18 @@ from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.diagonal_normal import NormalNatural, mirrored
 from numpyro_dppvi.families.reading import full, plain
 
-# Accelerators would round to 11 bits or fewer by default, and natural parameters add up.
+# By default, accelerators multiply matrices with 11-bit significands or fewer. Errors would
+# accumulate in natural parameters, which are added up over rounds.
 _einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 class FullNormalCoordinates(NamedTuple):
-    """What an optimiser moves.
+    """Coordinates of normal vectors, with L the Cholesky factor of the covariance.
 
     Attributes:
         loc: Mean.
-        log_scale: Logarithm of the diagonal of the covariance's Cholesky factor.
-        lower: What lies below the diagonal, row by row, over the diagonal entry of its row.
+        log_scale: Logarithm of the diagonal of L.
+        lower: Entries of L below the diagonal, row by row, divided by the row's diagonal entry.
     """
 
     loc: Array
@@ -72,8 +73,8 @@ class FullNormal:
         return NormalNatural(_einsum("...ij,...j", precision, loc), pack(-0.5 * precision))
 
     def natural(self, coordinates: FullNormalCoordinates) -> NormalNatural:
-        """(P m, -P / 2) with P the inverse of the covariance."""
-        tril = scale_tril(coordinates)
+        """(P m, -P / 2), with P the precision matrix."""
+        tril = scale_tril(coordinates)  # P = (L L')^-1 = L^-T L^-1
         inverse = solve_triangular(tril, full(jnp.eye(self.shape[-1]), tril.shape), lower=True)
         precision = _einsum("...ki,...kj", inverse, inverse)
         linear = _einsum("...ij,...j", precision, coordinates.loc)
@@ -96,36 +97,40 @@ class FullNormal:
         return NormalNatural(loc, pack(second))
 
     def entropy(self, coordinates: FullNormalCoordinates) -> Array:
-        """Half the log determinant of the covariance, and (1 + log 2 pi) / 2 an entry."""
+        """Half the log determinant of the covariance, plus (1 + log 2 pi) / 2 per entry."""
         return jnp.sum(coordinates.log_scale) + 0.5 * self.size * (1 + math.log(2 * math.pi))
 
     def log_partition(self, natural: NormalNatural) -> Array:
-        """Half of linear' P^-1 linear - log det P / 2 + log(2 pi) / 2 an entry."""
+        """Half of m' P m - log det(P), plus log(2 pi) / 2 per entry."""
+        # With P = C C' and eta = P m: m' P m = eta' P^-1 eta = |C^-1 eta|^2.
         tril = jnp.linalg.cholesky(-2 * unpack(natural.quadratic))
         white = solve_triangular(tril, natural.linear[..., None], lower=True)
         log_det = jnp.sum(jnp.log(jnp.diagonal(tril, axis1=-2, axis2=-1)))
         return 0.5 * jnp.sum(white**2) - log_det + 0.5 * self.size * math.log(2 * math.pi)
 
     def in_domain(self, natural: NormalNatural) -> Array:
-        """All finite, and the precision positive definite."""
+        """Whether all are finite and the precision is positive definite."""
+        # Cholesky returns NaN for a matrix that is not positive definite.
         tril = jnp.linalg.cholesky(-2 * unpack(natural.quadratic))
         return factors.is_finite(natural) & jnp.all(jnp.isfinite(tril))
 
     def project(self, natural: NormalNatural) -> NormalNatural:
-        """Raises negative eigenvalues of the precision to zero; leaves the linear part alone."""
+        """Raises negative eigenvalues of the precision to zero; keeps the linear part."""
+        # This is the nearest positive semi-definite matrix in Frobenius norm. Positive eigenvalues
+        # of -P / 2 are negative ones of P.
         values, vectors = jnp.linalg.eigh(unpack(natural.quadratic))
         excess = _einsum("...ik,...k,...jk->...ij", vectors, jnp.maximum(values, 0), vectors)
         return natural._replace(quadratic=natural.quadratic - pack(excess))
 
     def project_whole(self, natural: NormalNatural) -> NormalNatural:
-        """The same, and takes the linear part out along these eigenvectors."""
+        """The same, and removes the linear part along those eigenvectors."""
         values, vectors = jnp.linalg.eigh(unpack(natural.quadratic))
         white = jnp.where(values > 0, _einsum("...ik,...i->...k", vectors, natural.linear), 0)
         unsure = _einsum("...ik,...k->...i", vectors, white)
         return self.project(natural)._replace(linear=natural.linear - unsure)
 
     def draws(self, rng_key: PRNGKey, coordinates: FullNormalCoordinates, num_draws: int) -> Array:
-        """Antithetic draws: each second one mirrors the one before it at the mean."""
+        """Antithetic draws: every second one is the one before it, reflected in the mean."""
         return _from_white(coordinates, mirrored(rng_key, num_draws, coordinates.loc))
 
     def sigma_points(
@@ -145,7 +150,10 @@ class FullNormal:
         return jnp.sum(_einsum("...ij,...i", scale_tril(coordinates), slope) ** 2)
 
     def whitened(self, coordinates: FullNormalCoordinates, change: NormalNatural) -> NormalNatural:
-        """(L' (d_1 + 2 D_2 m), sqrt(2) L' D_2 L), with L the covariance's Cholesky factor."""
+        """(L' (d_1 + 2 D_2 m), sqrt(2) L' D_2 L)."""
+        # As for DiagonalNormal, with x = m + L z: d_1'x + x'D_2 x has the linear part
+        # z'L'(d_1 + 2 D_2 m) and the quadratic part z'(L'D_2 L)z, whose variance is twice the
+        # squared Frobenius norm of L'D_2 L.
         tril, matrix = scale_tril(coordinates), unpack(change.quadratic)
         centred = change.linear + 2 * _einsum("...ij,...j", matrix, coordinates.loc)
         linear = _einsum("...ij,...i->...j", tril, centred)
@@ -163,7 +171,7 @@ class FullNormal:
         return NormalNatural(linear, pack(matrix))
 
     def axis_variances(self, coordinates: FullNormalCoordinates) -> Array:
-        """Squared lengths of the columns of the covariance's Cholesky factor."""
+        """Squared lengths of the columns of L."""
         return jnp.sum(scale_tril(coordinates) ** 2, axis=-2)
 
     def distribution(self, coordinates: FullNormalCoordinates) -> dist.Distribution:
@@ -173,7 +181,8 @@ class FullNormal:
 
 
 def scale_tril(coordinates: FullNormalCoordinates) -> Array:
-    """The covariance's Cholesky factor."""
+    """The Cholesky factor L of the covariance."""
+    # L = diag(scale) (I + lower): rows are scaled, so that ``lower`` has no units.
     size = coordinates.loc.shape[-1]
     rows, columns = np.tril_indices(size, -1)
     unit = full(jnp.eye(size), (*coordinates.loc.shape, size))
@@ -182,7 +191,7 @@ def scale_tril(coordinates: FullNormalCoordinates) -> Array:
 
 
 def pack(matrix: Array) -> Array:
-    """The free numbers of symmetric matrices, shape ``(..., n, n)`` to ``(..., n (n + 1) / 2)``."""
+    """Packs symmetric matrices, shape ``(..., n, n)`` to ``(..., n (n + 1) / 2)``."""
     rows, columns, weight = _triangle(matrix.shape[-1])
     return matrix[..., rows, columns] * weight.astype(matrix.dtype)
 
@@ -197,6 +206,7 @@ def unpack(packed: Array) -> Array:
 
 
 def _triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    # |M|^2 = sum of M_ii^2 + 2 sum over i > j of M_ij^2, hence the weight sqrt(2) off the diagonal.
     rows, columns = np.tril_indices(size)
     return rows, columns, np.where(rows == columns, 1.0, math.sqrt(2))
 

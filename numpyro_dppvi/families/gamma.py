@@ -15,14 +15,14 @@ from numpyro_dppvi.families.reading import full, plain
 
 
 class GammaNatural(NamedTuple):
-    """Coefficients of log x and of x; also the shape in which these statistics come."""
+    """Coefficients of log x and of x; also used for these statistics."""
 
     log: Array
     linear: Array
 
 
 class GammaCoordinates(NamedTuple):
-    """Logarithms of the mean and of the concentration, which an optimiser can move apart."""
+    """Logarithms of the mean and of the concentration."""
 
     log_mean: Array
     log_concentration: Array
@@ -32,6 +32,9 @@ class GammaCoordinates(NamedTuple):
 class Gamma:
     """Gamma distributions over arrays of ``shape``; entries are independent."""
 
+    # p(x) = exp((a - 1) log x - b x + a log b - log Gamma(a)). Coordinates are (log mean, log a)
+    # with b = a / mean, because the mean and a have uncorrelated estimates: the Fisher information
+    # in these coordinates is diagonal.
     shape: tuple[int, ...]
 
     def standard(self) -> GammaCoordinates:
@@ -39,7 +42,7 @@ class Gamma:
         return GammaCoordinates(jnp.zeros(self.shape), jnp.zeros(self.shape))
 
     def of_distribution(self, distribution: dist.Distribution | None) -> GammaNatural | None:
-        """Of ``Gamma`` and ``Exponential``, which is one of concentration 1."""
+        """Of ``Gamma``, and of ``Exponential``, which has concentration 1."""
         distribution = plain(distribution)
         if not isinstance(distribution, (dist.Gamma, dist.Exponential)):
             return None
@@ -63,32 +66,32 @@ class Gamma:
         return GammaNatural(log_mean + (digamma(jnp.exp(log_a)) - log_a), jnp.exp(log_mean))
 
     def entropy(self, coordinates: GammaCoordinates) -> Array:
-        """Sum of a - log b + log Gamma(a) + (1 - a) digamma(a)."""
+        """The sum of a - log b + log Gamma(a) + (1 - a) digamma(a)."""
         log_mean, log_a = coordinates
         a = jnp.exp(log_a)
         return jnp.sum(a + log_mean - log_a + gammaln(a) + (1 - a) * digamma(a))
 
     def log_partition(self, natural: GammaNatural) -> Array:
-        """Sum of log Gamma(a) - a log b."""
+        """The sum of log Gamma(a) - a log b."""
         a = natural.log + 1
         return jnp.sum(gammaln(a) - a * jnp.log(-natural.linear))
 
     def in_domain(self, natural: GammaNatural) -> Array:
-        """All finite, every concentration and every rate above zero."""
+        """Whether all are finite and every concentration and rate is positive."""
         proper = jnp.all(natural.log > -1) & jnp.all(natural.linear < 0)
         return proper & factors.is_finite(natural)
 
     def project(self, natural: GammaNatural) -> GammaNatural:
-        """Lets a factor add to the concentration and the rate, and take from neither."""
+        """Clips both parts, so that a factor never lowers the concentration or the rate."""
         return GammaNatural(jnp.maximum(natural.log, 0), jnp.minimum(natural.linear, 0))
 
     def project_whole(self, natural: GammaNatural) -> GammaNatural:
-        """Keeps what adds to both, and nothing of what would take from either."""
+        """Keeps entries that lower neither parameter; the others become the factor 1."""
         kept = (natural.log >= 0) & (natural.linear <= 0)
         return GammaNatural(*(jnp.where(kept, leaf, 0) for leaf in natural))
 
     def draws(self, rng_key: PRNGKey, coordinates: GammaCoordinates, num_draws: int) -> Array:
-        """Independent draws, made as logarithms: small concentrations must not give 0."""
+        """Independent draws, in logarithms so that small concentrations do not underflow to 0."""
         log_mean, log_a = coordinates
         log_x = jax.random.loggamma(rng_key, jnp.exp(log_a), (num_draws, *self.shape), log_a.dtype)
         return jnp.maximum(jnp.exp(log_x + (log_mean - log_a)), np.finfo(log_a.dtype).tiny)

@@ -43,26 +43,27 @@ class HalfNormal:
         return jnp.exp(2 * coordinates)
 
     def entropy(self, coordinates: Array) -> Array:
-        """Sum of log scale + (1 + log(pi / 2)) / 2."""
+        """The sum of log scale + (1 + log(pi / 2)) / 2."""
         return jnp.sum(coordinates + 0.5 * (1 + math.log(math.pi / 2)))
 
     def log_partition(self, natural: Array) -> Array:
-        """Sum of log(pi / 2) / 2 - log(-2 natural) / 2."""
+        """The sum of log(pi / 2) / 2 + log scale."""
         return 0.5 * jnp.sum(math.log(math.pi / 2) - jnp.log(-2 * natural))
 
     def in_domain(self, natural: Array) -> Array:
-        """All finite, and below zero."""
+        """Whether all are finite and negative."""
         return jnp.all(natural < 0) & factors.is_finite(natural)
 
     def project(self, natural: Array) -> Array:
-        """Lets a factor narrow the distribution, and not widen it.
+        """Sets factors that would widen the distribution to 1.
 
-        Under privacy it can thus not grow wider than the prior; a ``Gamma`` or ``LogNormal`` can.
+        So under privacy it cannot become wider than the prior; ``Gamma`` or ``LogNormal`` can.
         """
         return jnp.minimum(natural, 0)
 
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
-        """Antithetic draws: by quantiles u and 1 - u."""
+        """Antithetic draws, at the quantiles u and 1 - u."""
+        # The quantile function is ndtri((1 + u) / 2).
         half = (num_draws + 1) // 2
         limits = np.finfo(coordinates.dtype)
         u = jax.random.uniform(rng_key, (half, *self.shape), coordinates.dtype, limits.eps)

@@ -1,4 +1,4 @@
-"""Several latents in one normal vector: a latent's factor in it, and its marginal."""
+"""Several latents in one normal vector: factors and marginals of a part of the vector."""
 
 import math
 
@@ -17,7 +17,7 @@ from numpyro_dppvi.families.full_normal import (
 
 
 def embedded(natural: NormalNatural, offset: int, whole: FullNormal) -> NormalNatural:
-    """A factor of some entries of a vector as one of the whole vector, 1 in all other entries."""
+    """A factor of some entries of a vector as a factor of the whole vector."""
     size, end = whole.size, offset + natural.linear.shape[-1]
     linear = jnp.zeros(size).at[offset:end].set(natural.linear)
     matrix = jnp.zeros((size, size)).at[offset:end, offset:end].set(unpack(natural.quadratic))
@@ -27,7 +27,8 @@ def embedded(natural: NormalNatural, offset: int, whole: FullNormal) -> NormalNa
 def marginal(
     coordinates: FullNormalCoordinates, offset: int, shape: tuple[int, ...]
 ) -> dist.Distribution:
-    """The distribution of some entries of a normal vector, in a shape of their own."""
+    """The marginal distribution of some entries of a normal vector, in a given shape."""
+    # Rows of the Cholesky factor give the marginal covariance: (L L')[i, j] = L[i] . L[j].
     size = math.prod(shape)
     rows = scale_tril(coordinates)[offset : offset + size]
     loc = coordinates.loc[offset : offset + size]

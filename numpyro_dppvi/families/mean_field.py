@@ -16,14 +16,14 @@ from numpyro_dppvi.families.full_normal import FullNormal
 
 
 class Part(NamedTuple):
-    """A latent in a member that several latents share: its name and its base shape."""
+    """A latent that shares a member with others: its name and base shape."""
 
     latent: str
     shape: tuple[int, ...]
 
 
 class _Place(NamedTuple):
-    """Where a latent is: its member, and from which entry on if it shares that member."""
+    """Where a latent is: its member, and its first entry if it shares that member."""
 
     latent: str
     member: str
@@ -36,14 +36,14 @@ class _Place(NamedTuple):
 class MeanField:
     """A product of independent families; itself an exponential family.
 
-    Natural parameters, coordinates and statistics are dicts by member. A member is one latent and
-    bears its name, or is shared by several latents. Draws, points and distributions are dicts by
+    Natural parameters, coordinates and statistics are dicts by member. A member is a single latent
+    with the same name, or shared by several latents. Draws, points and distributions are dicts by
     latent.
 
     Args:
-        members: Pairs of member name and family (a tuple, so that the value can be hashed).
+        members: Pairs of member name and family (a tuple, so that the value is hashable).
         shared: Pairs of the name of a shared member, whose family is a ``FullNormal`` over one
-            vector, and its parts: their values, flattened and put end to end, are that vector.
+            vector, and the latents whose flattened values are concatenated in that vector.
     """
 
     members: tuple[tuple[str, Any], ...]
@@ -74,7 +74,9 @@ class MeanField:
         return jnp.sum(jnp.stack([f.log_partition(natural[name]) for name, f in self.members]))
 
     def jeffreys(self, p: Natural, q: Natural) -> Array:
-        """KL(p || q) + KL(q || p) in nats: <eta_p - eta_q, E_p[T] - E_q[T]>."""
+        """The Jeffreys divergence KL(p || q) + KL(q || p) in nats."""
+        # KL(p || q) = <eta_p - eta_q, E_p[T]> - A(eta_p) + A(eta_q). In the sum, the A cancel and
+        # <eta_p - eta_q, E_p[T] - E_q[T]> is left.
         means = [self.statistics(self.coordinates(natural)) for natural in (p, q)]
         return factors.inner(factors.divide(p, q), factors.divide(*means))
 
@@ -83,7 +85,7 @@ class MeanField:
         return jnp.all(jnp.stack([f.in_domain(natural[name]) for name, f in self.members]))
 
     def project(self, natural: Natural, whole: frozenset[str] = frozenset()) -> Natural:
-        """Projects member by member; what has to be repaired of the named ones becomes 1."""
+        """Projects each member; members in ``whole`` by ``project_whole`` if they have it."""
         return Natural(
             {
                 name: family.project_whole(natural[name])
@@ -94,7 +96,7 @@ class MeanField:
         )
 
     def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> dict[str, Array]:
-        """Draws by latent, with independent keys a member."""
+        """Draws by latent, for expectations."""
         keys = jax.random.split(rng_key, len(self.members))
         return self.by_latent(
             {
@@ -116,11 +118,13 @@ class MeanField:
         )
 
     def sigma_points(self, coordinates: Coordinates) -> dict[str, Array]:
-        """The joint rule's points by latent, shape ``(2 * dimension, *shape)``.
+        """The spherical cubature rule's points by latent, shape ``(2 * dimension, *shape)``.
 
         Raises:
             TypeError: If a member is not normal.
         """
+        # In n dimensions, the 2 n points m +- sqrt(n) L e_i with equal weights integrate
+        # polynomials of degree 3 exactly.
         for name, family in self.members:
             if not isinstance(family, NormalFamily):
                 raise TypeError(
@@ -137,16 +141,16 @@ class MeanField:
 
     @property
     def is_normal(self) -> bool:
-        """Whether linear functions of the latents are normal under every member."""
+        """Whether all members are normal, and so all linear functions of the latents."""
         return all(isinstance(family, NormalFamily) for _, family in self.members)
 
     def location(self, coordinates: Coordinates) -> dict[str, Array]:
-        """Means by latent, of normal families."""
+        """Means by latent; for normal families."""
         means = {name: family.location(coordinates[name]) for name, family in self.members}
         return self.by_latent(means)
 
     def linear_variance(self, coordinates: Coordinates, slope: Mapping[str, Array]) -> Array:
-        """Variance of <slope, x>, a scalar, of normal families; the slope comes by latent."""
+        """Variance of <slope, x>, a scalar, with the slope by latent; for normal families."""
         slopes: dict[str, list[Array]] = {}
         for place in self._places():
             mine = slope[place.latent]
@@ -162,7 +166,7 @@ class MeanField:
         return jnp.sum(jnp.stack(terms))
 
     def distribution(self, coordinates: Coordinates) -> Mapping[str, dist.Distribution]:
-        """NumPyro distributions by latent, in the base space; marginals of a shared member."""
+        """NumPyro distributions by latent in the base space; marginals for shared members."""
         return {
             place.latent: place.family.distribution(coordinates[place.member])
             if place.offset is None
@@ -171,13 +175,13 @@ class MeanField:
         }
 
     def member_of(self, latent: str) -> str:
-        """The member that a latent is in."""
+        """The member that a latent belongs to."""
         return next(place.member for place in self._places() if place.latent == latent)
 
     def of_distributions(
         self, distributions: Mapping[str, dist.Distribution | None]
     ) -> tuple[Natural, frozenset[str]]:
-        """The product of distributions by latent, and which latents' are not of the family."""
+        """The product of distributions by latent, and the latents whose are not in the family."""
         found = {
             place.latent: _alone(place).of_distribution(distributions[place.latent])
             for place in self._places()
@@ -198,7 +202,9 @@ class MeanField:
         )
 
     def _product(self, by_latent: Mapping[str, MemberNatural]) -> Natural:
-        """Natural parameters by member from those of single latents; 1 for the others."""
+        """Natural parameters by member from those of some latents; 1 for the others."""
+        # Start from the unit factor in every member and multiply the latents' factors in. A latent
+        # of a shared member fills its block of the joint vector.
         whole = factors.unit(jax.eval_shape(lambda: self.natural(self.standard())))
         for place in self._places():
             natural = by_latent.get(place.latent)
@@ -209,7 +215,7 @@ class MeanField:
         return whole
 
     def by_latent(self, by_member: Mapping[str, Array]) -> dict[str, Array]:
-        """Draws by latent: a shared member's are cut into its parts."""
+        """Draws by latent from draws by member: splits shared members into their latents."""
         found = {}
         for place in self._places():
             drawn = by_member[place.member]
@@ -233,5 +239,5 @@ class MeanField:
 
 
 def _alone(place: _Place) -> Any:
-    """The family that a latent would have by itself."""
+    """The family of a latent on its own."""
     return place.family if place.offset is None else FullNormal((math.prod(place.shape),))

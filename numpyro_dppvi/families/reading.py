@@ -1,4 +1,4 @@
-"""Reads a NumPyro distribution: what it is made of beneath its shape and its bijections."""
+"""Takes NumPyro distributions apart: base distributions, bijections and parameters."""
 
 from collections.abc import Sequence
 
@@ -17,16 +17,16 @@ from numpyro_dppvi._typing import Array
 
 
 def plain(distribution: dist.Distribution | None) -> dist.Distribution | None:
-    """A distribution without what only gives it a shape (``to_event``, ``expand``)."""
+    """A distribution without wrappers that only set its shape (``to_event``, ``expand``)."""
     while isinstance(distribution, (dist.Independent, dist.ExpandedDistribution)):
         distribution = distribution.base_dist
     return distribution
 
 
 def split(distribution: dist.Distribution) -> tuple[dist.Distribution, tuple[Transform, ...]]:
-    """The distribution that another is pushed forward from, and by which bijections.
+    """The base distribution of a transformed one, and its bijections.
 
-    ``LogNormal`` is ``Normal`` and an exponential, ``InverseGamma`` is ``Gamma`` and a power.
+    ``LogNormal`` is a transformed ``Normal``, for example, and ``InverseGamma`` a ``Gamma``.
     """
     transforms: tuple[Transform, ...] = ()
     base = plain(distribution)
@@ -37,7 +37,7 @@ def split(distribution: dist.Distribution) -> tuple[dist.Distribution, tuple[Tra
 
 
 def elementary(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
-    """Bijections one by one, without those that do nothing."""
+    """A chain of bijections with compositions expanded and identities removed."""
     found: tuple[Transform, ...] = ()
     for transform in transforms:
         while isinstance(transform, IndependentTransform):
@@ -50,7 +50,7 @@ def elementary(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
 
 
 def same(transforms: Sequence[Transform], others: Sequence[Transform]) -> bool:
-    """Whether two chains of bijections are made of the same kinds and numbers."""
+    """Whether two chains consist of equal bijections."""
     mine, theirs = (list(elementary(chain)) for chain in (transforms, others))
     if jax.tree.structure(mine) != jax.tree.structure(theirs):  # type: ignore[operator]
         return False
@@ -64,7 +64,7 @@ def full(value: Array | float, shape: tuple[int, ...]) -> Array:
 
 
 def pushed(base: dist.Distribution, transform: Transform) -> dist.Distribution:
-    """A distribution pushed through a bijection; itself if the bijection does nothing."""
+    """The distribution of a transformed variable; the same one if the bijection is the identity."""
     if not elementary([transform]):
         return base
     return dist.TransformedDistribution(base, transform)
@@ -73,10 +73,9 @@ def pushed(base: dist.Distribution, transform: Transform) -> dist.Distribution:
 def log_odds(
     distribution: dist.Distribution | None, num_values: int, shape: tuple[int, ...]
 ) -> Array | None:
-    """Log odds of 1, ..., ``num_values - 1`` against 0; ``None`` if it is not over integers.
+    """Log odds of 1, ..., ``num_values - 1`` against 0; ``None`` for a continuous distribution.
 
-    The support has been compared before. A value without any probability gets the least that a
-    float can hold, as in NumPyro, because a factor without it could not be taken back.
+    The support must be 0, ..., ``num_values - 1``.
 
     Returns:
         Shape ``(*shape, num_values - 1)``.
@@ -86,5 +85,7 @@ def log_odds(
         return None
     values = jnp.arange(num_values).reshape(num_values, *[1] * len(shape))
     log_probs = full(distribution.log_prob(values), (num_values, *shape))
+    # Log odds must be finite, or the factor could not be divided out again. So impossible values
+    # get the smallest positive probability, as in NumPyro.
     log_probs = jnp.maximum(log_probs, np.log(np.finfo(log_probs.dtype).tiny))
     return jnp.moveaxis(log_probs[1:] - log_probs[0], 0, -1)

@@ -1,10 +1,10 @@
-"""White coordinates: natural parameters in units in which Fisher's information is the identity.
+"""White coordinates: natural parameters in units in which the Fisher information is the identity.
 
-The information of a family in its natural parameters is the covariance of its statistics. With F
-for it, at a distribution q, and F = L L', the white coordinates of a change d are L' d: their
-squared length is d' F d, twice the Kullback-Leibler divergence between q and q times the change,
-to second order. They are of no units: a change of length 0.1 moves q by a tenth of a standard
-deviation, whatever the scale of a latent and however sharp q is already.
+Let F be the Fisher information of the natural parameters at q, that is, the covariance of the
+statistics, and F = L L'. The white coordinates of a change d are L' d. Their squared length is
+d' F d, to second order twice the Kullback-Leibler divergence between q and q times the change. So
+they are dimensionless: a change of length 0.1 moves q by a tenth of a standard deviation, whatever
+the scale of a latent and the precision of q.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ def whiten(family: MeanField, coordinates: Coordinates, change: Natural) -> Natu
 
     Args:
         family: The family of q.
-        coordinates: Where q is.
-        change: Natural parameters of any factor; it need not be proper.
+        coordinates: The coordinates of q.
+        change: Natural parameters of any factor, proper or not.
 
     Returns:
-        A tree shaped as the change. Its squared norm is the variance of the logarithm of the
-        factor under q.
+        A tree in the shapes of the change. Its squared norm is the variance under q of the
+        logarithm of the factor.
     """
     return Natural(
         {
@@ -61,15 +61,15 @@ def unwhiten(family: MeanField, coordinates: Coordinates, white: Natural) -> Nat
 
 
 def weighted(family: MeanField, white: Natural, location: Weights, spread: float) -> Natural:
-    """Multiplies the parts of white coordinates that move a normal's location, or its spread.
+    """Weights the parts of white coordinates that move a normal's location and its spread.
 
-    Other families' coordinates do not come apart like that, and stay as they are.
+    Coordinates of other families do not separate this way and are kept.
 
     Args:
         family: The family of q.
         white: White coordinates.
-        location: Factors by normal member, one a location.
-        spread: One factor for all spreads.
+        location: Weights by normal member, one per location.
+        spread: The weight of all spreads.
     """
     return Natural(
         {
@@ -82,7 +82,7 @@ def weighted(family: MeanField, white: Natural, location: Weights, spread: float
 
 
 def axis_variances(family: MeanField, coordinates: Coordinates) -> Weights:
-    """The variance of q along the axis of each location's white coordinate, by normal member."""
+    """The variance of q along the axis of each white location coordinate, by normal member."""
     return {
         name: member.axis_variances(coordinates[name])
         for name, member in family.members
@@ -100,7 +100,9 @@ def _by_entry(
     change: MemberNatural,
     apply: Callable[[Array, Array], Array],
 ) -> MemberNatural:
-    """Applies a function of the information's root and a change to every independent entry."""
+    """Applies a function of the information's Cholesky factor and a change to every entry."""
+    # Entries are independent, so F is block diagonal with a small block per entry: the Hessian of
+    # the log partition.
     event = 1 if isinstance(member, Dirichlet) else 0
     batch = member.shape[: len(member.shape) - event]
     one = dataclasses.replace(member, shape=member.shape[len(batch) :])

@@ -1,4 +1,7 @@
-"""From a guide to the exponential family that factors live in, and back to a guide."""
+"""From a guide to the exponential family of q, and from a fitted q back to a guide.
+
+It may import ``latents`` and ``families``.
+"""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -23,7 +26,7 @@ __all__ = [
 
 
 class Approximation(NamedTuple):
-    """What a guide asks for.
+    """What a guide describes.
 
     Attributes:
         space: The model, over the base values that the guide draws.
@@ -43,20 +46,19 @@ def approximation(
 ) -> Approximation:
     """The family that a guide describes, and the base values that it is over.
 
-    Only the guide's structure counts. It is read from shapes and made-up rows, never from data,
-    and its parameters' values are not used, because inference starts from the prior.
+    Only the guide's structure matters, which is read from shapes and made-up rows. Values of its
+    parameters are not used, because inference starts from the prior.
 
     Args:
         guide: ``None``, ``AutoNormal(model)``, ``AutoDiagonalNormal(model)``,
-            ``AutoMultivariateNormal(model)``, or a function that draws every latent from a
-            distribution of its own.
+            ``AutoMultivariateNormal(model)``, or a function that draws each latent independently.
         model: The model.
-        space: What was read from the model.
-        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes count.
-        model_kwargs: The model's public arguments; the guide takes the same.
+        space: The model's latent space.
+        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes matter.
+        model_kwargs: The model's public arguments, which the guide takes, too.
 
     Raises:
-        UnsupportedModelError: If the guide is none of these; says why not, by name.
+        UnsupportedModelError: If the guide is not one of these; says why.
     """
     if is_automatic(guide):
         return Approximation(space, family_of(guide, model, space))

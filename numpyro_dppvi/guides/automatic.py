@@ -1,4 +1,4 @@
-"""Guides that NumPyro makes from a model: which of them are an exponential family."""
+"""NumPyro's automatic guides, and the exponential families that some of them describe."""
 
 import functools
 import math
@@ -18,34 +18,33 @@ from numpyro_dppvi._validate import UnsupportedModelError, shown
 from numpyro_dppvi.families import DiagonalNormal, FullNormal, MeanField, Part
 from numpyro_dppvi.latents import LatentSpace
 
-# NumPyro's name for the vector of all latents.
+# NumPyro's site name for the vector of all latents.
 _ALL_LATENTS = "_auto_latent"
 
 _FULL = "AutoMultivariateNormal(model)"
 _WHY_NOT = {
-    autoguide.AutoDelta: ("a point has no width that factors could add up to", "AutoNormal(model)"),
+    autoguide.AutoDelta: ("a point mass is not a product of factors", "AutoNormal(model)"),
     autoguide.AutoLowRankMultivariateNormal: ("products of its factors are not of low rank", _FULL),
     autoguide.AutoLaplaceApproximation: (
-        "it sits at the maximum of a posterior that no client sees whole",
+        "it needs the maximum of the whole posterior, which no client sees",
         _FULL,
     ),
-    autoguide.AutoGuideList: ("its parts are not read one by one", "a function, or " + _FULL),
+    autoguide.AutoGuideList: ("combined guides are not supported", _FULL),
 }
 
 
 def is_automatic(guide: Any) -> bool:
-    """Whether a guide is not a function of the user's own: those are read elsewhere."""
+    """Whether a guide is not a user's function."""
     return not callable(guide) or isinstance(guide, type) or _inner(guide) is not None
 
 
 def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
     """The family that ``None`` or an automatic guide describes.
 
-    ``None``, ``AutoNormal(model)`` and ``AutoDiagonalNormal(model)`` are the same family: a normal
-    distribution with diagonal covariance over the unconstrained latents.
-    ``AutoMultivariateNormal(model)`` is one with full covariance over all of them together. Only
-    the guide's kind is read, never its state: a guide that has been run holds the rows it was run
-    on.
+    ``None``, ``AutoNormal(model)`` and ``AutoDiagonalNormal(model)`` are the same family: normal
+    with diagonal covariance over the unconstrained latents. ``AutoMultivariateNormal(model)`` has
+    a full covariance over all of them. Only the guide's type is used, never its state, because a
+    guide that has been run stores the rows it was run on.
 
     Raises:
         UnsupportedModelError: For any other guide, or a guide of another model.
@@ -54,7 +53,7 @@ def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
         return _diagonal(space)
     inner = _inner(guide)
     if inner is None:
-        reason = "call it with the model" if isinstance(guide, type) else "that is no guide"
+        reason = "call it with the model" if isinstance(guide, type) else "pass one of these"
         raise UnsupportedModelError(
             "guide must be None, AutoNormal(model), AutoMultivariateNormal(model) or a function "
             f"that draws every latent, got {shown(guide)}: {reason}."
@@ -67,20 +66,20 @@ def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
         )
     if inner is not guide:
         raise UnsupportedModelError(
-            f"the guide {type(inner).__name__} must be given as it is, got it inside "
+            f"the guide {type(inner).__name__} must not be wrapped, got it inside "
             f"{shown(guide)}: write guide={type(inner).__name__}(model)."
         )
     if guide.model != model:  # not `is`: a bound method is a new object at every access
         raise UnsupportedModelError(
-            "the guide was made for another model than the one given: write "
-            f"{type(guide).__name__}(model) with the same model."
+            "the guide must be made for the given model, got one for another model: write "
+            f"guide={type(guide).__name__}(model)."
         )
     _warn_of_options(guide)
     return _full(space) if type(guide) is AutoMultivariateNormal else _diagonal(space)
 
 
 def _warn_of_options(guide: AutoGuide) -> None:
-    """Warns of options that only NumPyro's own inference looks at."""
+    """Warns of options that only NumPyro's own inference uses."""
     plain = type(guide)(guide.model)
     ignored = [
         option.lstrip("_")
@@ -90,9 +89,8 @@ def _warn_of_options(guide: AutoGuide) -> None:
     if ignored:
         kind = type(guide).__name__
         warnings.warn(
-            f"{' and '.join(ignored)} of {kind} is not looked at, because inference begins at the "
-            f"prior and factors have names of their own: write {kind}(model), and "
-            "fit(..., init_scale=0.1) for a narrow start.",
+            f"{' and '.join(ignored)} of {kind} is ignored, because inference starts from the "
+            f"prior: write {kind}(model), and fit(..., init_scale=0.1) for a narrow start.",
             UserWarning,
             stacklevel=2,
         )
@@ -102,14 +100,14 @@ def _refuse_discrete(space: LatentSpace) -> None:
     discrete = [latent.name for latent in space.latents if latent.is_discrete]
     if discrete:
         raise UnsupportedModelError(
-            f"latent {discrete[0]!r} is discrete, and no automatic guide draws such a latent: "
+            f"latent {discrete[0]!r} is discrete, which automatic guides do not support: "
             f"write a guide with numpyro.sample({discrete[0]!r}, dist.Bernoulli(...)) or "
             "dist.Categorical(...), or sum it out in the model (dist.MixtureSameFamily)."
         )
 
 
 def _inner(guide: Any) -> AutoGuide | None:
-    """The automatic guide that this is, or that it wraps: running one stores what it is run on."""
+    """The automatic guide that this is or wraps, if any; it must not be run (it stores rows)."""
     while not isinstance(guide, AutoGuide):
         if isinstance(guide, functools.partial):
             guide = guide.func
@@ -124,7 +122,7 @@ def _why_not(guide: AutoGuide) -> tuple[str, str]:
     for kind, answer in _WHY_NOT.items():
         if isinstance(guide, kind):
             return answer
-    return "its densities are no exponential family, so factors do not multiply within it", _FULL
+    return "its densities are not an exponential family, so products of factors leave it", _FULL
 
 
 def _diagonal(space: LatentSpace) -> MeanField:

@@ -1,4 +1,4 @@
-"""A fitted distribution as a plain NumPyro guide with parameters of NumPyro's own names."""
+"""A fitted distribution as a NumPyro guide, with the parameter names of NumPyro's own guides."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import plain, pushed
 from numpyro_dppvi.latents import LatentSpace
 
-# A normal vector has three names for its covariance; NumPyro's guides use the Cholesky factor.
+# A MultivariateNormal has three parameters for its covariance; NumPyro's guides use scale_tril.
 _LEFT_OUT = ("covariance_matrix", "precision_matrix")
 
 
@@ -36,7 +36,7 @@ def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> 
     Args:
         space: The latents.
         family: The family.
-        values: What the parameters are unless they are substituted.
+        values: Initial values of the parameters, used unless others are substituted.
     """
     by_latent: dict[str, Any] = {}
     for name, base in _bases(family, family.standard()).items():
@@ -61,6 +61,9 @@ def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> 
         if isinstance(found, dist.Distribution):
             drawn[latent.name] = numpyro.sample(latent.name, pushed(found, latent.transform))
             continue
+        # A part of a vector that was drawn jointly. As in NumPyro's automatic guides, the latent
+        # gets a Delta with the log density of the change of variables; the vector itself is an
+        # auxiliary site.
         value = latent.transform(found)
         jacobian = latent.transform.log_abs_det_jacobian(found, value)
         density = -sum_rightmost(jacobian, jacobian.ndim)

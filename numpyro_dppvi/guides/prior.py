@@ -1,4 +1,4 @@
-"""How the prior becomes a factor: what of it lies in the family, and what has to be fitted."""
+"""Splits the prior into a part that is a factor and a part that has to be approximated."""
 
 from typing import NamedTuple
 
@@ -8,13 +8,14 @@ from numpyro_dppvi.latents import LatentSpace
 
 
 class PriorFactor(NamedTuple):
-    """How the prior becomes a factor.
+    """The prior as a factor.
 
     Attributes:
-        exact: The part of the prior that lies in the family; 1 for the other latents.
-        rest: Latents whose prior does not lie in the family, and has to be approximated.
-        refined: Members of the family whose part of the prior's factor is refined: those of
-            ``rest``, of the parents of these, and of whatever pseudo-observations depend on.
+        exact: The part of the prior that is in the family; 1 for the other latents.
+        rest: Latents whose prior is not in the family and has to be approximated.
+        refined: Members of the family whose part of the prior's factor is refined during
+            inference: those of ``rest``, their parents, and latents that pseudo-observations
+            depend on.
     """
 
     exact: Natural
@@ -23,8 +24,10 @@ class PriorFactor(NamedTuple):
 
 
 def prior_factor(family: MeanField, space: LatentSpace) -> PriorFactor:
-    """Splits the prior into what lies in the family and what does not."""
+    """Splits the prior into the part in the family and the rest."""
     exact, rest = family.of_distributions({lt.name: lt.base_prior for lt in space.latents})
+    # Refining the factor of such a prior also moves its parents' factors, because the objective
+    # E_q[log p(latent | parents)] depends on both.
     latents = rest.union(
         *(space.parents[name] for name in rest), *space.pseudo_observations.values()
     )

@@ -1,4 +1,4 @@
-"""Guides that somebody wrote: a family and a bijection for each latent, read without any data."""
+"""Reads guides written as functions: a family and a bijection for each latent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -18,8 +18,10 @@ from numpyro_dppvi._validate import UnsupportedModelError, shown
 from numpyro_dppvi.families import MAX_JOINT_VALUES, MeanField, enumeration
 from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents import Latent, LatentSpace
+from numpyro_dppvi.latents.domains import plain
 from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.reasons import CONCRETE_VALUE_ERRORS
+from numpyro_dppvi.latents.space import shapes
 from numpyro_dppvi.latents.trace import Trace, run_model
 
 Run: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Trace]
@@ -29,12 +31,12 @@ _EXAMPLE = "numpyro.sample({!r}, dist.Normal(loc, scale))"
 
 
 class _Drawn(NamedTuple):
-    """What a guide draws a latent from.
+    """The distribution from which a guide draws a latent.
 
     Attributes:
         shape: Shape of a value.
-        base: The kind of distribution beneath the bijections.
-        transforms: The bijections.
+        base: The type of the base distribution.
+        transforms: The bijections applied to it.
         support: Support of a value.
     """
 
@@ -49,23 +51,19 @@ def read(
 ) -> tuple[dict[str, Transform], MeanField]:
     """Bijections by latent, and the family of their base values.
 
-    The guide is run on rows of zeros, under compilation: it sees no value of a record. Its
-    parameters' values do not matter; what its distributions are, and what they depend on, does.
+    The guide is run on rows of zeros. Values of its parameters do not matter, only the types of
+    its distributions and what they depend on.
 
     Args:
-        guide: A function with one ``numpyro.sample`` statement a latent.
-        space: What was read from the model.
+        guide: A function with one ``numpyro.sample`` statement per latent.
+        space: The model's latent space.
         records: Arrays or ``jax.ShapeDtypeStruct`` by argument name.
         model_kwargs: The model's public arguments.
 
     Raises:
-        UnsupportedModelError: Names the latent that stands in the way.
+        UnsupportedModelError: Names the latent that is not supported.
     """
-    canonicalize = jax.dtypes.canonicalize_dtype
-    rows = {
-        name: jax.ShapeDtypeStruct(jnp.shape(value), canonicalize(value.dtype))
-        for name, value in records.items()
-    }
+    rows = shapes(records)
 
     def run(rows: Mapping[str, Any], fixed: Mapping[str, Any]) -> Trace:
         num_rows = next(iter(rows.values())).shape[0]
@@ -73,6 +71,8 @@ def read(
 
     name = getattr(guide, "__name__", shown(guide))
     drawn, params = _structure(name, run, rows, tuple(latent.name for latent in space.latents))
+    # A guide's distribution is a base distribution pushed through bijections, for example LogNormal
+    # is Normal through exp. Factors live over the base values, where q is an exponential family.
     transforms, members = {}, {}
     for latent in space.latents:
         mine = drawn[latent.name]
@@ -85,15 +85,15 @@ def read(
 
 
 def _refuse_too_many(family: MeanField, space: LatentSpace) -> None:
-    """Refuses discrete latents of more joint values than a step can sum over."""
+    """Refuses discrete latents with too many joint values to sum over at every step."""
     number = enumeration.num_joint_values(family)
     if number <= MAX_JOINT_VALUES:
         return
     shown = f"{number:,}" if number < 10**9 else f"{number:.0e}"
     names = ", ".join(latent.name for latent in space.latents if latent.is_discrete)
     raise UnsupportedModelError(
-        f"the discrete latents ({names}) have {shown} joint values, and every step sums over all, "
-        f"of which there may be {MAX_JOINT_VALUES}: draw fewer, or sum them out in the model "
+        f"the discrete latents ({names}) have {shown} joint values, over which every step sums, "
+        f"and there may be {MAX_JOINT_VALUES} at most: draw fewer, or sum them out in the model "
         "(dist.MixtureSameFamily, or a logsumexp in a numpyro.factor)."
     )
 
@@ -101,7 +101,7 @@ def _refuse_too_many(family: MeanField, space: LatentSpace) -> None:
 def _structure(
     name: str, run: Run, rows: Mapping[str, Any], latents: tuple[str, ...]
 ) -> tuple[dict[str, _Drawn], dict[str, Any]]:
-    """What the guide draws, and shapes of its parameters."""
+    """The distributions that the guide draws from, and shapes of its parameters."""
     params: dict[str, Any] = {}
     kinds: dict[str, Any] = {}
 
@@ -117,13 +117,13 @@ def _structure(
         return {key: (parts[key][1], fn.support) for key, fn in fns.items()}
 
     try:
-        found = jax.jit(static)()  # computes nothing but what bijections and supports consist of
+        found = jax.jit(static)()  # computes only the parameters of bijections and supports
     except UnsupportedModelError as refusal:
-        raise UnsupportedModelError(str(refusal)) from None  # without what JAX has noted on it
+        raise UnsupportedModelError(str(refusal)) from None  # drops JAX's notes
     except CONCRETE_VALUE_ERRORS as error:
         raise UnsupportedModelError(
-            f"the guide {name} looks at values, which it is read without: give each latent "
-            "parameters of its own, numpyro.param('w_loc', jnp.zeros(3)), say."
+            f"the guide {name} depends on values of its arguments: give each latent its own "
+            "parameters, such as numpyro.param('w_loc', jnp.zeros(3))."
         ) from error
     except Exception as error:
         raise UnsupportedModelError(
@@ -134,29 +134,29 @@ def _structure(
 
 
 def _refuse_sites(name: str, trace: Trace, latents: tuple[str, ...]) -> None:
-    """Refuses a guide that draws too much or too little, or only a part."""
+    """Refuses a guide that does not draw exactly the model's latents."""
     for key, site in trace.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             raise UnsupportedModelError(
-                f"the plate {key!r} of the guide {name} draws a subsample, and a factor needs all "
+                f"the plate {key!r} of the guide {name} draws a subsample, but a factor needs all "
                 "of a latent: leave out subsample_size."
             )
         if site["type"] != "sample":
             continue
         if site["is_observed"]:
             raise UnsupportedModelError(
-                f"the guide {name} observes {key!r}, and a guide may only draw latents: leave that "
-                "statement to the model."
+                f"the guide {name} observes {key!r}, but a guide may only draw latents: remove "
+                "that statement."
             )
         if key not in latents:
             raise UnsupportedModelError(
-                f"the guide {name} draws {key!r}, which is no latent of the model, and factors "
-                f"are over the latents alone: draw {', '.join(latents)} and nothing else."
+                f"the guide {name} draws {key!r}, which is not a latent of the model: draw "
+                f"{', '.join(latents)} and nothing else."
             )
         if site["scale"] is not None:
             raise UnsupportedModelError(
-                f"the guide {name} rescales the density of latent {key!r}, which is then none: "
-                "leave out handlers.scale."
+                f"the guide {name} rescales the density of latent {key!r}, which is then not a "
+                "density: leave out handlers.scale."
             )
     missing = [key for key in latents if key not in trace]
     if missing:
@@ -187,35 +187,35 @@ def _family(latent: Latent, drawn: _Drawn, transform: Transform) -> Any:
     make = next((make for kind, make in table if issubclass(drawn.base, kind)), None)
     if make is None:
         raise UnsupportedModelError(
-            f"the guide draws latent {latent.name!r} from {_name(drawn.base)}, and "
+            f"the guide draws latent {latent.name!r} from {_name(drawn.base)}, but "
             f"{_why_not(latent, drawn)}: write {_instead(latent, [kind for kind, _ in table])}."
         )
     if not _same_support(drawn.support, latent.support):
         other = "" if latent.is_discrete else ", or from a TransformedDistribution"
         raise UnsupportedModelError(
-            f"latent {latent.name!r} is on {_words(latent.support)} in the model and on "
+            f"latent {latent.name!r} has support {_words(latent.support)} in the model and "
             f"{_words(drawn.support)} in the guide: draw it from a distribution on its support"
             f"{other}."
         )
     values = integers(drawn.support)
-    if values is None or isinstance(_plain(drawn.support), type(constraints.boolean)):
+    if values is None or isinstance(plain(drawn.support), type(constraints.boolean)):
         return make(transform.inverse_shape(latent.shape))
     return make(latent.shape, len(values))
 
 
 def _why_not(latent: Latent, drawn: _Drawn) -> str:
-    """Why a latent cannot be drawn from what a guide draws it from."""
+    """Why a latent cannot be drawn from the guide's distribution."""
     if issubclass(drawn.base, dist.Delta):
-        return "a point has no width that factors could add up to"
+        return "a point mass is not a product of factors"
     if latent.is_discrete and not drawn.support.is_discrete:
-        return "a density gives the values of a discrete latent no probabilities"
+        return "that is continuous and the latent is discrete"
     if drawn.support.is_discrete and not latent.is_discrete:
-        return "a discrete distribution gives a continuous latent no density"
-    return "factors do not multiply within its densities"
+        return "that is discrete and the latent is continuous"
+    return "products of its densities are of another kind"
 
 
 def _instead(latent: Latent, kinds: Sequence[type[dist.Distribution]]) -> str:
-    """What a latent can be drawn from."""
+    """The distributions from which a latent can be drawn."""
     names = list(dict.fromkeys(map(_name, kinds)))
     if latent.is_discrete:
         return f"{' or '.join(names)}, or sum it out in the model"
@@ -228,24 +228,18 @@ def _is_discrete(kind: type[dist.Distribution]) -> bool:
 
 
 def _name(kind: type[dist.Distribution]) -> str:
-    """A distribution's name as it is written."""
+    """A distribution's name as users write it."""
     return kind.__name__.removesuffix("Probs").removesuffix("Logits")
 
 
 def _same_support(a: Constraint, b: Constraint) -> bool:
     if integers(a) is not None:
         return integers(a) == integers(b)
-    a, b = _plain(a), _plain(b)
+    a, b = plain(a), plain(b)
     if _has_bounds(a) and _has_bounds(b):
         ends = zip(_bounds(a), _bounds(b), strict=True)
         return all(bool(np.all(np.asarray(x) == np.asarray(y))) for x, y in ends)
     return bool(a == b)
-
-
-def _plain(constraint: Constraint) -> Constraint:
-    while isinstance(constraint, constraints.independent):
-        constraint = constraint.base_constraint
-    return constraint
 
 
 def _has_bounds(constraint: Constraint) -> bool:
@@ -262,10 +256,10 @@ def _words(constraint: Constraint) -> str:
     if values is not None:
         shown = [*values] if len(values) <= 3 else [*values[:2], "...", values[-1]]
         return f"{{{', '.join(map(str, shown))}}}"
-    constraint = _plain(constraint)
+    constraint = plain(constraint)
     if _has_bounds(constraint) and all(np.ndim(end) == 0 for end in _bounds(constraint)):
         return "({:g}, {:g})".format(*map(float, _bounds(constraint)))
-    return f"the support {type(constraint).__name__.strip('_').lower()}"
+    return type(constraint).__name__.strip("_").lower()
 
 
 def _refuse_dependence(
@@ -273,6 +267,8 @@ def _refuse_dependence(
 ) -> None:
     """Refuses parameters of a latent that depend on data or on another latent."""
 
+    # As for the model's priors: eval_provenance tells which inputs each parameter depends on. The
+    # guide's own parameters are allowed.
     def parameters(**given: Any) -> dict[str, Any]:
         rows, params = given.pop("$data"), given.pop("$params")
         trace = run(rows, {**given, **params})
@@ -284,13 +280,13 @@ def _refuse_dependence(
         causes = frozenset().union(*leaves) - {"$params"}
         if "$data" in causes:
             raise UnsupportedModelError(
-                f"the guide's parameters of latent {name!r} depend on the data, which would reach "
-                "the posterior outside the ledger: give it parameters of its own, "
-                f"numpyro.param({name + '_loc'!r}, ...), say."
+                f"the guide's parameters of latent {name!r} depend on the data, which would reveal "
+                "records unaccounted for: give it its own parameters, such as "
+                f"numpyro.param({name + '_loc'!r}, ...)."
             )
         if causes:
             raise UnsupportedModelError(
-                f"the guide's parameters of latent {name!r} depend on latent {min(causes)!r}, and "
-                "mean-field factors are independent: give it parameters of its own, or write "
-                "AutoMultivariateNormal(model)."
+                f"the guide's parameters of latent {name!r} depend on latent {min(causes)!r}, but "
+                "latents must be independent under a mean-field guide: give it its own parameters, "
+                "or write AutoMultivariateNormal(model)."
             )

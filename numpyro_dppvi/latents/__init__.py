@@ -1,6 +1,7 @@
-"""Reads a NumPyro model: the only place that runs it under ``numpyro.handlers``.
+"""Reads NumPyro models; the only place that runs them under ``numpyro.handlers``.
 
-Structure is read from shapes and dtypes and from rows of zeros; no value of a record is looked at.
+A model's structure is read from shapes, dtypes and made-up rows; no record is looked at, except to
+check that outcomes lie in the model's support. It may import ``families``.
 """
 
 from numpyro_dppvi.latents.additive import check_additive

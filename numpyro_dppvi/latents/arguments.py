@@ -1,4 +1,4 @@
-"""Whether data and public arguments fit the model's signature."""
+"""Checks that data and public arguments fit the model's signature."""
 
 import inspect
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from numpyro_dppvi._validate import UnsupportedModelError, shown
 def check_arguments(
     model: Model, records: Mapping[str, Any], model_kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuses data that the model has no argument for, and arguments that nothing fills."""
+    """Refuses data that the model has no argument for, and arguments without a value."""
     if not callable(model):
         raise UnsupportedModelError(
             f"model must be a function with numpyro.sample statements, got {shown(model)}: pass "
@@ -27,8 +27,8 @@ def check_arguments(
     unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
     if unnamed:
         raise UnsupportedModelError(
-            f"the model takes {unnamed[0]!r} by position only, and data gives its arguments by "
-            "name: leave out the '/' in its signature."
+            f"the model takes {unnamed[0]!r} by position only, but data is passed by name: remove "
+            "the '/' from its signature."
         )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
@@ -37,7 +37,7 @@ def check_arguments(
         unknown = [name for name in given if name not in parameters]
         if unknown:
             raise UnsupportedModelError(
-                f"the model has no argument {unknown[0]!r}, which {where} holds; it takes "
+                f"the model has no argument {unknown[0]!r}, which is in {where}; it takes "
                 f"{', '.join(names)}: rename the entry of {where}."
             )
     missing = [
@@ -49,8 +49,8 @@ def check_arguments(
     ]
     if missing:
         raise UnsupportedModelError(
-            f"the model needs the argument {missing[0]!r}, which neither data nor model_kwargs "
-            f"holds: add data={{{missing[0]!r}: ...}} if it holds records, or "
+            f"the model needs the argument {missing[0]!r}, which is in neither data nor "
+            f"model_kwargs: add data={{{missing[0]!r}: ...}} if it holds records, or "
             f"model_kwargs={{{missing[0]!r}: ...}} if it is public."
         )
 
@@ -58,7 +58,7 @@ def check_arguments(
 def _parameters(model: Model) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(model).parameters
-    except (TypeError, ValueError):  # some functions written in C do not tell
+    except (TypeError, ValueError):  # some functions written in C have no signature
         raise UnsupportedModelError(
             f"model must be a function with numpyro.sample statements, got {shown(model)}: pass "
             "the function itself."
@@ -66,6 +66,6 @@ def _parameters(model: Model) -> Mapping[str, inspect.Parameter]:
 
 
 def absent_arguments(model: Model, given: set[str]) -> tuple[str, ...]:
-    """Arguments that are ``None`` unless given, and were not: an outcome left out, perhaps."""
+    """Arguments with the default ``None`` that were not given, perhaps a forgotten outcome."""
     parameters = _parameters(model)
     return tuple(name for name, p in parameters.items() if p.default is None and name not in given)

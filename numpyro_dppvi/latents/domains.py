@@ -1,6 +1,6 @@
-"""What a distribution allows: values on its support, and parameters in their range.
+"""Checks of supports and parameter ranges that work inside compiled programs.
 
-NumPyro checks neither unless it is told to, and says it by raising, which a traced program cannot.
+NumPyro's own checks are off by default and raise errors, which a traced program cannot do.
 """
 
 import functools
@@ -16,23 +16,23 @@ from numpyro.distributions.constraints import Constraint
 
 from numpyro_dppvi._typing import Array
 
-# Far above rounding: a probability that a softmax rounds to 1 + 1e-7 is one.
+# Far above rounding errors: a softmax may give a probability of 1 + 1e-7.
 _TOLERANCE = 1e-4
 
 Check: TypeAlias = Callable[[Any, Array], Array]
-"""``(constraint, value) -> bool``, without the dimensions of one event."""
+"""``(constraint, value) -> bool``, reduced over event dimensions."""
 
 
 class Kind(NamedTuple):
-    """What is known of a kind of constraint.
+    """How to check and describe one kind of constraint.
 
     Attributes:
-        holds: Whether a value is inside.
-        edge: Whether a value is at the edge, where one density is finite and the next is not.
-        broken: Whether a parameter is clearly outside; rounding and overflow are not.
+        holds: Whether a value satisfies it.
+        edge: Whether a value is on the boundary, where some densities are finite and some not.
+        broken: Whether a parameter violates it by more than rounding.
         words: The constraint in words.
-        instead: A prior on it.
-        link: A function onto it, for a predictor.
+        instead: A prior with this support, for error messages.
+        link: A link function onto it, for error messages.
     """
 
     holds: Check
@@ -76,10 +76,10 @@ def _sums_to_one(constraint: Any, value: Array) -> Array:
 
 
 def _in_words(constraint: Any) -> str:
-    """The bounds, where they are constants of the program: others may be data."""
+    """The bounds in words; only if they are constants, because others may depend on data."""
     lower, upper = _ends(constraint)
     if not all(isinstance(end, numbers.Number) for end in (lower, upper)):
-        return "the range that its parameters give"
+        return "the range given by its parameters"
     if constraint.is_discrete:
         if upper == math.inf:
             return f"the whole numbers from {lower}"
@@ -154,7 +154,7 @@ _OTHER = _of(_NORMAL, "its support", holds=lambda c, x: ~_never(c, x))
 
 
 def kind(constraint: Constraint) -> Kind:
-    """What is known of a constraint, that of an array's entries for an array."""
+    """How to check and describe a constraint, or that of an array's entries."""
     return _KINDS.get(type(plain(constraint)), _OTHER)
 
 
@@ -166,30 +166,30 @@ def plain(constraint: Any) -> Any:
 
 
 def in_words(constraint: Constraint) -> str:
-    """A constraint as a sentence names it; shows no bound that may be data."""
+    """A constraint in words, without bounds that may depend on data."""
     return kind(constraint).words(plain(constraint))
 
 
 def proper(improper: Any) -> str:
-    """A proper prior in the place of an improper one on the same support."""
+    """A proper prior to suggest in place of an improper one on the same support."""
     return kind(improper.support).instead
 
 
 def has_edge(constraint: Constraint) -> bool:
-    """Whether a density may be infinite, or zero, at the edge of a support."""
+    """Whether a density may be infinite or zero on the boundary of a support."""
     return kind(constraint).edge is not _never
 
 
 @functools.singledispatch
 def inside(fn: Any, value: Array) -> Array:
-    """Where values are on a distribution's support, or at its edge with a finite density.
+    """Where values are in a distribution's support, or on its boundary with a finite density.
 
     Args:
         fn: A distribution.
         value: Values, of its shape or of one that broadcasts to it.
 
     Returns:
-        Booleans, without the dimensions of one event; true where values are masked.
+        Booleans without event dimensions; true where values are masked.
     """
     support, known = plain(fn.support), kind(fn.support)
     shape = jnp.broadcast_shapes(jnp.shape(value), fn.batch_shape + fn.event_shape)
@@ -226,12 +226,12 @@ def _of_nothing(fn: dist.Unit, value: Array) -> Array:
 
 
 def broken_arguments(fn: Any) -> Iterator[tuple[dist.Distribution, str, Constraint, Array]]:
-    """Parameters that have a range, and where they are clearly outside of it.
+    """Yields parameters with a restricted range, and where they violate it.
 
-    Distributions that others are made of are gone through, too.
+    Component distributions, as of a mixture, are included.
     """
     for name, constraint in fn.arg_constraints.items():
-        value = vars(fn).get(name)  # what others are computed from, and nothing computed
+        value = vars(fn).get(name)  # parameters as passed; derived ones are computed properties
         known = kind(constraint)
         if value is not None and known.broken is not _never:
             yield fn, name, constraint, known.broken(plain(constraint), jnp.asarray(value))
@@ -242,7 +242,7 @@ def broken_arguments(fn: Any) -> Iterator[tuple[dist.Distribution, str, Constrai
 
 
 def name_of(fn: Any) -> str:
-    """A distribution's name as it is written, wrappers left out."""
+    """A distribution's name as users write it, without wrappers."""
     while isinstance(fn, dist.MaskedDistribution | dist.Independent | dist.ExpandedDistribution):
         fn = fn.base_dist
     return type(fn).__name__.removesuffix("Probs").removesuffix("Logits")

@@ -1,4 +1,4 @@
-"""Tells whether two traced functions compute the same, so that they can share a compilation."""
+"""Digests of traced programs: functions that compute the same can share a compilation."""
 
 import hashlib
 import re
@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Functions and other objects are printed with where they happen to lie in memory.
+# Functions and other objects are printed with their memory address.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(*programs: Any) -> str:
-    """A digest of traced programs (``jax.make_jaxpr(f)(...)``) and of all constants in them.
+    """A digest of traced programs (``jax.make_jaxpr(f)(...)``) and all their constants.
 
-    A function's identity would not do: a model may read a global or an attribute, and both change.
+    The identity of the function would not do, because a model may read globals that change.
     """
     digest = hashlib.sha256()
     for program in programs:
@@ -34,12 +34,12 @@ def _host(constant: Any) -> np.ndarray:
 
 
 def constants(program: Any) -> list[Any]:
-    """The arrays that a traced program closes over, inner programs included."""
+    """The arrays that a traced program and its inner programs close over."""
     return [c for inner in programs(program) for c in inner.consts if hasattr(c, "dtype")]
 
 
 def programs(program: Any) -> Iterator[Any]:
-    """A traced program and those inside of it."""
+    """Yields a traced program and all programs inside it, such as the bodies of loops."""
     yield program
     for equation in program.jaxpr.eqns:
         for value in jax.tree.leaves(equation.params, is_leaf=_is_program):

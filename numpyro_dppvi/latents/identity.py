@@ -1,4 +1,4 @@
-"""Whether two models have the same latents: names, shapes and bijections, not priors."""
+"""Compares the latents of two models: names, shapes and bijections, but not priors."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,14 +13,14 @@ _TOLERANCE = 1e-4
 
 
 class Identity(NamedTuple):
-    """What makes a latent the same latent to a factor.
+    """What two latents must have in common for a factor of one to be a factor of the other.
 
     Attributes:
         shape: Shape of a value.
         base_shape: Shape of its unconstrained counterpart.
-        probe: The value of a fixed unconstrained point: bijections cannot be compared, but what
-            they do can, in another process and under another version of JAX, too. Of a discrete
-            latent, how many values an entry has.
+        probe: The value at a fixed unconstrained point. Bijections cannot be compared, but this
+            can, even between processes and versions of JAX. For a discrete latent, the number of
+            values of an entry.
     """
 
     shape: tuple[int, ...]
@@ -37,6 +37,7 @@ def identities(space: LatentSpace) -> dict[str, Identity]:
             probe = np.full(latent.shape, float(len(values)))
             found[latent.name] = Identity(latent.shape, latent.base_shape, probe)
             continue
+        # A fixed point with distinct entries, so that permuted bijections give different values.
         size = int(np.prod(latent.base_shape))
         point = jnp.linspace(-0.7, 0.9, size + 2)[1:-1].reshape(latent.base_shape)
         probe = np.asarray(latent.transform(point))
@@ -45,7 +46,7 @@ def identities(space: LatentSpace) -> dict[str, Identity]:
 
 
 def difference(mine: Mapping[str, Identity], other: Mapping[str, Identity]) -> str | None:
-    """The first difference in words: what the other has, and what is here; ``None`` if none."""
+    """The first difference in words, the other model's latents first; ``None`` if equal."""
     if set(mine) != set(other):
         return f"latents {', '.join(sorted(other))}, not {', '.join(sorted(mine))}"
     for name, latent in mine.items():

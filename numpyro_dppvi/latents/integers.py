@@ -1,18 +1,18 @@
-"""Finite ranges of integers: the supports of discrete latents that can be gone through."""
+"""Finite ranges of integers: the supports of discrete latents that can be enumerated."""
 
 import numpy as np
 from numpyro.distributions import constraints
 from numpyro.distributions.constraints import Constraint
 
+from numpyro_dppvi.latents.domains import plain
+
 
 def integers(support: Constraint) -> range | None:
-    """The values of every entry; ``None`` if they are no integers, infinitely many, or differ.
+    """The values of an entry; ``None`` unless all entries share one finite range of integers.
 
-    Args:
-        support: A constraint whose bounds are numbers, not traced ones.
+    ``support`` must have concrete bounds, not traced ones.
     """
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
+    support = plain(support)
     if isinstance(support, type(constraints.boolean)):
         return range(2)
     if not support.is_discrete or support.event_dim:

@@ -1,4 +1,4 @@
-"""What a model gives at draws of its latents: predictions, observed values, derived quantities."""
+"""Runs a model at given latents for predictions, observed values and derived quantities."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,14 @@ Dims = tuple[str | None, ...]
 
 
 class Outcome(NamedTuple):
-    """A site that the model observes, or would if it were given an outcome.
+    """A site that is not a latent: observed, or drawn because no outcome was passed.
 
     Attributes:
-        value: What is observed; ``None`` if nothing is.
+        value: The observed value; ``None`` if it is not observed.
         shape: Shape of a value.
-        dims: Names of its dimensions that plates give; ``None`` for the others.
-        batch_dims: The same without the dimensions of one event: the log likelihood's.
-        inputs: Names of the model's arguments that the value is made of.
+        dims: Plate names of its dimensions; ``None`` for dimensions without a plate.
+        batch_dims: The same without event dimensions, as for the log likelihood.
+        inputs: Names of the model's arguments that the value depends on.
     """
 
     value: Array | None
@@ -36,19 +36,19 @@ class Outcome(NamedTuple):
 
 
 def unconditioned(model: Model) -> Model:
-    """The model with nothing observed: it draws its outcome, whether or not one is passed."""
+    """The model with observations removed, so that it draws its outcomes."""
     return handlers.uncondition(model)
 
 
 def outcomes(
     model: Model, arguments: Mapping[str, Any], theta: Mapping[str, Array]
 ) -> dict[str, Outcome]:
-    """The sites that are no latents, when the model is called with these arguments.
+    """The sites that are not latents when the model is called with these arguments.
 
     Args:
         model: The model.
         arguments: All its arguments.
-        theta: One value of every latent.
+        theta: A value of every latent.
     """
     arrays = {n: x for n, x in arguments.items() if isinstance(x, (jax.Array, np.ndarray))}
     others = {n: x for n, x in arguments.items() if n not in arrays}
@@ -57,13 +57,14 @@ def outcomes(
         trace = _trace(model, {**others, **given}, theta, jax.random.key(0))
         return {n: jnp.asarray(s["value"]) for n, s in _outcomes(trace, theta) if s["is_observed"]}
 
+    # Which arguments each observed value is computed from, to tell outcomes from covariates.
     inputs = eval_provenance(observed, **arrays)
     found = {}
     for name, site in _outcomes(_trace(model, arguments, theta, jax.random.key(0)), theta):
         batch = len(site["fn"].batch_shape)
         names: list[str | None] = [None] * batch
         for frame in site["cond_indep_stack"]:
-            names[batch + frame.dim] = frame.name
+            names[batch + frame.dim] = frame.name  # plates count dimensions from the right
         shape = site["fn"].batch_shape + site["fn"].event_shape
         value = jnp.broadcast_to(site["value"], shape) if site["is_observed"] else None
         dims = (*names, *[None] * len(site["fn"].event_shape))
@@ -74,7 +75,7 @@ def outcomes(
 def _outcomes(
     trace: Mapping[str, Any], theta: Mapping[str, Array]
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Sample sites that are no latents, factors left out."""
+    """Sample sites that are neither latents nor ``numpyro.factor`` statements."""
     return [
         (name, site)
         for name, site in trace.items()
@@ -109,11 +110,11 @@ def prior_draws(
 
 
 class Derived(NamedTuple):
-    """The deterministic sites that follow from the latents alone.
+    """The deterministic sites that depend on the latents only.
 
     Attributes:
-        of: A function of one value of every latent.
-        dims: Names of their dimensions.
+        of: Computes them from a value of every latent.
+        dims: Plate names of their dimensions.
     """
 
     of: Callable[[Mapping[str, Array]], dict[str, Array]]
@@ -126,7 +127,7 @@ def derived(
     constants: Mapping[str, Any],
     theta: Mapping[str, Any],
 ) -> Derived:
-    """Finds the ``numpyro.deterministic`` sites that no record enters.
+    """Finds the ``numpyro.deterministic`` sites that do not depend on records.
 
     Args:
         model: The model.
@@ -147,7 +148,8 @@ def derived(
     longer = {
         n: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype) for n, s in shapes.items()
     }
-    # A model of a stated number of rows runs on no other: then there is nothing to compare with.
+    # A site whose shape follows the number of rows depends on records, too. A model that only runs
+    # on its own number of rows raises; then there is nothing to compare.
     with contextlib.suppress(AssertionError, IndexError, TypeError, ValueError):
         jax.eval_shape(sites, longer, dict(theta))
     names = [n for n in inputs if "rows" not in inputs[n] and facts[n][0] == before[n][0]]
@@ -164,7 +166,7 @@ def _zeros(shapes: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _plates(site: Mapping[str, Any]) -> Dims:
-    """Plates of a deterministic site, where its shape agrees with them."""
+    """Plate names of a deterministic site's dimensions, where its shape agrees with the plates."""
     shape = jnp.shape(site["value"])
     names: list[str | None] = [None] * len(shape)
     for frame in site["cond_indep_stack"]:
@@ -177,5 +179,5 @@ def _trace(
     model: Model, arguments: Mapping[str, Any], theta: Mapping[str, Array], rng_key: PRNGKey
 ) -> dict[str, Any]:
     fixed = handlers.substitute(model, data=dict(theta))
-    with HANDLERS, handlers.block():  # a caller's own handlers must not see this run
+    with HANDLERS, handlers.block():  # hides this run from handlers of the caller
         return handlers.trace(handlers.seed(fixed, rng_key)).get_trace(**arguments)

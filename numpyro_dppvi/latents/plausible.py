@@ -1,6 +1,6 @@
-"""Whether outcomes are where a model can give them, and its parameters in their ranges.
+"""Checks that outcomes lie in the model's support and parameters in their ranges.
 
-What NumPyro's distributions compute elsewhere is some number or none, and nobody is told.
+Outside of these, NumPyro's distributions silently compute meaningless numbers or NaN.
 """
 
 import functools
@@ -22,18 +22,19 @@ from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.space import Latent, LatentSpace, several
 
 _NUM_DRAWS, _NUM_POINTS, _NUM_ROWS = 256, 32, 3
-# A first step from the prior takes about ten draws, and one of them without a density spoils it.
+# The first step from the prior uses about ten draws, and one without a density makes it NaN. So
+# parameters may be out of range in at most this fraction of draws from the prior.
 _SHARE = 0.05
 
 
 def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array) -> None:
-    """Refuses records with outcomes that the model cannot give.
+    """Refuses records with outcomes outside the model's support.
 
-    Masked outcomes, and those of weight zero, may be anything. It is pass or fail, before anything
-    is released, as for NaN: what is said is public.
+    Masked outcomes and those of weight zero may be anything. The check is pass or fail and happens
+    before any release; its message is public and shows no record.
 
     Args:
-        space: What was read from the model.
+        space: The model's latent space.
         records: The clients' records, shape ``(num_clients, capacity, ...)``.
         mask: Which rows are records, shape ``(num_clients, capacity)``.
 
@@ -48,15 +49,15 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
         if not supported[name]:
             fn, support = _described(space, name)
             raise ValueError(
-                f"data must hold outcomes that the model can give, got values of {name!r} outside "
-                f"of {support}: recode or drop such records, or observe them from another "
-                f"distribution than dist.{fn}."
+                f"data must hold outcomes in the model's support, got values of {name!r} outside "
+                f"of {support}: recode or drop such records, or observe them from a distribution "
+                f"other than dist.{fn}."
             )
 
 
 @functools.lru_cache(maxsize=256)
 def _checked(space: LatentSpace) -> tuple[str, ...]:
-    """Sites whose outcomes are to be looked at: those that are no function of a latent."""
+    """Sites whose outcomes are checked: those that do not depend on a latent."""
 
     def values(**given: Any) -> dict[str, Array]:
         trace = space.trace({k: x for k, x in given.items() if k != "$data"}, given["$data"])
@@ -71,7 +72,7 @@ def _checked(space: LatentSpace) -> tuple[str, ...]:
 def _supported(
     space: LatentSpace, names: tuple[str, ...], records: Mapping[str, Array], mask: Array
 ) -> dict[str, Array]:
-    """Whether all records of all clients are fine, by site."""
+    """Whether all records of all clients are in the support, by site."""
     theta = {latent.name: _some_value(latent) for latent in space.latents}
 
     def of_row(row: Mapping[str, Array]) -> dict[str, Array]:
@@ -88,13 +89,13 @@ def _supported(
 
 def _is_supported(site: Mapping[str, Any]) -> Array:
     good = domains.inside(site["fn"], jnp.asarray(site["value"]))
-    if site["scale"] is not None:  # what has no weight is not looked at
+    if site["scale"] is not None:  # outcomes of weight zero do not count
         good |= jnp.asarray(site["scale"]) == 0
     return jnp.all(good)
 
 
 def _some_value(latent: Latent) -> Array:
-    """The value in the middle: densities at the edge of a support are asked for there."""
+    """A value in the middle, at which densities on the boundary of a support are evaluated."""
     values = integers(latent.support)
     if values is not None:
         return jnp.full(latent.shape, values.start, latent.dtype)
@@ -102,12 +103,12 @@ def _some_value(latent: Latent) -> Array:
 
 
 def _described(space: LatentSpace, name: str) -> tuple[str, str]:
-    """An observed site's distribution and its support in words; runs nothing."""
+    """An observed site's distribution and its support in words, from an abstract run."""
     words = []
 
     def read(theta: Mapping[str, Array], row: Mapping[str, Array]) -> None:
         fn = space.trace(theta, row)[name]["fn"]
-        at_edge = " (or at its edge, where the density is not finite)"
+        at_edge = " (or on its boundary, where the density is not finite)"
         support = domains.in_words(fn.support) + at_edge * domains.has_edge(fn.support)
         words.extend([domains.name_of(fn), support])
 
@@ -116,12 +117,12 @@ def _described(space: LatentSpace, name: str) -> tuple[str, str]:
 
 
 def check_priors(space: LatentSpace) -> None:
-    """Refuses parameters that leave their range where the priors allow it: a negative scale, say.
+    """Refuses priors under which parameters leave their range, such as a negative scale.
 
-    Draws from the priors and made-up records tell, and nothing else.
+    Uses draws from the priors and made-up records only.
 
     Raises:
-        UnsupportedModelError: Names the site and the parameter, and a prior to use instead.
+        UnsupportedModelError: Names the site, the parameter and a prior to use instead.
     """
     found = _broken(space)
     if found is not None:
@@ -129,14 +130,14 @@ def check_priors(space: LatentSpace) -> None:
 
 
 def warn_of_scales(space: LatentSpace) -> None:
-    """Warns of outcomes whose density is multiplied by a constant: a minibatch's N / B, perhaps."""
+    """Warns of densities multiplied by a constant, perhaps the N / B of a minibatch."""
     found = _scaled(space)
     if found is not None:
         name, number = found
         warnings.warn(
             f"the density of {name!r} is multiplied by the constant {number}(handlers.scale), so "
-            "that a record counts more, or less, than once: leave it out if it makes up for a "
-            "minibatch, because inference sees to that by itself.",
+            "a record counts more or less than once: leave it out if it is meant for minibatches, "
+            "which inference rescales by itself.",
             UserWarning,
             stacklevel=2,
         )
@@ -151,7 +152,7 @@ def _scaled(space: LatentSpace) -> tuple[str, str] | None:
         trace = space.trace({k: x for k, x in given.items() if k != "$data"}, given["$data"])
         found = {}
         for name in space.client_side:
-            scale = trace[name].get("plate_to_scale", {}).get(None)  # without those of plates
+            scale = trace[name].get("plate_to_scale", {}).get(None)  # excludes those of plates
             number = isinstance(scale, numbers.Number)
             if scale is not None and not (number and scale == 1):
                 shown[name] = f"{scale:g} " if number else ""
@@ -166,7 +167,7 @@ def _scaled(space: LatentSpace) -> tuple[str, str] | None:
 
 @functools.lru_cache(maxsize=256)
 def _broken(space: LatentSpace) -> str | None:
-    """A sentence about the first parameter that leaves its range, or ``None``."""
+    """A message about the first parameter that leaves its range, or ``None``."""
     about: dict[str, tuple[str, str, str]] = {}
 
     def of_row(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any) -> dict[str, Array]:
@@ -186,10 +187,11 @@ def _broken(space: LatentSpace) -> str | None:
     def shares(theta: Mapping[str, Array], seeds: Array) -> dict[str, Array]:
         of_rows = jax.vmap(of_row, (None, 0, None))
         flags = jax.vmap(of_rows, (0, None, 0))(theta, _rows(space), seeds)
-        # Whatever the row, and for any entry: a made-up row may be one that no client has.
+        # The share of thetas for which it is broken; the minimum over rows, because a made-up row
+        # may be one that no client has, and the maximum over entries.
         return {k: jnp.max(jnp.min(jnp.mean(x, axis=0), axis=0)) for k, x in flags.items()}
 
-    # Programs that draw take long to compile; most models are done without.
+    # Programs that draw from priors compile slowly. Most models pass this cheaper test first.
     points = {latent.name: _points(latent) for latent in space.latents}
     possible = jax.jit(lambda: shares(points, jnp.arange(_NUM_POINTS)))()
     if not any(share > 0 for share in possible.values()):
@@ -200,25 +202,28 @@ def _broken(space: LatentSpace) -> str | None:
             what, words, instead = about[label]
             return (
                 f"the parameter {what} is outside of {words} for {share:.0%} of draws from the "
-                f"priors, where records have no density: give it a prior on that range, {instead}."
+                f"priors, so records have no density there: give it a prior on that range, "
+                f"{instead}."
             )
     return None
 
 
 def _points(latent: Latent) -> Array:
-    """Values all over a latent's support: what leaves its range anywhere does at one of them."""
+    """Values spread over a latent's support, to detect parameters that ever leave their range."""
     rng = np.random.default_rng(sum(map(ord, latent.name)))  # latents differ from each other
     values = integers(latent.support)
     if values is not None:
         drawn = rng.integers(values.start, values.stop, (_NUM_POINTS, *latent.shape))
         return jnp.asarray(drawn, latent.dtype)
+    # Unconstrained values at several scales and of both signs: a parameter that leaves its range
+    # anywhere, such as a scale that may be negative, does so at one of them.
     half = rng.uniform(-1, 1, (_NUM_POINTS // 2, *latent.base_shape))
     half *= np.resize([1, 3, 10, 30], (_NUM_POINTS // 2, *[1] * len(latent.base_shape)))
     return latent.transform(jnp.asarray(np.concatenate([half, -half]), float))
 
 
 def _rows(space: LatentSpace) -> dict[str, Array]:
-    """Made-up records, and the same with the other sign."""
+    """Made-up records, and the same with opposite signs."""
     rng = np.random.default_rng(0)
     rows = {name: made_up(rng, s) for name, s in several(space.row, _NUM_ROWS).items()}
     return {

@@ -1,8 +1,8 @@
-"""Finds the one number through which a record's log likelihood sees the latents, if there is one.
+"""Finds a scalar linear predictor in a model's traced program, if there is one.
 
 In most generalised linear models log p(record | theta) = g(a'theta + b, record), where a and b
-depend on the record. Under a normal q the predictor a'theta + b is normal too, and expectations
-of g are integrals in one dimension. Nobody declares this: it is read off the traced program.
+depend on the record. If q is normal, then so is the predictor a'theta + b, and expectations of g
+are one-dimensional integrals. Users need not declare this: it is read off the traced program.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ from jax.extend.core import (
 
 from numpyro_dppvi._typing import Array
 
-# Linear in all their inputs together; in their first input, if the others know no latent; in
-# one input, whichever, if the other knows no latent.
+# Primitives that are linear jointly in all inputs; in the first input, if the others do not depend
+# on latents; and in either of two inputs, if the other does not depend on latents.
 _LINEAR = frozenset(
     {
         *("add", "add_any", "sub", "neg", "concatenate", "broadcast_in_dim", "reshape", "squeeze"),
@@ -39,10 +39,10 @@ LogLikelihood: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A record's log likelihood in two steps.
+    """A record's log likelihood, split at the linear predictor.
 
     Attributes:
-        value: ``(base, row) -> scalar``, affine in the unconstrained latents.
+        value: ``(base, row) -> scalar``: the predictor, affine in the unconstrained latents.
         log_likelihood: ``(value, row) -> scalar``: the record's log density given the predictor.
     """
 
@@ -53,19 +53,22 @@ class Predictor:
 def scalar_predictor(
     log_likelihood: LogLikelihood, base: Mapping[str, Array], row: Mapping[str, Array]
 ) -> Predictor | None:
-    """Splits a log likelihood at a scalar, affine function of the latents that it depends on.
+    """Splits a log likelihood at its scalar linear predictor.
 
     Args:
         log_likelihood: ``(base, row) -> scalar``, of unconstrained latents and one record.
-        base: Any values of the latents; only shapes count.
-        row: Any record; only shapes count.
+        base: Any values of the latents; only their shapes matter.
+        row: Any record; only its shapes matter.
 
     Returns:
-        The predictor, or ``None`` if the latents enter by more than one number, or not affinely.
+        The predictor, or ``None`` if the likelihood depends on the latents through more than one
+        number, or not affinely.
     """
+    # A cut at variable v is valid if v is an affine scalar function of the latents and nothing
+    # after it depends on the latents except through v. The first such v is taken.
     if _loops(jax.make_jaxpr(log_likelihood)(base, row).jaxpr):
         return None
-    with jax.disable_jit():  # inlines what is compiled apart, and would unroll a loop
+    with jax.disable_jit():  # inlines inner jit calls (and would unroll loops)
         program = jax.make_jaxpr(log_likelihood)(base, row)
     places = {"base": len(jax.tree.leaves(base)), "row": len(jax.tree.leaves(row))}
     latents = program.jaxpr.invars[: places["base"]]
@@ -82,7 +85,9 @@ def _loops(jaxpr: Jaxpr) -> bool:
 
 
 def _affine_scalars(program: ClosedJaxpr, latents: Sequence[Var]) -> list[Var]:
-    """Values of one number that depend on the latents affinely, in the program's order."""
+    """Scalar variables that are affine in the latents, in the program's order."""
+    # Every variable that depends on the latents is in one of two sets. An operation keeps its
+    # output affine if no input is nonlinear and it is linear in its affine inputs.
     affine = set(latents)
     nonlinear: set[Any] = set()
     found = []
@@ -99,11 +104,11 @@ def _affine_scalars(program: ClosedJaxpr, latents: Sequence[Var]) -> list[Var]:
 
 
 def _is_linear(eqn: JaxprEqn, knowing: Sequence[bool]) -> bool:
-    """Whether an operation is linear in those of its inputs that know the latents."""
+    """Whether an operation is linear in those of its inputs that depend on the latents."""
     name = eqn.primitive.name
     if name == "convert_element_type":
         return bool(jnp.issubdtype(eqn.params["new_dtype"], jnp.floating))
-    if name == "select_n":  # the first input says which of the others is taken
+    if name == "select_n":  # the first input is the condition
         return not knowing[0]
     if name in _LINEAR_IN_FIRST:
         return not any(knowing[1:])
@@ -112,6 +117,7 @@ def _is_linear(eqn: JaxprEqn, knowing: Sequence[bool]) -> bool:
 
 def _depends(program: ClosedJaxpr, latents: Sequence[Var], cut: Var) -> bool:
     """Whether the result depends on the latents other than through ``cut``."""
+    # Propagate dependence through the program, but not through ``cut``.
     knowing = set(latents)
     for eqn in program.jaxpr.eqns:
         if any(_in(v, knowing) for v in eqn.invars):
@@ -141,7 +147,9 @@ def _split(program: ClosedJaxpr, num_latents: int, cut: Var) -> Predictor:
 
 
 def _part(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> Callable[..., list[Array]]:
-    """What of the program is needed for one of its values, as a function of others."""
+    """The part of a program that computes one variable from others, as a function."""
+    # Walk backwards from the wanted variable and keep the equations that it needs, stopping at the
+    # inputs.
     known, needed = set(inputs), {wanted}
     steps = []
     for eqn in reversed(program.jaxpr.eqns):

@@ -1,4 +1,4 @@
-"""Why a model cannot be run on shapes alone, or on one row: what is to blame, and on which line."""
+"""Error messages for models that cannot be traced, or cannot run on a single row."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from numpyro_dppvi.latents.fingerprint import constants, programs
 
-# What a function that is run on shapes raises when it looks at a value.
+# What JAX raises when a traced function needs a concrete value.
 CONCRETE_VALUE_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -18,35 +18,35 @@ CONCRETE_VALUE_ERRORS = (
     jax.errors.NonConcreteBooleanIndexError,
 )
 
-# What JAX says of an array that is taken for the index of a list.
+# JAX's message when a traced array is used as the index of a list.
 LIST_INDEX = "Only integer scalar arrays can be converted to a scalar index"
 
-# What a model may raise when it is given another number of rows than it was written for.
+# What a model may raise if it runs on a number of rows that it was not written for.
 WRONG_NUMBER_ERRORS = (AssertionError, IndexError, KeyError, TypeError, ValueError)
 
-# Whose lines are not to blame.
+# Modules to skip when looking for the user's line that caused an error.
 _LIBRARIES = frozenset({"contextlib", "functools", "jax", "numpy", "numpyro", "numpyro_dppvi"})
-# NumPy's functions whose results have as many entries as there are different values.
+# NumPy functions whose output shape depends on the input's values.
 _COUNTS_VALUES = frozenset({"unique", "bincount", "union1d", "setdiff1d", "intersect1d"})
 
 
 def looks_at_values(error: BaseException) -> str:
-    """A sentence about a model that looked at a value."""
+    """A message about a model that needs concrete values."""
     if _by_numpy(error):
         return (
-            f"the model calls NumPy on its arguments or latents{_place(error)}, which JAX traces "
-            "and NumPy cannot read: write jnp in the place of np (import jax.numpy as jnp), and "
-            "jnp.asarray(u)[g] to look up in an array or a list u."
+            f"the model calls NumPy on its arguments or latents{_place(error)}, which are traced "
+            "by JAX: write jnp instead of np (import jax.numpy as jnp), and jnp.asarray(u)[g] to "
+            "index an array or a list u."
         )
     return (
         f"the model's shape or control flow depends on the values of its data{_place(error)} (an "
-        "int(...), len(np.unique(...)), a boolean index or an if on an array): pass such a number "
-        "as a public constant, model_kwargs={'num_groups': 8}."
+        "int(...), len(np.unique(...)), a boolean index or an if on an array): pass it as a public "
+        "constant, such as model_kwargs={'num_groups': 8}."
     )
 
 
 def _by_numpy(error: BaseException) -> bool:
-    """Whether it was NumPy that asked, or a list that was indexed, and not for a count."""
+    """Whether NumPy or the indexing of a list needed the value, and not to count values."""
     called = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     if isinstance(error, jax.errors.TracerArrayConversionError):
         return not called & _COUNTS_VALUES
@@ -54,11 +54,11 @@ def _by_numpy(error: BaseException) -> bool:
 
 
 def several_rows_only(error: BaseException) -> str:
-    """A sentence about a model that does not run on a single row."""
+    """A message about a model that does not run on a single row."""
     return (
-        f"the model runs on several rows, but not on a single one{_place(error)}, and clients see "
-        "one record at a time (a loop over rows, or rows that are looked up by number, need the "
-        "others): write what a row says by itself, or make one record of a whole series."
+        f"the model runs on several rows, but not on a single one{_place(error)}, although "
+        "records are processed one at a time (a loop over rows or a lookup by row number needs the "
+        "others): write the density of a row by itself, or make a whole series one record."
     )
 
 
@@ -69,16 +69,16 @@ def one_row_only(
     model_kwargs: Mapping[str, Any],
     error: BaseException | None,
 ) -> str:
-    """A sentence about a model that runs on no other number of rows than that of the data.
+    """A message about a model that only runs on the number of rows of the data.
 
     Args:
         num_rows: Number of rows.
         sites: The model's sample sites.
         program: Traces the model on all rows.
         model_kwargs: The model's public arguments.
-        error: What it raised on one row more.
+        error: What it raised on one more row.
     """
-    found = f"the model runs on {num_rows} rows only{_place(error)}, and is needed for a single one"
+    found = f"the model runs on {num_rows} rows only{_place(error)}, but must run on a single one"
     public = [np.shape(leaf) for leaf in jax.tree.leaves(model_kwargs)]
     traced = program()
     closed = [np.shape(c) for c in constants(traced) if _is_as_long(c, num_rows)]
@@ -86,34 +86,36 @@ def one_row_only(
     latents = [s for s in sites if not s.observed and num_rows in s.shapes[0]]
     if private:
         return (
-            f"{found}, because it uses an array of shape {private[0]} that is none of its "
+            f"{found}, because it uses an array of shape {private[0]} that is not one of its "
             "arguments: add an argument for it and put it into data."
         )
     if latents:
         return (
             f"{found}, because latent {latents[0].name!r} has shape {latents[0].shapes[0]}, one "
-            "value a record, which clients cannot share: sum or integrate it out, or draw one for "
-            "each group of records."
+            "value per record, which clients cannot share: sum or integrate it out, or draw one "
+            "for each group of records."
         )
     if closed:
-        return f"{found}, because a constant in model_kwargs has an entry a row: put it into data."
+        return (
+            f"{found}, because model_kwargs has an array with an entry per row: put it into data."
+        )
     if any(num_rows in shape for shape in _counted(traced)):
         return (
-            f"{found}, because it counts them, jnp.arange({num_rows}) say: put the time or the "
-            "number of a row into data, as an argument of its own."
+            f"{found}, because it counts them, with jnp.arange({num_rows}), say: pass the time or "
+            "the row number as an argument in data."
         )
     return (
-        f"{found}: write X.shape[0] where it states a number of rows, and pass arrays with an "
-        "entry a row in data."
+        f"{found}: write X.shape[0] in place of a fixed number of rows, and pass arrays with an "
+        "entry per row in data."
     )
 
 
 def a_site_a_record(name: str) -> str:
-    """A sentence about a loop over records."""
+    """A message about a loop over records."""
     return (
-        f"the model has a sample statement for each record, such as {name!r}, and "
-        "clients see one record at a time: write one statement for all rows in the place of "
-        "the loop, with numpyro.plate('records', len(y)): numpyro.sample('y', ..., obs=y)."
+        f"the model has a sample statement for each record, such as {name!r}, although "
+        "records are processed one at a time: write one statement for all rows instead of the "
+        "loop, with numpyro.plate('records', len(y)): numpyro.sample('y', ..., obs=y)."
     )
 
 
@@ -132,7 +134,7 @@ def _counted(program: Any) -> Iterator[tuple[int, ...]]:
 
 
 def _place(error: BaseException | None) -> str:
-    """The last line of a user's own that led to an error; nothing if there is none."""
+    """The last line of the user's code that led to an error; empty if there is none."""
     frames = traceback.walk_tb(error.__traceback__ if error is not None else None)
     own = [
         (frame.f_code.co_name, line)

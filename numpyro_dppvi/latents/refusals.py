@@ -1,4 +1,4 @@
-"""Refuses, by name, what a model must not have: latents of records, and integers without end."""
+"""Refuses models with unsupported sites, such as latents of single records."""
 
 from numpyro.distributions.constraints import Constraint
 
@@ -8,11 +8,11 @@ from numpyro_dppvi.latents.trace import Structure
 
 
 def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
-    """Refuses latents of records, parts of latents, and a model without latents or outcomes.
+    """Refuses latents per record, subsampled latents, and models without latents or outcomes.
 
     Args:
-        found: What the model is made of.
-        absent: The model's arguments that were left out, an outcome perhaps.
+        found: The model's structure.
+        absent: Optional arguments that were not given, perhaps an outcome.
 
     Raises:
         UnsupportedModelError: Names the latent.
@@ -22,27 +22,27 @@ def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
         inside = [plate.name for plate in site.plates if plate.name in found.plates]
         if site.name.endswith("_unobserved"):
             raise UnsupportedModelError(
-                f"obs_mask makes {site.name!r} a latent with one value a record, which clients "
+                f"obs_mask makes {site.name!r} a latent with one value per record, which clients "
                 "cannot share: write with numpyro.handlers.mask(mask=seen) around the statement "
                 "instead, which leaves missing outcomes out."
             )
         if inside or site.name in found.local:
-            where = "has one value a record"
+            where = "has one value per record"
             if inside:
                 where = f"is inside the data plate {inside[0]!r}: each record would have its own"
             raise UnsupportedModelError(
                 f"latent {site.name!r} {where}, which clients cannot share. "
-                f"{_if_outcome(site.name, absent)}; else sum or integrate it out."
+                f"{_if_outcome(site.name, absent)}; otherwise sum or integrate it out."
             )
         part = [plate for plate in site.plates if plate.drawn != plate.size]
         if part:
             raise UnsupportedModelError(
-                f"the plate {part[0].name!r} draws a part of latent {site.name!r} at each step, "
-                "and a factor needs all of it: leave out subsample_size there."
+                f"the plate {part[0].name!r} subsamples latent {site.name!r} at each step, but a "
+                "factor needs all of it: leave out subsample_size there."
             )
     if not latents:
         raise UnsupportedModelError(
-            "the model has no latent: draw what is to be learnt with numpyro.sample and a prior."
+            "the model has no latent: draw the unknowns with numpyro.sample and a prior."
         )
     if not any(site.observed for site in found.sites):
         raise UnsupportedModelError(
@@ -52,38 +52,37 @@ def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
 
 
 def _if_outcome(latent: str, absent: tuple[str, ...]) -> str:
-    """What to write if what looks like a latent is meant to be observed."""
+    """What to write if a latent is meant to be the outcome."""
     if absent:
         return f"If it is the outcome, add the model's argument: data={{{absent[0]!r}: ...}}"
     return f"If it is the outcome, observe it: numpyro.sample({latent!r}, ..., obs=y)"
 
 
 def refuse_infinite(name: str, support: Constraint) -> None:
-    """Refuses a discrete latent whose values cannot be gone through.
+    """Refuses a discrete latent whose values cannot be enumerated.
 
     Raises:
         UnsupportedModelError: Names the latent.
     """
     if support.is_discrete and integers(support) is None:
         raise UnsupportedModelError(
-            f"latent {name!r} is discrete and not on one finite range of integers, so that no sum "
-            "goes through its values: give it a prior that is, such as dist.Categorical, or sum it "
+            f"latent {name!r} is discrete and not on one finite range of integers, so its values "
+            "cannot be enumerated: give it a prior that is, such as dist.Categorical, or sum it "
             "out in the model (a logsumexp in a numpyro.factor)."
         )
 
 
 def refuse_moving_support(outcome: str, causes: frozenset[str]) -> None:
-    """Refuses an outcome that some values of the latents make impossible.
+    """Refuses an outcome whose support depends on a latent.
 
-    A record's density is zero beyond the bound and jumps there, so that no gradient tells where
-    the bound is.
+    A record's density jumps to zero at the learnt bound, so its gradient does not show the bound.
 
     Raises:
         UnsupportedModelError: Names the outcome and the latent.
     """
     if causes:
         raise UnsupportedModelError(
-            f"the support of the outcome {outcome!r} depends on latent {min(causes)!r}, so that "
-            "records have no density beyond a bound that is learnt, and no gradient finds it: "
-            "bound the outcome by a public constant (model_kwargs) or a column of data."
+            f"the support of the outcome {outcome!r} depends on latent {min(causes)!r}, but no "
+            "gradient shows where that bound is: bound the outcome by a public constant "
+            "(model_kwargs) or a column of data."
         )

@@ -1,4 +1,4 @@
-"""What a NumPyro model means to partitioned inference: latents, prior, one record's likelihood."""
+"""A NumPyro model as partitioned inference sees it: latents, prior, one record's likelihood."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ from numpyro_dppvi.latents.trace import (
     structure,
 )
 
-# So many records tell whether a model mixes them.
+# The number of made-up records on which a model is run to see whether it mixes records.
 NUM_TOGETHER = 3
 
 OneRow: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Trace]
@@ -46,13 +46,14 @@ class Latent:
 
     Attributes:
         name: Its site name in the model.
-        shape: Shape of a value, plates included.
-        dims: Names of the leading dimensions that plates give; ``None`` for the others.
+        shape: Shape of a value, including plates.
+        dims: Plate names of its dimensions; ``None`` for dimensions without a plate.
         support: Support of its prior.
-        dtype: Of a value: of a discrete one, the integers that the model draws.
-        prior: Its prior, where that is a distribution without parents; else ``None``.
-        transform: Bijection to the support from the base values that factors are over: all
-            reals, unless a guide has chosen another. A discrete latent's values are its own.
+        dtype: The dtype of a value.
+        prior: Its prior, if that has no parents; else ``None``.
+        transform: Bijection from the base space, in which factors live, to the support. The base
+            space is unconstrained unless a guide has chosen another. For a discrete latent the
+            two are the same.
     """
 
     name: str
@@ -74,7 +75,7 @@ class Latent:
         return jax.ShapeDtypeStruct(self.shape, self.dtype)
 
     def constrain(self, base: Array) -> Array:
-        """Base values to values; leading axes stay."""
+        """Transforms base values to values; leading axes are kept."""
         return base.astype(self.dtype) if self.is_discrete else self.transform(base)
 
     @property
@@ -84,9 +85,9 @@ class Latent:
 
     @property
     def base_prior(self) -> dist.Distribution | None:
-        """The prior of the base value, where the prior's definition shows it; else ``None``.
+        """The prior of the base value, if the prior is defined by that bijection; else ``None``.
 
-        ``LogNormal`` shows that its logarithm is normal.
+        For example, ``LogNormal`` is defined as the exponential of a normal.
         """
         if self.prior is None:
             return None
@@ -108,20 +109,19 @@ class LatentSpace:
             observed sites, by site.
         draw: ``(theta, row, rng_key) -> outcomes``: values of the observed sites, drawn from the
             model.
-        can_draw: Whether they can be.
         together: ``(theta, rows, seed) -> {site: scalar}``: log likelihood of several records by
-            observed site, of the model run on all of them. Inference never uses it; it ought to be
-            the sum of what one record at a time gives (:mod:`numpyro_dppvi.latents.additive`).
-        trace: ``(theta, row, seed) -> sites``: NumPyro's trace of the model on one record, with
-            latents that ``theta`` lacks drawn from their priors.
-        log_density: ``(theta, names) -> scalar``: log density of the named latents (and, always,
-            of observed sites that no record enters), given values of all latents.
+            observed site, from one run of the model on all of them. Inference never uses it; it
+            should equal the sum over single records (:mod:`numpyro_dppvi.latents.additive`).
+        trace: ``(theta, row, seed) -> sites``: NumPyro's trace of the model on one record;
+            latents missing from ``theta`` are drawn from their priors.
+        log_density: ``(theta, names) -> scalar``: log density of the named latents and of the
+            observed sites that do not depend on records, given values of all latents.
         parents: For each latent, the latents that its prior depends on.
-        pseudo_observations: Observed sites that no record enters (a ``numpyro.factor`` that
-            penalises a parameter, say), with the latents that each depends on.
-        client_side: Observed sites that records enter.
+        pseudo_observations: Observed sites that do not depend on records (such as a
+            ``numpyro.factor`` that penalises a parameter), with the latents they depend on.
+        client_side: Observed sites that depend on records.
         row: Shapes and dtypes of one record.
-        program: A digest of what is computed. Spaces with equal digests are equal, and so share
+        program: A digest of the computation. Spaces with equal digests are equal and share
             compiled programs.
     """
 
@@ -129,7 +129,6 @@ class LatentSpace:
     log_likelihood: Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
     log_likelihood_of: Callable[..., Array]
     draw: Callable[..., dict[str, Array]]
-    can_draw: bool
     together: Callable[..., dict[str, Array]]
     trace: Callable[..., Trace]
     log_density: Callable[[Mapping[str, Array], frozenset[str]], Array]
@@ -140,23 +139,23 @@ class LatentSpace:
     program: str
 
     def __eq__(self, other: object) -> bool:
-        """Whether inference would compute the same."""
+        """Whether inference would compute the same with both."""
         return isinstance(other, LatentSpace) and self.program == other.program
 
     def __hash__(self) -> int:
-        """Equal spaces hash alike."""
+        """Equal spaces have equal hashes."""
         return hash(self.program)
 
     def constrain(self, base: Mapping[str, Array]) -> dict[str, Array]:
-        """Base values, of any of the latents, to values in the supports; leading axes stay."""
+        """Transforms base values of any latents to values in their supports."""
         return {lt.name: lt.constrain(base[lt.name]) for lt in self.latents if lt.name in base}
 
     @functools.cached_property
     def predictor(self) -> Predictor | None:
-        """The one number through which a record sees the latents, where there is one.
+        """The scalar linear predictor of the likelihood, if there is one.
 
-        It is one of the continuous latents. What its functions take for a row is a pair: values of
-        the discrete latents, and a row.
+        It is a function of the continuous latents. Its functions take a pair in place of a row:
+        values of the discrete latents, and a row.
         """
 
         def of_base(base: Mapping[str, Array], given: Any) -> Array:
@@ -169,13 +168,32 @@ class LatentSpace:
         given = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (discrete, dict(self.row)))
         return scalar_predictor(of_base, base, given)
 
+    @functools.cached_property
+    def can_draw(self) -> bool:
+        """Whether every outcome that a record enters can be drawn: a ``numpyro.factor`` has none."""
+        theta = {latent.name: latent.struct for latent in self.latents}
+        row = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in self.row.items()}
+        found: list[bool] = []
+
+        def drawn(theta: Mapping[str, Array], row: Mapping[str, Array]) -> dict[str, Array]:
+            trace = self.trace(theta, row)
+            found.extend(isinstance(trace[name]["fn"], dist.Unit) for name in self.client_side)
+            return self.draw(theta, row, jax.random.key(0))
+
+        try:
+            jax.eval_shape(drawn, theta, row)
+        except Exception:  # a distribution without a sampler raises what it likes
+            return False
+        return not any(found)
+
     def log_prior(self, base: Mapping[str, Array], names: frozenset[str]) -> Array:
-        """Log density of the named latents' base values (and of observed sites without records).
+        """Log density of the named latents' base values, and of observed sites without records.
 
         Args:
             base: Base values of all latents.
-            names: The latents whose own priors count.
+            names: The latents whose priors are included.
         """
+        # The density of a base value is that of the value times the bijection's Jacobian.
         theta = self.constrain(base)
         jacobians = (
             jnp.sum(latent.transform.log_abs_det_jacobian(base[latent.name], theta[latent.name]))
@@ -185,7 +203,7 @@ class LatentSpace:
         return self.log_density(theta, names) + _total(jacobians)
 
     def with_transforms(self, transforms: Mapping[str, Transform]) -> "LatentSpace":
-        """The same model over other base values: new bijections, by latent."""
+        """The same model with other bijections, by latent."""
         latents = tuple(
             replace(latent, transform=transforms.get(latent.name, latent.transform))
             for latent in self.latents
@@ -201,22 +219,18 @@ def from_model(
 
     Args:
         model: A NumPyro model.
-        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes count.
+        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes matter.
         model_kwargs: The model's other, public arguments.
 
     Returns:
-        The latent space. Its likelihood calls the model with one row at a time, so that a model
-        that mixes rows cannot leak one record into another's contribution.
+        The latent space. Its likelihood runs the model on one row at a time, so a model that mixes
+        rows cannot leak one record into another's contribution.
 
     Raises:
-        UnsupportedModelError: Names the argument or latent that stands in the way.
+        UnsupportedModelError: Names the argument or latent that is not supported.
     """
     check_arguments(model, records, model_kwargs or {})
-    canonicalize = jax.dtypes.canonicalize_dtype  # float64 is float32 unless x64 is on
-    abstract = {
-        name: jax.ShapeDtypeStruct(jnp.shape(value), canonicalize(value.dtype))
-        for name, value in records.items()
-    }
+    abstract = shapes(records)
     kwargs = dict(model_kwargs or {})
     found = structure(model, abstract, kwargs)
     sites, plates = found.sites, found.plates
@@ -273,7 +287,6 @@ def from_model(
         log_likelihood=log_likelihood,
         log_likelihood_of=log_likelihood_of,
         draw=draw,
-        can_draw=_can_draw(draw, run, latents, zeros, client_side),
         together=together,
         trace=run,
         log_density=log_density,
@@ -285,28 +298,13 @@ def from_model(
     )
 
 
-def _can_draw(
-    draw: Callable[..., dict[str, Array]],
-    run: OneRow,
-    latents: tuple[Latent, ...],
-    zeros: Mapping[str, Array],
-    client_side: tuple[str, ...],
-) -> bool:
-    """Whether every outcome that a record enters can be drawn: a factor has none."""
-    theta = {latent.name: latent.struct for latent in latents}
-
-    def factors(theta: Mapping[str, Array]) -> list[Array]:
-        trace = run(theta, zeros)
-        found.extend(isinstance(trace[name]["fn"], dist.Unit) for name in client_side)
-        return []
-
-    found: list[bool] = []
-    try:
-        jax.eval_shape(factors, theta)
-        jax.eval_shape(lambda theta: draw(theta, zeros, jax.random.key(0)), theta)
-    except Exception:  # whatever a distribution without sample raises
-        return False
-    return not any(found)
+def shapes(records: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of arrays, as JAX stores them (without x64, float64 becomes float32)."""
+    canonicalize = jax.dtypes.canonicalize_dtype
+    return {
+        name: jax.ShapeDtypeStruct(jnp.shape(value), canonicalize(value.dtype))
+        for name, value in records.items()
+    }
 
 
 def several(row: Mapping[str, jax.ShapeDtypeStruct], number: int) -> dict[str, Any]:
@@ -320,11 +318,12 @@ def _program(
     log_density: Callable[..., Array],
     row: Mapping[str, jax.ShapeDtypeStruct],
 ) -> str:
-    """A digest of everything that inference computes from the model."""
+    """A digest of everything that inference computes with the model."""
     dtype = jnp.result_type(float)
     base = {lt.name: jax.ShapeDtypeStruct(lt.base_shape, dtype) for lt in latents}
     theta = {lt.name: lt.struct for lt in latents}
     names = frozenset(base)
+    # One row and several: a model may take different branches for them.
     facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
     return f"{facts} " + fingerprint(
         *(jax.make_jaxpr(together)(theta, several(row, number)) for number in (1, NUM_TOGETHER)),
@@ -336,17 +335,17 @@ def _program(
 def _latents(
     run: OneRow, zeros: Mapping[str, Array], sites: Sequence[Site]
 ) -> tuple[tuple[Latent, ...], dict[str, frozenset[str]]]:
-    """Shapes, supports and, where they have no parents, priors; and parents."""
+    """The latents, and the parents of each."""
     names = [site.name for site in sites]
     rescaled: set[str] = set()
 
     def read(_: int) -> dict[str, PyTree]:
         trace = run({}, zeros)
-        # handlers.scale makes a prior something else than its distribution says
+        # handlers.scale changes a prior's density, so it is no longer the distribution's.
         rescaled.update(name for name in names if trace[name]["scale"] is not None)
         return {n: (trace[n]["fn"], trace[n]["value"], trace[n]["fn"].support) for n in names}
 
-    # Compiled, because a model run one operation at a time compiles each of them alone.
+    # Compiled as a whole: run eagerly, each operation would be compiled separately.
     facts = jax.jit(read, static_argnums=0)(0)
     parents = _parents(run, zeros, {n: facts[n][1] for n in names})
     latents = []
@@ -369,7 +368,7 @@ def _latents(
 
 
 def _dims(site: Site, fn: dist.Distribution) -> tuple[str | None, ...]:
-    """Plate names of the leading dimensions of a value."""
+    """Plate names of the dimensions of a value."""
     batch = len(fn.batch_shape)
     names: list[str | None] = [None] * (batch + fn.event_dim)
     for plate in site.plates:
@@ -380,8 +379,10 @@ def _dims(site: Site, fn: dist.Distribution) -> tuple[str | None, ...]:
 def _parents(
     run: OneRow, zeros: Mapping[str, Array], values: Mapping[str, Array]
 ) -> dict[str, frozenset[str]]:
-    """Which latents and data the parameters of each latent's prior depend on."""
+    """The latents that each latent's prior depends on; refuses dependence on data."""
 
+    # eval_provenance runs the function abstractly and returns, for each output, the names of the
+    # inputs it depends on. "$data" cannot be the name of a latent or argument.
     def parameters(**given: Any) -> dict[str, PyTree]:
         rows = given.pop("$data")
         trace = run(given, rows)
@@ -393,15 +394,16 @@ def _parents(
     found = eval_provenance(parameters, **values, **{"$data": dict(zeros)})
     parents = {}
     for name, (fn_leaves, support_leaves) in found.items():
+        # The prior is evaluated by the server without privacy, so it must not depend on records.
         if any("$data" in leaf for leaf in fn_leaves):
             raise UnsupportedModelError(
-                f"the prior of latent {name!r} depends on the data, which would spend privacy "
-                "outside the ledger: use public constants (model_kwargs) instead."
+                f"the prior of latent {name!r} depends on the data, which would reveal records "
+                "unaccounted for: use public constants (model_kwargs) instead."
             )
         if any(leaf for leaf in support_leaves):
             raise UnsupportedModelError(
-                f"the support of latent {name!r} depends on another latent, which an approximation "
-                "on a fixed space cannot follow: draw it on a fixed support and rescale it."
+                f"the support of latent {name!r} depends on another latent, but the approximation "
+                "needs a fixed support: draw it on a fixed support and rescale it."
             )
         parents[name] = frozenset().union(*fn_leaves)
     return parents
@@ -414,7 +416,7 @@ def _sides(
     sites: Sequence[Site],
     plates: frozenset[str],
 ) -> tuple[tuple[str, ...], dict[str, frozenset[str]]]:
-    """Splits observed sites into those that records enter and those that belong to the prior."""
+    """Splits observed sites into those that depend on records and those that act as priors."""
     observed = [site for site in sites if site.observed]
 
     def log_probs(**given: Any) -> tuple[dict[str, Array], dict[str, PyTree]]:
@@ -428,6 +430,8 @@ def _sides(
         refuse_moving_support(name, frozenset().union(*leaves) - {"$data"})
     client_side, server_side = [], {}
     for site in observed:
+        # A site in the plate over records belongs to the clients even if its value is a constant
+        # of the model, because it occurs once per record.
         by_plate = any(plate.name in plates for plate in site.plates)
         if by_plate or "$data" in found[site.name]:
             client_side.append(site.name)

@@ -1,4 +1,4 @@
-"""Runs a user's model: on abstract rows to see its structure, on one row to evaluate it."""
+"""Runs a user's model: on abstract rows to read its structure, on one row to evaluate it."""
 
 import re
 import threading
@@ -27,16 +27,16 @@ from numpyro_dppvi.latents.reasons import (
 Trace = dict[str, Any]
 """A NumPyro trace: messages by site name."""
 
-# NumPyro keeps one stack of handlers for all threads: whoever calls a user's model or guide under
-# handlers holds this. Nothing else is waited for meanwhile, so that it cannot lock up.
+# NumPyro has one stack of handlers for all threads, so every run of a model or guide under handlers
+# holds this lock. No other lock is taken while it is held, so it cannot deadlock.
 HANDLERS = threading.RLock()
 
-# What JAX says of an attribute that its arrays do not have.
+# JAX's message about an attribute that its arrays do not have.
 _ATTRIBUTE = re.compile(r"Tracer'? .*has no attribute '?(\w+)")
 
 
 class Plate(NamedTuple):
-    """A plate around a site: the size it states, the rows it draws of them, and its dimension."""
+    """A plate around a site: its size, the size of its subsample, and its dimension."""
 
     name: str
     size: int
@@ -46,7 +46,7 @@ class Plate(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Static facts of one sample site; ``shapes`` are of its value and of its distribution."""
+    """Static facts about a sample site; ``shapes`` are those of its value and distribution."""
 
     name: str
     observed: bool
@@ -56,12 +56,12 @@ class Site:
 
 
 class Structure(NamedTuple):
-    """What a model is made of.
+    """The structure of a model.
 
     Attributes:
         sites: All sample sites.
-        plates: Names of the plates of records.
-        local: Latents that have one entry a record.
+        plates: Names of the plates over records.
+        local: Latents with one entry per record.
     """
 
     sites: tuple[Site, ...]
@@ -70,7 +70,7 @@ class Structure(NamedTuple):
 
 
 class _ProperPriors(Messenger):
-    """Refuses latents that have no proper prior, by name."""
+    """Refuses latents with improper priors."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "sample" or msg["is_observed"]:
@@ -80,13 +80,13 @@ class _ProperPriors(Messenger):
             fn = fn.base_dist
         if isinstance(fn, dist.ImproperUniform):
             raise UnsupportedModelError(
-                f"latent {msg['name']!r} has an improper prior, which is no factor that others "
-                f"could be multiplied with: give it a proper one, such as {proper(msg['fn'])}."
+                f"latent {msg['name']!r} has an improper prior, from which no posterior can "
+                f"start: give it a proper one, such as {proper(msg['fn'])}."
             )
 
 
 class _ForcedPlates(Messenger):
-    """Makes the named plates yield the first ``num_rows`` indices, whatever size they state."""
+    """Makes the named plates yield the first ``num_rows`` indices, whatever their size."""
 
     def __init__(self, fn: Model, names: frozenset[str], num_rows: int) -> None:
         super().__init__(fn)
@@ -108,10 +108,10 @@ def run_model(
     num_rows: int,
     seed: Any = 0,
 ) -> Trace:
-    """Runs the model on some rows; ``theta`` fixes the latents."""
+    """Runs the model on some rows with latents fixed to ``theta``."""
     forced = _ForcedPlates(model, plates, num_rows)
     seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
-    with HANDLERS, handlers.block():  # a caller's own handlers must not see this run
+    with HANDLERS, handlers.block():  # hides this run from handlers of the caller
         return handlers.trace(seeded).get_trace(**rows, **kwargs)
 
 
@@ -121,7 +121,10 @@ def static_facts(
     kwargs: Mapping[str, Any],
     forced: frozenset[str] = frozenset(),
 ) -> tuple[Site, ...]:
-    """Static facts of every sample site, with abstract rows; forced plates yield all rows."""
+    """Static facts about every sample site, from a run on abstract rows.
+
+    Forced plates yield as many indices as there are rows.
+    """
     found: list[Site] = []
     num_rows = next(iter(shapes.values())).shape[0]
 
@@ -130,31 +133,31 @@ def static_facts(
         for name, site in trace.items():
             if site["type"] == "mutable":
                 raise UnsupportedModelError(
-                    f"the model keeps a state of its own, {name!r} (running means of a batch "
-                    "normalisation, say), which follows the records and has no prior: take that "
-                    "layer out of the module."
+                    f"the model has mutable state {name!r} (running means of a batch "
+                    "normalisation, say), which depends on records and has no prior: remove that "
+                    "layer from the module."
                 )
             if site["type"] == "param" and jax.tree.leaves(site["value"]):
                 if name.endswith("$params"):
                     raise UnsupportedModelError(
                         f"the module {name.removesuffix('$params')!r} has parameters without a "
-                        "prior, and so without a factor: write prior=dist.Normal(0, 1), or name "
-                        "every one of its parameters in prior."
+                        "prior: write prior=dist.Normal(0, 1), or name each of its parameters in "
+                        "prior."
                     )
                 raise UnsupportedModelError(
-                    f"the model calls numpyro.param({name!r}), which has no prior and so no "
-                    f"factor: draw it, numpyro.sample({name!r}, ...) with a prior, or make it a "
-                    "public constant (model_kwargs)."
+                    f"the model calls numpyro.param({name!r}), which has no prior: write "
+                    f"numpyro.sample({name!r}, ...) with a prior, or make it a public constant "
+                    "(model_kwargs)."
                 )
             if site["type"] == "sample":
                 if site["is_observed"]:
-                    site["fn"].log_prob(site["value"])  # a plate of another size shows here
+                    site["fn"].log_prob(site["value"])  # raises if a plate has the wrong size
                 found.append(_site(site, trace))
 
     try:
         jax.eval_shape(run, dict(shapes))
     except UnsupportedModelError as refusal:
-        raise UnsupportedModelError(str(refusal)) from None  # without what JAX has noted on it
+        raise UnsupportedModelError(str(refusal)) from None  # drops JAX's notes
     except CONCRETE_VALUE_ERRORS as error:
         raise UnsupportedModelError(looks_at_values(error)) from error
     except TypeError as error:
@@ -166,8 +169,8 @@ def static_facts(
         if missing is None:
             raise
         raise UnsupportedModelError(
-            f"the model asks an argument for .{missing.group(1)}, which only a table of pandas "
-            "has, and its arguments are arrays with one row a record: write X instead of "
+            f"the model uses .{missing.group(1)} of an argument, which only pandas tables have, "
+            f"but arguments are arrays with one row per record: write X instead of "
             f"X.{missing.group(1)}, and pass columns as data={{'X': table.to_numpy()}}."
         ) from error
     return tuple(found)
@@ -175,7 +178,7 @@ def static_facts(
 
 def _site(site: dict[str, Any], trace: Trace) -> Site:
     fn = site["fn"]
-    # The trace knows no plate inside a loop (``scan``), which then draws all of its rows.
+    # Plates inside a loop (``scan``) are missing from the trace; those are never subsampled.
     stated = {name: other["args"][0] for name, other in trace.items() if other["type"] == "plate"}
     plates = tuple(
         Plate(frame.name, stated.get(frame.name, frame.size), frame.size, frame.dim)
@@ -186,19 +189,20 @@ def _site(site: dict[str, Any], trace: Trace) -> Site:
 
 
 def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Structure:
-    """Reads the sites, and tells which plates and latents follow the number of records.
+    """Reads the sites, and which plates and latents follow the number of records.
 
-    That is seen by giving the model one row more. Where it states its number of rows as a
-    number, the plates of that size which hold an observed site are made to yield one more, too.
+    The model is run on the given rows and on one more; what changes, follows the records. If it
+    has a fixed number of rows, plates of that size that hold an observed site are forced to yield
+    one more, too.
 
     Raises:
-        UnsupportedModelError: If the model runs on no other number of rows.
+        UnsupportedModelError: If the model does not run on another number of rows.
     """
     try:
         sites = static_facts(model, shapes, kwargs)
     except UnsupportedModelError:
         raise
-    except Exception as error:  # the user's own: its message and line say what is wrong
+    except Exception as error:  # an error in the user's code; its own message is the best
         given = ", ".join(f"{name} {s.shape}" for name, s in shapes.items())
         error.add_note(f"The model was run on arrays of these shapes: {given}.")
         raise
@@ -207,6 +211,8 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         name: jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
         for name, s in shapes.items()
     }
+    # Candidates are tried until one makes an observed site grow with the rows. If none does but
+    # some run, the first of these is taken: then outcomes may not be in a plate at all.
     first, wrong = None, None
     for forced in _stated_plates(sites, num_rows):
         try:
@@ -235,14 +241,16 @@ def _log_probs(
 
 
 def _refuse_a_site_a_record(sites: tuple[Site, ...], grown: tuple[Site, ...]) -> None:
-    """Refuses a loop over records that gives each a sample statement of its own name."""
+    """Refuses a loop over records with a sample statement for each."""
     new = {site.name for site in grown if site.observed} - {site.name for site in sites}
     if new:
         raise UnsupportedModelError(a_site_a_record(min(new)))
 
 
 def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str]]:
-    """Sets of plates that may be of records by their size, the likelier first."""
+    """Sets of plates that may be those over records, judging by size; the most likely first."""
+    # A plate that also holds a latent is more likely one of groups, of which there happen to be as
+    # many as rows.
     observed = {p.name for s in sites if s.observed for p in s.plates if p.size == num_rows}
     with_latent = {p.name for s in sites if not s.observed for p in s.plates}
     return [
@@ -254,7 +262,7 @@ def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str
 
 
 def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset[str]) -> Structure:
-    """What differs between two traces, of which the second has one row more."""
+    """The structure that two traces show, of which the second has one more row."""
     after = {site.name: site for site in grown}
     changed = [site for site in sites if after.get(site.name) != site]
     plates = {p.name for s in changed for p in set(s.plates) - set(after[s.name].plates)}
@@ -265,7 +273,10 @@ def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset
 
 
 def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Array:
-    """Log density of a site, without the factor that a plate of records gives a subsample."""
+    """Log density of a site, without the scaling of a subsampling plate over records."""
+    # NumPyro's scale includes size / subsample of every plate around the site. For a plate over
+    # records that factor is divided out, because the sum over records is taken elsewhere; scales
+    # from handlers.scale and other plates stay.
     value = site["fn"].log_prob(site["value"])
     if site["scale"] is not None:
         value = value * site["scale"]

@@ -1,7 +1,7 @@
-"""The posterior: a distribution that holds no record, and everything that is done with one.
+"""The posterior, a distribution over the latents that holds no records.
 
-Sampling, marginals, predictions, export to ArviZ, files, and the posterior as the next study's
-prior. It may import ``guides``, ``latents`` and ``families``, and knows nothing of rounds.
+Sampling, marginals, predictions, export to ArviZ, files, and using a posterior as the next study's
+prior. It may import ``guides``, ``latents`` and ``families``.
 """
 
 from numpyro_dppvi.posterior.posterior import Posterior, load

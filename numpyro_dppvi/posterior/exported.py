@@ -1,4 +1,4 @@
-"""What an export holds: the groups that ArviZ knows, each from draws or from public data alone."""
+"""The groups of an ArviZ export, computed from draws or from public data only."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,13 +21,13 @@ def deterministics(
     records: Mapping[str, jax.ShapeDtypeStruct],
     space: LatentSpace,
 ) -> Derived:
-    """The model's ``numpyro.deterministic`` sites that no record enters."""
+    """The model's ``numpyro.deterministic`` sites that do not depend on records."""
     theta = {latent.name: latent.struct for latent in space.latents}
     return outputs.derived(model, records, model_kwargs, theta)
 
 
 def of_draws(space: LatentSpace, draws: Mapping[str, Array], derived: Derived) -> Group:
-    """A group of draws: the latents and what follows from them."""
+    """A group of draws: the latents and deterministic sites."""
     dims = {latent.name: latent.dims for latent in space.latents} | dict(derived.dims)
     values = dict(draws)
     if derived.dims:
@@ -43,19 +43,19 @@ def of_public_data(
     given: Mapping[str, Any],
     rng_key: PRNGKey,
 ) -> dict[str, Group]:
-    """The groups that are made from data which the caller names as public.
+    """The groups that are computed from data which the caller declares public.
 
     Args:
         model: The model.
         draws: Posterior draws of all latents, on a leading axis.
-        rows: Arguments with one entry a record.
+        rows: Arguments with one entry per record.
         constants: The model's other arguments.
-        given: Those of them that the caller names, which are written out.
+        given: The arguments that the caller passed, which the export includes.
         rng_key: A JAX key.
 
     Returns:
-        ``posterior_predictive``; with outcomes among the data ``log_likelihood`` and
-        ``observed_data``; ``constant_data`` if there are other arrays.
+        ``posterior_predictive``; if there are outcomes, ``log_likelihood`` and ``observed_data``;
+        if there are other arrays, ``constant_data``.
     """
     arguments = {**constants, **rows}
     first = {name: value[0] for name, value in draws.items()}
@@ -72,6 +72,7 @@ def of_public_data(
             n: Variable(densities[n], site.batch_dims) for n, site in seen.items()
         }
         groups["observed_data"] = {n: Variable(values[n], site.dims) for n, site in seen.items()}
+    # Arguments from which observed values are computed are outcomes; the rest is constant data.
     outcome = frozenset[str]().union(*(site.inputs for site in seen.values()))
     rest = {n: np.asarray(x) for n, x in given.items() if n not in outcome and _is_array(x)}
     if rest:
@@ -89,7 +90,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _record_dim(sites: Mapping[str, outputs.Outcome], num_rows: int) -> str | None:
-    """The name of the plate of records, if all outcomes agree on one."""
+    """The name of the plate over records, if all outcomes agree on one."""
     names = {
         name
         for site in sites.values()

@@ -1,4 +1,4 @@
-"""What a posterior is on disk: numbers and facts, from which a model rebuilds it anywhere."""
+"""Saves posteriors as numbers and facts, from which they are rebuilt with the model's code."""
 
 import contextlib
 import importlib.metadata
@@ -21,7 +21,7 @@ from numpyro_dppvi.latents.identity import Identity, difference, identities
 from numpyro_dppvi.posterior.prior import Prior
 
 _KIND = "posterior"
-# What JSON types the facts are of.
+# The JSON types of the facts.
 _FACTS = {
     "model": (str,),
     "family": (str,),
@@ -33,9 +33,10 @@ _FACTS = {
     "prior_attrs": (dict, type(None)),
     "versions": (dict,),
 }
-# Made-up records are drawn in the shapes that a file tells. A volume of 400 x 400 x 400 fits.
+# Made-up records are allocated in the shapes that a file declares, so these are limited. A record
+# of 400 x 400 x 400 numbers fits.
 _MOST_OF_A_RECORD = 2**26
-# What a model that is not the one a file was made with may raise, when it runs on its shapes.
+# What a model may raise on the shapes of a file that was made with another model.
 _NOT_THIS_MODEL = (
     ArithmeticError,
     AssertionError,
@@ -49,7 +50,7 @@ _NOT_THIS_MODEL = (
 
 
 class Pieces(NamedTuple):
-    """What a posterior is made of, its model aside; see ``Posterior``."""
+    """The fields of a ``Posterior`` other than the model."""
 
     natural: Natural
     family: MeanField
@@ -61,21 +62,23 @@ class Pieces(NamedTuple):
 
 
 def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
-    """Writes a posterior. No record is in it; the shapes of the data's arrays are.
+    """Writes a posterior. The file holds the shapes of the data's arrays, but no records.
 
     Raises:
-        TypeError: If the path is none.
-        ValueError: If the posterior does not know the shapes of its data, or is too large.
+        TypeError: If the path is not a path.
+        ValueError: If the posterior lacks the shapes of its data, or is too large.
     """
     path = _validate.path("path", path)
     if not pieces.records:
         raise ValueError(
-            "this posterior does not know the shapes of its data, which rebuild its latents: save "
-            "one that fit(...) or pvi(...).posterior(...) returned."
+            "records must hold the shapes of the data, got an empty mapping: save a posterior "
+            "returned by fit(...) or pvi(...).posterior(...)."
         )
     stored = {name: _plain(value) for name, value in pieces.model_kwargs.items()}
     plain = {name: value for name, value in stored.items() if isinstance(value, _JSON)}
     arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
+    # The file does not hold the latents' bijections, which are code, but probes of them, so that
+    # reading can check that the model given then has the same ones.
     found = identities(pieces.space)
     facts = {
         "model": getattr(model, "__name__", type(model).__name__),
@@ -94,12 +97,11 @@ def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
     numbers |= {f"probe/{name}": latent.probe for name, latent in found.items()}
     numbers |= {f"model_kwargs/{name}": value for name, value in arrays.items()}
     most, size = _files.MOST, sum(array.nbytes for array in numbers.values())
-    words = len(json.dumps(facts, indent=1)) + 2**10  # and a few of every file
+    words = len(json.dumps(facts, indent=1)) + 2**10  # some slack for the fixed part of a header
     if size > most.arrays or words > most.facts:
         raise ValueError(
-            f"this posterior takes {size} bytes of arrays and {words} of facts, where a file may "
-            f"hold {most.arrays} and {most.facts}: keep its numbers in a file of your own, "
-            "numpy.savez(path, **posterior.params)."
+            f"a saved posterior must have at most {most.arrays} bytes of arrays and {most.facts} "
+            f"of facts, got {size} and {words}: write numpy.savez(path, **posterior.params)."
         )
     _files.write(path, _KIND, facts, numbers)
 
@@ -108,7 +110,7 @@ _JSON = (bool, int, float, str, type(None))
 
 
 def _plain(value: Any) -> Any:
-    """A public argument as JSON or NumPy holds it; itself if neither does."""
+    """A public argument as a JSON value or NumPy array; unchanged if it is neither."""
     if isinstance(value, (jax.Array, np.ndarray)):
         array = np.asarray(value)
         return array if array.dtype.kind in "biufc" else value
@@ -121,12 +123,11 @@ def read(
     guide: Any,
     model_kwargs: Mapping[str, Any] | None,
 ) -> Pieces:
-    """Rebuilds what :func:`write` wrote.
+    """Reads what :func:`write` wrote.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file cannot be read, or model, guide or arguments are not the ones it
-            was made with.
+        ValueError: If the file cannot be read, or was made with another model, guide or arguments.
     """
     path = _validate.path("path", path)
     facts, arrays = _files.read(path, _KIND, kinds=_FACTS)
@@ -136,8 +137,8 @@ def read(
     missing = [str(name) for name in facts["model_kwargs_left_out"] if str(name) not in kwargs]
     if missing:
         raise ValueError(
-            f"{path} does not hold the public argument {missing[0]!r}, which no open format can "
-            f"store: write load(..., model_kwargs={{{missing[0]!r}: ...}})."
+            f"{path} lacks the public argument {missing[0]!r}, which is not a number, string or "
+            f"array: write load(..., model_kwargs={{{missing[0]!r}: ...}})."
         )
     with _damages(path):
         records = {name: _struct(*fact) for name, fact in facts["records"].items()}
@@ -145,6 +146,7 @@ def read(
             name: _identity(shape, base_shape, arrays[f"probe/{name}"])
             for name, (shape, base_shape) in facts["latents"].items()
         }
+    # The latent space and family are rebuilt from the model, the guide and the shapes of the data.
     try:
         space = latents.from_model(model, records, kwargs)
         space, family = guides.approximation(guide, model, space, records, kwargs)
@@ -155,7 +157,7 @@ def read(
     except _NOT_THIS_MODEL as error:
         raise ValueError(
             f"{path} was made with another model, guide or public arguments than those given, "
-            f"which end in a {type(error).__name__} on the shapes of its data: pass those that it "
+            f"which raise a {type(error).__name__} on the shapes of its data: pass those that it "
             "was fitted with."
         ) from error
     _check_latents(path, facts, theirs, space, family)
@@ -171,7 +173,7 @@ def read(
 
 @contextlib.contextmanager
 def _damages(path: Path) -> Iterator[None]:
-    """Says in a sentence that what a file holds does not fit together."""
+    """Reports inconsistent contents as a damaged file."""
     try:
         yield
     except KeyError as error:
@@ -181,18 +183,18 @@ def _damages(path: Path) -> Iterator[None]:
 
 
 def _struct(shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an argument, as a file tells them."""
+    """Shape and dtype of an argument from a file's facts."""
     sizes = _sizes(shape)
     if not sizes or math.prod(sizes[1:]) > _MOST_OF_A_RECORD:
         raise ValueError(f"records of {shown(shape)} have no rows, or too large ones")
     found = np.dtype(dtype) if isinstance(dtype, str) else None
     if found is None or found.kind not in "biufc":
-        raise ValueError(f"records hold {shown(dtype)}, which are no numbers")
+        raise ValueError(f"records hold {shown(dtype)}, which is not a dtype of numbers")
     return jax.ShapeDtypeStruct(sizes, jax.dtypes.canonicalize_dtype(found))
 
 
 def _identity(shape: Any, base_shape: Any, probe: np.ndarray) -> Identity:
-    """A latent, as a file tells it."""
+    """A latent's identity from a file's facts."""
     found = Identity(_sizes(shape), _sizes(base_shape), probe)
     if probe.shape != found.shape or probe.dtype.kind != "f":
         raise ValueError("a latent's probe has another shape or kind than the latent")
@@ -202,7 +204,7 @@ def _identity(shape: Any, base_shape: Any, probe: np.ndarray) -> Identity:
 def _sizes(shape: Any) -> tuple[int, ...]:
     good = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape)
     if not good or len(shape) > 32:
-        raise ValueError("a shape is no list of sizes")
+        raise ValueError("a shape is not a list of sizes")
     return tuple(shape)
 
 
@@ -216,7 +218,7 @@ def _check_latents(
     found = difference(identities(space), theirs)
     if found is not None:
         raise ValueError(
-            f"{path} holds the posterior of model {facts['model']!r} with {found}: pass the model "
+            f"{path} holds a posterior of model {facts['model']!r} with {found}: pass the model "
             "that it was fitted with."
         )
     if repr(family) != facts["family"]:

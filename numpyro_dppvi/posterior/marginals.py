@@ -1,8 +1,8 @@
 """Means, standard deviations and quantiles of one latent's distribution.
 
-Exact where there is a closed form or a sum over integers, by Gauss-Hermite quadrature where a
-normal goes through an elementwise bijection, and by simulation with a fixed key for what is left (a
-simplex, say).
+They are exact for distributions with closed forms and on integers, by Gauss-Hermite quadrature for
+elementwise bijections of a normal, and by simulation with a fixed key for the rest (a simplex, for
+example).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 def mean(distribution: dist.Distribution) -> Array:
-    """The mean of every entry; of a class's number, too, which is of use if classes are ordered."""
+    """The mean of every entry; for discrete latents the mean of the integer."""
     if _is_discrete(distribution):
         return _of_integers(distribution)[0]
     if not isinstance(distribution, dist.TransformedDistribution):
@@ -47,15 +47,15 @@ def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
         return jnp.quantile(_draws(distribution), levels, axis=0)
     shape = _base_shape(distribution)
 
+    # A monotone bijection maps quantiles to quantiles, in reverse order if it is decreasing.
     def at(levels: Array) -> Array:
         values = base.icdf(levels.reshape(-1, *[1] * len(shape)))
         return _through(transforms, jnp.broadcast_to(values, (len(levels), *shape)))
 
     try:
         lower, upper = at(jnp.array([0.25, 0.75]))
-    except (ImportError, NotImplementedError):  # some inverses want TensorFlow Probability
+    except (ImportError, NotImplementedError):  # some inverses need TensorFlow Probability
         return jnp.quantile(_draws(distribution), levels, axis=0)
-    # A bijection of the line either keeps the order or turns it around.
     return jnp.where(upper >= lower, at(levels), at(1 - levels))
 
 
@@ -73,14 +73,16 @@ def table(distributions: Mapping[str, dist.Distribution], max_lines: int = 40) -
                 numbers = " ".join(f"{float(column[index]):>10.4g}" for column in columns)
                 lines.append(f"{label:<24} {numbers}")
     if num_entries > max_lines:
-        lines.append(f"... and {num_entries - max_lines} entries more")
+        lines.append(f"... and {num_entries - max_lines} more entries")
     return "\n".join(lines)
 
 
 def _expectation(distribution: dist.TransformedDistribution) -> tuple[Array, Array]:
-    """Mean and standard deviation after a bijection."""
+    """Mean and standard deviation of a transformed distribution."""
     base = _base(distribution)
     if isinstance(base, dist.Normal) and all(map(_is_elementwise, distribution.transforms)):
+        # E[f(m + s Z)] = sum of w_i f(m + s z_i), with the nodes z_i and (normalised) weights w_i
+        # of the rule for the weight function exp(-z^2 / 2).
         shape = _base_shape(distribution)
         nodes = jnp.asarray(_NODES, float).reshape(-1, *[1] * len(shape))
         loc, scale = (jnp.broadcast_to(x, shape) for x in (base.loc, base.scale))
@@ -106,14 +108,15 @@ def _integers(distribution: dist.Distribution) -> tuple[Array, Array]:
 
 
 def _of_integers(distribution: dist.Distribution) -> tuple[Array, Array]:
-    """Mean and standard deviation, exact for probabilities next to 0 and 1, too."""
+    """Mean and standard deviation of a discrete distribution."""
+    # E[(x - m)^2] and not E[x^2] - m^2, which would lose all digits near probabilities of 0 and 1.
     values, probs = _integers(distribution)
     centre = jnp.sum(probs * values, axis=0)
     return centre, jnp.sqrt(jnp.sum(probs * (values - centre) ** 2, axis=0))
 
 
 def _least(distribution: dist.Distribution, levels: Array) -> Array:
-    """The least integer that is not exceeded with a probability of each level."""
+    """Quantiles of a discrete distribution: the least x with P(X <= x) >= level."""
     values, probs = _integers(distribution)
     below = jnp.cumsum(probs, axis=0)[:-1]
     counts = jnp.sum(below < levels.reshape(-1, *[1] * below.ndim), axis=1)
@@ -125,11 +128,11 @@ def _draws(distribution: dist.Distribution) -> Array:
 
 
 def _base(distribution: dist.Distribution) -> dist.Distribution:
-    """What is left without bijections and reinterpreted dimensions."""
+    """The base distribution without bijections and event dimensions."""
     wrappers = (dist.TransformedDistribution, dist.Independent, dist.ExpandedDistribution)
     while isinstance(distribution, wrappers):
         distribution = distribution.base_dist
-    if isinstance(distribution, dist.MultivariateNormal):  # every entry by itself
+    if isinstance(distribution, dist.MultivariateNormal):  # the marginals of the entries
         return dist.Normal(distribution.mean, jnp.sqrt(distribution.variance))
     return distribution
 
@@ -143,7 +146,7 @@ def _base_shape(distribution: dist.Distribution) -> tuple[int, ...]:
 
 
 def _is_elementwise(transform: dist.transforms.Transform) -> bool:
-    """Whether every entry goes its own way; a change of shape alone does not count."""
+    """Whether a bijection acts on every entry separately, apart from a change of shape."""
     while isinstance(transform, dist.transforms.IndependentTransform):
         transform = transform.base_transform
     if isinstance(transform, dist.transforms.ReshapeTransform):

@@ -1,4 +1,4 @@
-"""The posterior: a distribution over the latents that holds no record."""
+"""The posterior: a distribution over the latents that holds no records."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.outputs import prior_draws
+from numpyro_dppvi.latents.space import shapes as shapes
 from numpyro_dppvi.posterior import exported, file, marginals, predictions
 from numpyro_dppvi.posterior.prior import Prior
 from numpyro_dppvi.posterior.to_arviz import to_arviz
@@ -22,8 +23,8 @@ from numpyro_dppvi.posterior.to_arviz import to_arviz
 _MOST_SAMPLES = 10**8
 
 _NOTE = (
-    "These are the approximation's own numbers. Its draws are independent: R-hat and effective\n"
-    "sample size do not apply, and say nothing about how far it is from the true posterior."
+    "These numbers describe the approximation. Its draws are independent, so R-hat and effective\n"
+    "sample size do not apply and say nothing about its distance from the true posterior."
 )
 
 
@@ -32,14 +33,14 @@ class Posterior:
     """The approximate posterior q.
 
     Attributes:
-        natural: Natural parameters by latent, of unconstrained values.
-        family: The family they belong to.
+        natural: Natural parameters by latent, in the base space.
+        family: The family of q.
         space: The latents: names, shapes and bijections.
         model: The model, for predictions.
         model_kwargs: The model's public arguments.
         attrs: Strings and numbers about the fit, for export.
-        records: Shapes and dtypes of the arrays that the model was fitted to, which are public.
-        prior: The earlier posterior that was the prior; ``None`` for the model's own prior.
+        records: The (public) shapes and dtypes of the arrays that the model was fitted to.
+        prior: The earlier posterior that served as prior; ``None`` for the model's own.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
@@ -73,7 +74,7 @@ class Posterior:
 
         Args:
             rng_key: A JAX key.
-            shape: Leading axes, ``(1000,)`` say.
+            shape: Leading axes, such as ``(1000,)``.
 
         Returns:
             Arrays by latent, shape ``(*shape, *latent shape)``.
@@ -96,7 +97,7 @@ class Posterior:
         """
         if not isinstance(latent, str) or latent not in self.names:
             raise KeyError(
-                f"there is no latent {_validate.shown(latent)}; there are {', '.join(self.names)}."
+                f"latent must be one of {', '.join(self.names)}, got {_validate.shown(latent)}."
             )
         base = self.family.distribution(self.family.coordinates(self.natural))[latent]
         return pushed(base, self._latent(latent).transform)
@@ -106,16 +107,16 @@ class Posterior:
 
     @property
     def mean(self) -> dict[str, Array]:
-        """Posterior means by latent (by quadrature or simulation where constrained)."""
+        """Posterior means by latent; by quadrature or simulation for constrained latents."""
         return {name: marginals.mean(self.distribution(name)) for name in self.names}
 
     @property
     def stddev(self) -> dict[str, Array]:
-        """Posterior standard deviations by latent (by quadrature or simulation likewise)."""
+        """Posterior standard deviations by latent, computed like :attr:`mean`."""
         return {name: marginals.stddev(self.distribution(name)) for name in self.names}
 
     def quantiles(self, probs: Sequence[float] = (0.05, 0.5, 0.95)) -> dict[str, Array]:
-        """Quantiles of every entry by itself.
+        """Marginal quantiles of every entry.
 
         Args:
             probs: Numbers strictly between 0 and 1.
@@ -129,34 +130,38 @@ class Posterior:
         each = _validate.entries("probs", probs, "(0.05, 0.95)")
         levels = [_validate.open_unit("probs", prob, "(0.05, 0.95)", 1e-30) for prob in each]
         if not levels:
-            raise ValueError("probs must hold a number, got none: write probs=(0.05, 0.95), say.")
+            raise ValueError(
+                "probs must not be empty, got no entries: write probs=(0.05, 0.95), say."
+            )
         return {name: marginals.quantiles(self.distribution(name), levels) for name in self.names}
 
     def log_density(self, values: Mapping[str, Array]) -> Array:
         """Log density of q at values of all latents in their supports.
 
         Args:
-            values: What :meth:`sample` returns: arrays of shape ``(*shape, *latent shape)``.
+            values: Arrays of shape ``(*shape, *latent shape)``, as from :meth:`sample`.
 
         Returns:
             Shape ``(*shape)``.
 
         Raises:
-            ValueError: If a latent is missing, unknown or of another shape.
+            ValueError: If a latent is missing or unknown or has another shape.
         """
         values = _validate.mapping("values", values, "posterior.sample(rng_key)")
         if set(values) != set(self.names):
             raise ValueError(
-                f"values must hold every latent and nothing else, got {sorted(values)}: write "
+                f"values must hold exactly the latents, got {sorted(values)}: write "
                 f"values for {', '.join(self.names)}."
             )
+        # Latents are independent under q unless they share a member, of which distribution() gives
+        # the marginals.
         terms = []
         for name in self.names:
             value, shape = _number(f"values[{name!r}]", values[name]), self._latent(name).shape
             if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
                 raise ValueError(
                     f"values[{name!r}] must end in the latent's shape {shape}, got shape "
-                    f"{value.shape}: write values as sample(...) returns them."
+                    f"{value.shape}: write values in the shapes that sample(...) returns."
                 )
             terms.append(self.distribution(name).log_prob(value))
         return sum(terms, start=jnp.zeros(()))
@@ -174,24 +179,24 @@ class Posterior:
         batch_size: int | None = None,
         **model_args: Any,
     ) -> dict[str, Array]:
-        """Draws of everything that the model observes, at new arguments.
+        """Posterior predictive draws at new arguments of the model.
 
-        NumPyro's :class:`~numpyro.infer.util.Predictive` runs underneath. Outcomes that are passed
-        are not looked at.
+        It uses NumPyro's :class:`~numpyro.infer.util.Predictive`. Outcomes that are passed are
+        ignored.
 
         Args:
             rng_key: A JAX key.
-            num_samples: Draws of the latents; one prediction each.
-            batch_size: Rows at a time; as many as fit 256 MiB of predictions if not given. Results
-                that took more than one batch are NumPy arrays.
-            **model_args: The model's data arguments, ``X=X_test`` say.
+            num_samples: How many draws of the latents, with one prediction each.
+            batch_size: Rows at a time; by default as many as fit 256 MiB of predictions. With more
+                than one batch, results are NumPy arrays.
+            **model_args: The model's data arguments, such as ``X=X_test``.
 
         Returns:
             Arrays by site, shape ``(num_samples, ...)``.
 
         Raises:
             TypeError: If an argument of the model is missing or unknown.
-            ValueError: If an array has other columns than in the fit, or too few or many rows.
+            ValueError: If an array has other columns than in the fit, or arrays differ in length.
         """
         draw_key, site_key = jax.random.split(_validate.rng_key(rng_key))
         num_samples = _validate.positive_int("num_samples", num_samples, _MOST_SAMPLES)
@@ -204,7 +209,7 @@ class Posterior:
     def _arguments(
         self, given: Mapping[str, Any], caller: str, example: str
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The model's arguments: those with an entry a record, and the others."""
+        """The model's arguments, split into those with an entry per record and the others."""
         checked = predictions.check_arguments(
             self.model, given, self.model_kwargs, self.records, caller, example
         )
@@ -221,20 +226,19 @@ class Posterior:
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
     ) -> Any:
-        """Independent draws for ArviZ, with the privacy facts as attributes.
+        """Independent draws for ArviZ, with facts about privacy as attributes.
 
-        Groups ``posterior`` (latents, and ``numpyro.deterministic`` sites that follow from them)
-        and ``prior`` need no data, and none is in them. All else comes from ``public_data`` alone.
+        The groups ``posterior`` (latents and ``numpyro.deterministic`` sites that depend on them
+        only) and ``prior`` need no data. All other groups are computed from ``public_data``.
 
         Args:
-            rng_key: A JAX key; one fixed key if not given, because the draws depend on nothing
-                but this posterior.
+            rng_key: A JAX key; a fixed one by default.
             num_samples: How many draws.
-            public_data: The model's data arguments for rows that may be shown: a public test set,
-                say. Adds ``posterior_predictive``; with the outcome among them also
-                ``log_likelihood`` and ``observed_data``; and the rest as ``constant_data``. What is
-                passed here is written to the export as it is, and no budget covers it.
-            dims: Names of a variable's dimensions; plates' names if not given.
+            public_data: The model's data arguments for rows that may be published, such as a
+                public test set. Adds ``posterior_predictive``; if the outcome is included,
+                ``log_likelihood`` and ``observed_data``; and the rest as ``constant_data``. The
+                export contains these data as they are; no budget covers them.
+            dims: Names of a variable's dimensions; names of plates by default.
             coords: Labels along dimensions, by name.
 
         Returns:
@@ -272,7 +276,7 @@ class Posterior:
         return to_arviz(groups, dims, coords, self.attrs)
 
     def _prior_draws(self, rng_key: PRNGKey, num_draws: int) -> dict[str, Array]:
-        """Draws from the prior: the model's, or the earlier posterior that was the prior."""
+        """Draws from the prior: the model's, or the earlier posterior that served as prior."""
         if self.prior is not None:
             return replace(self, natural=self.prior.natural).sample(rng_key, (num_draws,))
         return prior_draws(
@@ -280,29 +284,28 @@ class Posterior:
         )
 
     def as_prior(self) -> Prior:
-        """This posterior as the prior of the next study: ``fit(..., prior=earlier.as_prior())``.
+        """This posterior as the prior of another study: ``fit(..., prior=earlier.as_prior())``.
 
-        It is factor 0 of that fit, in the place of the model's own priors, which it has in it. New
-        clients and new records of old clients can join. Where a person's records are in both
-        studies, the two epsilons add up.
+        It replaces the model's own priors, which it already includes. The new study may have new
+        clients, and new records of old ones. For a person with records in both studies, the two
+        epsilons add up.
         """
         return Prior(self.natural, self.family, self.space, self.attrs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the posterior to one file: JSON and ``.npy`` arrays in a zip, nothing pickled.
+        """Saves the posterior to a zip of JSON and ``.npy`` arrays; nothing is pickled.
 
-        :func:`load` opens it, also where the data has never been. The file holds released values
-        and public facts alone: natural parameters, names, the shapes of the data's arrays,
-        ``model_kwargs`` and ``attrs``. Model and guide are code, and are not in it.
+        :func:`load` opens it, on any machine and without the data. The file holds released values
+        and public facts only: natural parameters, names, the shapes of the data's arrays,
+        ``model_kwargs`` and ``attrs``, but not the code of model and guide.
 
         Args:
-            path: Where to. A file that is there is replaced, whole or not at all.
+            path: Where to save it. An existing file is replaced atomically.
 
         Raises:
             FileNotFoundError: If the folder is missing.
-            TypeError: If the path is none.
-            ValueError: If this posterior does not know the shapes of its data, or takes more than
-                4 GiB.
+            TypeError: If the path is not a path.
+            ValueError: If this posterior lacks the shapes of its data, or takes more than 4 GiB.
         """
         file.write(path, self.model, self._pieces())
 
@@ -311,13 +314,13 @@ class Posterior:
 
     @property
     def params(self) -> dict[str, Array]:
-        """Parameters for :meth:`guide`, named as NumPyro's automatic guides name them."""
+        """Parameters for :meth:`guide`, with the names of NumPyro's automatic guides."""
         return guides.params(self.family, self.family.coordinates(self.natural))
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Array]:
-        """A NumPyro guide that draws every latent from this posterior, whatever its arguments.
+        """A NumPyro guide that draws every latent from this posterior; ignores its arguments.
 
-        Give it to ``numpyro.infer.Predictive`` with :attr:`params`.
+        Pass it to ``numpyro.infer.Predictive`` with :attr:`params`.
         """
         del args, kwargs
         return guides.draw(self.space, self.family, self.params)
@@ -329,20 +332,20 @@ def load(
     guide: Any = None,
     model_kwargs: Mapping[str, Any] | None = None,
 ) -> Posterior:
-    """Opens a posterior that :meth:`Posterior.save` wrote; needs no data.
+    """Loads a posterior saved by :meth:`Posterior.save`; needs no data.
 
     Args:
         path: The file.
         model: The model that it was fitted with.
         guide: The guide that it was fitted with.
-        model_kwargs: Public arguments of the model, over those in the file; needed for those that
-            are neither numbers, strings nor arrays, which the file does not hold.
+        model_kwargs: Public arguments of the model, which override those in the file. Arguments
+            other than numbers, strings and arrays are not in the file and must be passed.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        TypeError: If the path is none.
-        ValueError: If the file is damaged, larger than 4 GiB, of another program or of a newer
-            version, or the model or guide is another.
+        TypeError: If the path is not a path.
+        ValueError: If the file is damaged, larger than 4 GiB, or from another program or a newer
+            version, or was made with another model or guide.
     """
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
     pieces = file.read(path, model, guide, constants)
@@ -354,16 +357,7 @@ def _number(name: str, value: Any) -> Array:
     array = value if isinstance(value, jax.Array) else predictions.held(name, value)
     if not predictions.is_number(array.dtype):
         raise ValueError(
-            f"{name} must be numbers, got {_validate.shown(value)}: write values as sample(...) "
-            "returns them."
+            f"{name} must be numbers, got {_validate.shown(value)}: write values in the shapes "
+            "that sample(...) returns."
         )
     return jnp.asarray(array)
-
-
-def shapes(records: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of records, as JAX holds them: what a posterior may know of its data."""
-    canonicalize = jax.dtypes.canonicalize_dtype
-    return {
-        name: jax.ShapeDtypeStruct(jnp.shape(x), canonicalize(x.dtype))
-        for name, x in records.items()
-    }

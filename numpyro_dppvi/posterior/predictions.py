@@ -1,4 +1,4 @@
-"""Predictions and log likelihoods at draws of the latents, in batches of rows that fit memory."""
+"""Predictions and log likelihoods at draws of the latents, in batches of rows."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.latents import HANDLERS
 from numpyro_dppvi.latents.outputs import unconditioned
 
-# A batch holds so many predictions at most (256 MiB of 32-bit floats).
+# The most predictions in a batch (256 MiB of 32-bit floats).
 _VALUES_PER_BATCH = 2**26
 
 _OTHER_SIZE_ERRORS = (AssertionError, IndexError, TypeError, ValueError)
@@ -29,24 +29,24 @@ def predict(
     rng_key: PRNGKey,
     batch_size: int | None = None,
 ) -> dict[str, Array]:
-    """Everything that the model observes or computes, drawn anew for each draw of the latents.
+    """Draws everything that the model observes or computes, once per draw of the latents.
 
     Args:
         model: The model.
         draws: Draws of all latents, on a leading axis.
-        rows: Arguments with one entry a record; batches are cut from them.
+        rows: Arguments with one entry per record, which are processed in batches.
         constants: The other arguments.
         rng_key: A JAX key.
-        batch_size: Rows a batch; as many as fit 256 MiB of predictions if not given.
+        batch_size: Rows per batch; by default as many as fit 256 MiB of predictions.
 
     Returns:
-        Arrays by site, shape ``(num_draws, ...)``; NumPy's where there was more than one batch.
+        Arrays by site, shape ``(num_draws, ...)``; NumPy arrays if there was more than one batch.
     """
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         with HANDLERS:
             found = Predictive(unconditioned(model), dict(draws))(key, **constants, **rows)
-        return {name: value for name, value in found.items() if value.size}  # without factors
+        return {name: value for name, value in found.items() if value.size}  # drops factors
 
     return _in_batches(call, rows, _num(draws), rng_key, batch_size)
 
@@ -58,7 +58,7 @@ def log_likelihood(
     constants: Mapping[str, Any],
     batch_size: int | None = None,
 ) -> dict[str, Array]:
-    """Log density of every observed entry at every draw; arguments as of :func:`predict`."""
+    """Log density of every observed entry at every draw; arguments as for :func:`predict`."""
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         del key
@@ -79,7 +79,8 @@ def _in_batches(
     rng_key: PRNGKey,
     batch_size: int | None,
 ) -> dict[str, Array]:
-    """Calls a function on batches of rows and puts the pieces together on the host."""
+    """Calls a function on batches of rows and concatenates the results on the host."""
+    # Predictions take num_draws * rows numbers per site, which may not fit a device.
     num_rows = len(next(iter(rows.values()))) if rows else 0
     if batch_size is None:
         batch_size = max(1, _VALUES_PER_BATCH // num_draws)
@@ -92,7 +93,8 @@ def _in_batches(
     starts = range(0, num_rows, batch_size)
     pieces: dict[str, list[np.ndarray]] = {}
     for number, start in enumerate(starts):
-        # The last batch is filled up with rows of the one before it, which avoids recompiling.
+        # The last batch includes rows of the one before it, so that all batches have one shape and
+        # nothing is recompiled.
         first = min(start, num_rows - batch_size)
         batch = {name: leaf[first : first + batch_size] for name, leaf in rows.items()}
         for name, value in compiled(jax.random.fold_in(rng_key, number), batch).items():
@@ -116,12 +118,14 @@ def _row_axes(
     rows: Mapping[str, Any],
     num_rows: int,
 ) -> dict[str, int | None] | None:
-    """The axis of every result that follows the number of rows; ``None`` if batches are no use."""
+    """The axis of each result that follows the number of rows; ``None`` if it is not clear."""
 
     def shapes(size: int) -> dict[str, tuple[int, ...]]:
         cut = {n: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for n, x in rows.items()}
         return {name: s.shape for name, s in jax.eval_shape(call, rng_key, cut).items()}
 
+    # Compare abstract shapes with those of one row less. A model that only runs on its own number
+    # of rows raises, and is then called on all rows at once.
     try:
         whole, less = shapes(num_rows), shapes(num_rows - 1)
     except _OTHER_SIZE_ERRORS:
@@ -143,23 +147,22 @@ def check_arguments(
     caller: str,
     example: str,
 ) -> dict[str, Any]:
-    """Refuses arguments that the model has no place for, or that are shaped unlike the fit's.
+    """Checks arguments against the model's signature and the shapes in the fit.
 
     Args:
         model: The model.
-        given: What the caller passes.
+        given: The arguments that were passed.
         remembered: Public arguments that need not be passed again.
         records: Shapes and dtypes of the fit's records.
-        caller: What to name in a sentence.
-        example: How the caller passes an argument, with ``{}`` for its name.
+        caller: The function's name for error messages.
+        example: How an argument is passed, with ``{}`` for its name, for error messages.
 
     Returns:
-        The arguments, those with an entry a record as arrays.
+        The arguments, those with an entry per record as arrays.
 
     Raises:
         TypeError: If an argument is unknown or missing.
-        ValueError: If an array has other columns than in the fit, or another number of rows than
-            the next.
+        ValueError: If an array has other columns than in the fit, or arrays differ in length.
     """
     _check_names(model, given, remembered, caller, example)
     arrays = {
@@ -173,7 +176,7 @@ def check_arguments(
         )
     if len(set(lengths.values())) > 1:
         raise ValueError(
-            f"arrays of {caller} must have one entry a record, got unequal lengths {lengths}: "
+            f"arrays of {caller} must have one entry per record, got unequal lengths {lengths}: "
             "give them all the same number of rows."
         )
     return {**given, **arrays}
@@ -193,14 +196,14 @@ def _validated(name: str, value: Any, like: jax.ShapeDtypeStruct) -> np.ndarray 
 
 
 def is_number(dtype: Any) -> bool:
-    """Whether NumPyro's distributions take arrays of a dtype; keys and the like are none."""
+    """Whether a dtype is one of numbers (and not, for example, of JAX keys)."""
     return bool(dtype == jnp.bfloat16) or getattr(dtype, "kind", "none") in "biuf"
 
 
 def held(name: str, value: Any) -> np.ndarray | Array:
-    """An argument as an array whose numbers JAX holds; it may lack some, which are not looked at.
+    """An argument as an array that JAX can hold; NaN and infinities are allowed.
 
-    What was NaN or infinite stays it. What JAX makes infinite is refused.
+    Numbers that a cast would change, such as 1e39 in 32 bits, are refused.
     """
     if isinstance(value, jax.Array):
         return value
@@ -219,7 +222,7 @@ def held(name: str, value: Any) -> np.ndarray | Array:
         kept = np.array_equal(array, cast)
     if not kept:
         raise ValueError(
-            f"{name} must fit JAX's {held}, got larger numbers: rescale them as those of the fit."
+            f"{name} must fit JAX's {held}, got larger numbers: rescale them as in the fit."
         )
     return cast
 
@@ -236,7 +239,7 @@ def _check_names(
     unknown = [name for name in given if name not in parameters and not takes_any]
     if unknown:
         raise TypeError(
-            f"{caller} got {unknown[0]!r}, which is no argument of the model: it takes "
+            f"{caller} got {unknown[0]!r}, which is not an argument of the model: write one of "
             f"{', '.join(parameters)}."
         )
     missing = [

@@ -1,4 +1,4 @@
-"""The posterior of one study as the prior of the next: the factor that replaces factor 0."""
+"""The prior's factor: the model's prior, or the posterior of an earlier study."""
 
 import functools
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ from numpyro_dppvi.latents.identity import difference, identities
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """A posterior that another study starts from; ``posterior.as_prior()`` makes one.
+    """The posterior of an earlier study as a prior, made by ``posterior.as_prior()``.
 
-    It takes the place of all priors in the model, which the earlier study has used already.
-    Holds released values only.
+    It replaces all priors in the model, which the earlier study already included. It holds
+    released values only.
 
     Attributes:
         natural: Natural parameters by latent.
-        family: The family they belong to.
-        space: The latents.
-        attrs: Facts about the study that it comes from.
+        family: The family of the earlier posterior.
+        space: Its latents.
+        attrs: Facts about the earlier study.
     """
 
     natural: Natural
@@ -37,7 +37,7 @@ class Prior:
 
 
 def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFactor:
-    """The prior's factor of a fit: the model's own, or an earlier posterior.
+    """The prior's factor of a fit: the model's own prior or an earlier posterior.
 
     Args:
         prior: A :class:`Prior`, or ``None`` for the model's.
@@ -45,9 +45,9 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
         space: The fit's latents.
 
     Raises:
-        TypeError: If it is neither.
+        TypeError: If ``prior`` is neither.
         UnsupportedModelError: If the earlier study had other latents or another guide, or the
-            model's prior is too narrow or too wide for numbers of this many bits.
+            model's prior is too narrow or too wide for the floating-point precision.
     """
     if prior is None:
         parts = prior_factor(family, space)
@@ -55,8 +55,7 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
         return parts
     if not isinstance(prior, Prior):
         raise TypeError(
-            f"prior must be an earlier posterior as a prior, got {shown(prior)}: write "
-            "prior=earlier.posterior.as_prior()."
+            f"prior must be a Prior, got {shown(prior)}: write prior=earlier.posterior.as_prior()."
         )
     found = difference(identities(space), identities(prior.space))
     if found is not None:
@@ -68,23 +67,25 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
             "the prior comes from a study with another guide: fit both studies with the same kind "
             "of guide."
         )
+    # All of it is in the family, so nothing is left to refine.
     natural = Natural({name: prior.natural[name] for name, _ in family.members})
     return PriorFactor(natural, frozenset(), frozenset())
 
 
-# Of a step's length: below that, noise ends ten and more standard deviations of the prior off.
+# A prior's standard deviation must be at least this fraction of a step's length. Below that, noisy
+# steps end ten or more of its standard deviations away.
 _NARROWEST = 0.1
 
 
 def check_proper(
     family: MeanField, natural: Natural, leave_out: frozenset[str] = frozenset()
 ) -> None:
-    """Refuses a prior whose natural parameters, or widths, are 0, infinite or no numbers.
+    """Refuses a prior whose precision or width is 0, infinite or NaN in this precision.
 
     Args:
         family: The family of q.
         natural: The prior's factor.
-        leave_out: Members that are not proper yet, because they are fitted.
+        leave_out: Members that are not proper yet, because they will be fitted.
 
     Raises:
         UnsupportedModelError: Names the latent.
@@ -93,21 +94,21 @@ def check_proper(
         if name not in leave_out and not good:
             raise UnsupportedModelError(
                 f"the prior of latent {_latents_of(family, name)} is too narrow or too wide for "
-                f"{jnp.result_type(float)}, in which its precision is 0 or infinite: draw it from "
-                "dist.Normal(0, 1), say, and scale it in the model."
+                f"{jnp.result_type(float)}, where its precision is 0 or infinite: draw the latent "
+                "from dist.Normal(0, 1), say, and scale it in the model."
             )
 
 
 def check_width(family: MeanField, parts: PriorFactor, step: float) -> None:
-    """Refuses a normal prior that is far narrower than the steps of a noisy solve.
+    """Refuses a normal prior that is far narrower than the optimiser's noisy steps.
 
-    Where a gradient is all noise, an optimiser such as Adam steps as far as ever, and what
-    that adds up to is many standard deviations of such a prior.
+    An optimiser such as Adam takes steps of a fixed length even if gradients are pure noise. These
+    would end many standard deviations away from such a prior.
 
     Args:
         family: The family of q.
         parts: The prior.
-        step: How far one step goes.
+        step: The length of one step.
 
     Raises:
         UnsupportedModelError: Names the latent.
@@ -116,9 +117,9 @@ def check_width(family: MeanField, parts: PriorFactor, step: float) -> None:
         if name not in parts.refined and narrowest < _NARROWEST * step:
             raise UnsupportedModelError(
                 f"the prior of latent {_latents_of(family, name)} has a standard deviation of "
-                f"{narrowest:.1g} before its bijection, and noisy steps of the optimiser are "
-                f"{step:.1g} long, which would take it far out of its prior: draw it from "
-                "dist.Normal(0, 1), say, and scale it in the model."
+                f"{narrowest:.1g} on the unconstrained scale, but the optimiser's noisy steps are "
+                f"{step:.1g} long and would leave it: draw the latent from dist.Normal(0, 1), say, "
+                "and scale it in the model."
             )
 
 
@@ -131,6 +132,7 @@ def _widths(family: MeanField, natural: Natural) -> dict[str, tuple[Array, Array
         good = member.in_domain(natural[name]) & factors.is_finite(coordinates)
         narrowest = jnp.asarray(jnp.inf)
         if isinstance(member, WhiteFamily):
+            # An extreme but finite precision can still have a variance of 0 or infinity in 32 bits.
             variances = member.axis_variances(coordinates)
             good &= jnp.all((variances > 0) & jnp.isfinite(variances))
             narrowest = jnp.sqrt(jnp.min(variances, initial=jnp.inf))

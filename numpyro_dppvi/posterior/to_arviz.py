@@ -1,6 +1,6 @@
-"""Named arrays to ArviZ: ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
+"""Converts named arrays to ``InferenceData`` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
 
-Takes arrays, names and numbers; knows nothing of fits, so that nothing else can slip in.
+It takes arrays, names and numbers only, so nothing else of a fit can get into an export.
 """
 
 import importlib.metadata
@@ -15,7 +15,7 @@ from numpyro_dppvi._typing import Array
 _SAMPLE_DIMS = ("chain", "draw")
 # Groups that hold data instead of draws.
 _DATA_GROUPS = frozenset({"observed_data", "constant_data"})
-# netCDF's attributes hold less than 64 KiB.
+# netCDF limits attributes to 64 KiB.
 _MAX_ATTRIBUTE = 30_000
 
 
@@ -24,7 +24,7 @@ class Variable(NamedTuple):
 
     Attributes:
         values: The array; in a group of draws, the draws are the leading axis.
-        dims: Names of the other dimensions; ``None`` for those that have none.
+        dims: Names of the other dimensions; ``None`` for those without a name.
     """
 
     values: Array | np.ndarray
@@ -43,9 +43,9 @@ def to_arviz(
     """Wraps groups of variables for ArviZ.
 
     Args:
-        groups: Variables by group and name. Draws become one chain: they are independent, and
-            convergence diagnostics of chains mean nothing for them.
-        dims: Names of a variable's own dimensions, which take the place of those it has.
+        groups: Variables by group and name. Draws become one chain; they are independent, so
+            convergence diagnostics of chains do not apply.
+        dims: Names of a variable's dimensions, which replace those it has.
         coords: Labels along named dimensions.
         attrs: Strings and numbers to store with every group.
 
@@ -74,8 +74,8 @@ def to_arviz(
     unused = sorted(set(labels) - used)
     if unused:
         raise ValueError(
-            f"coords label the dimension {unused[0]!r}, which no variable has; there are "
-            f"{_listed(used - {*_SAMPLE_DIMS})}: name it in dims, or leave it out of coords."
+            f"coords must name dimensions of variables ({_listed(used - {*_SAMPLE_DIMS})}), got "
+            f"{unused[0]!r}: name it in dims, or leave it out of coords."
         )
     if int(importlib.metadata.version("arviz").split(".")[0]) >= 1:
         return xarray.DataTree.from_dict({"/": xarray.Dataset(attrs=attrs), **datasets})
@@ -88,8 +88,7 @@ def _check_names(groups: Groups, dims: Mapping[str, Sequence[str]]) -> None:
     for name, names in dims.items():
         if name not in known:
             raise ValueError(
-                f"dims names the variable {name!r}, which there is not: name one of "
-                f"{_listed(known)}."
+                f"dims must name variables, got {name!r}: write one of {_listed(known)}."
             )
         if isinstance(names, str):
             raise ValueError(
@@ -106,26 +105,26 @@ def _check_names(groups: Groups, dims: Mapping[str, Sequence[str]]) -> None:
         wrong = [d for d in own if d in _SAMPLE_DIMS or d == name or own.count(d) > 1]
         if wrong:
             raise ValueError(
-                f"dims[{name!r}] must be names that differ from each other, from the variable's "
-                f"and from 'chain' and 'draw', got {wrong[0]!r}: choose another name."
+                f"dims[{name!r}] must be distinct names other than the variable's, 'chain' and "
+                f"'draw', got {wrong[0]!r}: choose another name."
             )
 
 
 def _named(
     group: str, name: str, variable: Variable, dims: Mapping[str, Sequence[str]]
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """A variable with a name for every dimension, and a chain in front if it holds draws."""
+    """A variable with a name for every dimension, and a leading chain axis if it holds draws."""
     values = np.asarray(variable.values)
     lead = () if group in _DATA_GROUPS else _SAMPLE_DIMS
     num_own = values.ndim - len(lead[1:])
     own: list[str | None] = [*variable.dims, *[None] * (num_own - len(variable.dims))]
     if name in dims:
         given = dims[name]
-        # A density has no dimensions of an event; all else has those that it has.
+        # Log likelihoods lack event dimensions, so names for the whole variable may be longer.
         if len(given) != num_own and not (group == "log_likelihood" and len(given) > num_own):
             raise ValueError(
-                f"dims[{name!r}] must name {num_own} dimensions, got {len(given)} names: the "
-                f"variable's shape is {values.shape[len(lead[1:]) :]}."
+                f"dims[{name!r}] must name {num_own} dimensions, got {len(given)} names: write one "
+                f"for each axis of the shape {values.shape[len(lead[1:]) :]}."
             )
         own = [*given[:num_own]]
     names = [dim or f"{name}_dim_{axis}" for axis, dim in enumerate(own)]
@@ -135,14 +134,14 @@ def _named(
 def _sizes(
     arrays: Mapping[str, tuple[tuple[str, ...], np.ndarray]], labels: Mapping[str, list[Any]]
 ) -> Iterator[tuple[str, int]]:
-    """Every dimension of a group with its size."""
+    """Yields every dimension of a group with its size."""
     found: dict[str, tuple[str, int]] = {}
     for variable, (names, values) in arrays.items():
         for name, size in zip(names, values.shape, strict=True):
             if name in labels and len(labels[name]) != size:
                 raise ValueError(
                     f"coords[{name!r}] must hold {size} labels for {variable!r}, got "
-                    f"{len(labels[name])}: write one label an entry."
+                    f"{len(labels[name])}: write one label per entry."
                 )
             other, known = found.setdefault(name, (variable, size))
             if known != size:
@@ -154,7 +153,7 @@ def _sizes(
 
 
 def _short(text: str) -> str:
-    """A text that fits an attribute, by leaving out lines in the middle."""
+    """A text that fits an attribute, with lines in the middle left out if necessary."""
     if len(text) <= _MAX_ATTRIBUTE:
         return text
     lines = text.splitlines()

@@ -1,7 +1,7 @@
 """Privacy on its own: clipping, sampling, mechanisms, accounting, calibration and the ledger.
 
-This package imports nothing of the rest of the library but type aliases and validators, so that
-it can be read and audited alone.
+It imports nothing from the rest of the library except type aliases, validators and file helpers,
+so it can be read and audited on its own.
 """
 
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, Unit, unit_sensitivity

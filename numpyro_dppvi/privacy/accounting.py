@@ -1,4 +1,4 @@
-"""From what was released to epsilon: exact for plain Gaussians, else dp-accounting's PLD or RDP."""
+"""Computes epsilon from a list of releases: in closed form for Gaussians, else by PLD or RDP."""
 
 import functools
 import math
@@ -13,30 +13,28 @@ from numpyro_dppvi.privacy import concentrated, loss_distributions
 from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
 Composition: TypeAlias = frozenset[tuple[dpa.DpEvent, int]]
-"""Events with how often each occurred; noise is in units of the clipping norm throughout."""
+"""Events with their counts. Noise multipliers are in units of the clipping norm throughout."""
 
-# Grids for the values of the privacy loss, tried from the coarsest until epsilon has settled.
+# Spacings of the grid on which privacy losses are discretised, tried from the coarsest to the
+# finest. Every one of them gives an upper bound, because losses are rounded up.
 _GRIDS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-# An answer counts as settled when the last grid changed it by no more than this share. Its error
-# falls with the square of the grid, so that about a hundredth of the change remains: epsilon is
-# then too large by some 3 parts in 10^5 at most.
+# The search stops when the last grid changed epsilon by at most this relative amount. The error
+# falls with the square of the spacing, so about a hundredth of that change remains: epsilon is
+# then too large by at most about 3 parts in 10^5.
 _SETTLED = 3e-3
-# As above, of the epsilon that is told beside the one that is promised: a tenth of the precision.
+# The same for the epsilon against a participant, which is reported but not promised.
 _SETTLED_BESIDE = 3e-2
-# The finest grid takes ten times as long as all others together. It is left out where it promises
-# no more than this share, judged by how the last two grids changed the answer.
+# The finest grid takes ten times as long as all others together. It is skipped if extrapolating
+# from the last two grids promises an improvement of no more than this relative amount.
 _NOT_WORTH_IT = 1e-3
-# Fourier transforms lose probability to rounding, at most some 4e-17 a composed event
-# (tests/privacy/test_accounting.py), which would make epsilon too small where delta is tiny.
+# Fourier transforms lose up to about 4e-17 of probability to rounding per composed event
+# (tests/privacy/test_accounting.py). That would make epsilon too small at tiny deltas, so twice as
+# much is taken off delta.
 _ROUNDING_PER_EVENT = 1e-16
 
 
 def check_composition(composition: Composition) -> None:
-    """Refuses what is no composition.
-
-    Raises:
-        TypeError: In that case.
-    """
+    """Raises a TypeError unless the value is a composition."""
     if not isinstance(composition, frozenset) or not all(
         isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], dpa.DpEvent)
         for pair in composition
@@ -63,23 +61,22 @@ def epsilon(
     enough: float = 0.0,
     settled_at: float = _SETTLED,
 ) -> float:
-    """The epsilon that a composition costs at ``delta``; never below the true one.
+    """The epsilon of a composition at ``delta``; an upper bound on the true one.
 
-    Plain Gaussian events compose to one Gaussian, whose epsilon is the closed form of Balle and
-    Wang (2018). Everything else goes to privacy loss distributions, whose pair of distributions
-    for Poisson sampling under replace-one is tight. Where discrete Gaussian noise is among it, all
-    is accounted as concentrated differential privacy.
+    Gaussian events on all records compose to one Gaussian, whose epsilon has a closed form (Balle
+    and Wang 2018). With sampled batches, privacy loss distributions are composed; the dominating
+    pair used for Poisson sampling under replace-one is tight. If any noise is discrete Gaussian,
+    everything is accounted as concentrated differential privacy.
 
     Args:
         composition: What was released, with noise multipliers in units of the clipping norm.
         delta: In (0, 1).
         relation: The neighbouring relation.
-        enough: An upper bound that is no larger is not made any tighter, which saves time.
-        settled_at: As of :func:`tightest`; a larger share is faster, and never below what the
-            usual one gives.
+        enough: A bound at or below this value is not refined further, which saves time.
+        settled_at: See :func:`tightest`; larger values are faster and give looser bounds.
 
     Returns:
-        Epsilon; 0 for nothing released and infinity where an event has no noise.
+        Epsilon; 0 if nothing was released, infinity if an event has no noise.
 
     Raises:
         TypeError: If no accountant is proven for an event.
@@ -94,7 +91,7 @@ def epsilon(
     if mu == math.inf:
         return math.inf
     if mu is not None:
-        with np.errstate(divide="ignore"):  # it tries epsilons whose delta rounds to 0
+        with np.errstate(divide="ignore"):  # its search tries epsilons whose delta rounds to 0
             return float(dpa.get_epsilon_gaussian(1 / mu, delta))
     safe_delta = delta - rounding_error(composition)
     if safe_delta <= 0:
@@ -109,26 +106,26 @@ def epsilon(
 def epsilon_to_participant(
     composition: Composition, delta: float, relation: Relation, num_shares: int
 ) -> float:
-    """What a composition costs against another client whose noise is a share of it.
+    """The epsilon against another client that contributed a share of the noise.
 
-    Where clients' noise adds up to that of a sum, each of them can take its own share away again.
-    The least that a sum holds is ``num_shares`` shares, one of them the client's own that is to be
-    protected; so there are ``num_shares - 1`` left, and one at least.
+    When the noise of a sum is the sum of clients' shares, each client can subtract its own.
 
     Args:
-        composition: What was released; all of it counts as shared alike, releases of other runs
-            on the same ledger file, too, because a ledger does not say how they were.
+        composition: What was released. All of it is treated as shared, including releases of other
+            runs on the same ledger file, because the ledger does not record whether they were.
         delta: In (0, 1).
         relation: The neighbouring relation.
-        num_shares: The least number of clients whose noise makes up that of a sum; 1 where each
-            client adds all of it, and nobody sees less.
+        num_shares: The least number of clients whose noise makes up that of a sum; 1 if each
+            client adds all of the noise itself.
 
     Returns:
-        Epsilon; never below the true one, nor below :func:`epsilon`.
+        An upper bound, at least :func:`epsilon`.
     """
     promised = epsilon(composition, delta, relation)
     if num_shares == 1:
         return promised
+    # A sum has n independent shares of variance s^2 / n. Without the attacker's own, variance
+    # s^2 (n - 1) / n remains.
     left = math.sqrt((num_shares - 1) / num_shares)
     known = compose(
         (loss_distributions.with_noise(event, left), count) for event, count in composition
@@ -143,15 +140,15 @@ def _bound(composition: Composition, delta: float, relation: Relation, grid: flo
 
 
 def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
-    """How many standard deviations lie between neighbours, if all of it is one large Gaussian.
+    """The distance between neighbours in standard deviations, if all releases are Gaussian.
 
     Args:
         composition: What was released.
         relation: The neighbouring relation.
 
     Returns:
-        0 for nothing released, infinity where an event has no noise, and ``None`` where batches
-        were sampled or noise is discrete.
+        0 if nothing was released, infinity if an event has no noise, and ``None`` if batches were
+        sampled or noise is discrete.
 
     Raises:
         TypeError: If no accountant is proven for an event.
@@ -162,19 +159,22 @@ def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
     if is_concentrated(composition):
         return None
     noise = [(loss_distributions.noise_multiplier(event), count) for event, count in composition]
-    if not all(multiplier > 0 for multiplier, _ in noise):  # a NaN, too
+    if not all(multiplier > 0 for multiplier, _ in noise):  # also catches NaN
         return math.inf
     if not is_gaussian(composition):
         return None
     unit = unit_sensitivity(relation)
+    # Independent Gaussian releases at distances mu_i are as hard to tell apart as one Gaussian at
+    # distance sqrt(sum of mu_i^2): project onto the line between the two means.
     return math.sqrt(sum(count * (unit / multiplier) ** 2 for multiplier, count in noise))
 
 
 def renyi_distance(composition: Composition, relation: Relation) -> float | None:
-    """How far apart two Gaussians are whose Rényi divergences bound those of what was released.
+    """The distance of two Gaussians whose Rényi divergences bound those of the releases.
 
-    As :func:`gaussian_mu` but for discrete Gaussian noise, which has such a bound.
+    Like :func:`gaussian_mu`, but also defined for discrete Gaussian noise.
     """
+    # Gaussians at distance mu have Rényi divergence order * mu^2 / 2, that is rho = mu^2 / 2.
     rho = concentrated.total_rho(composition, relation)
     return gaussian_mu(composition, relation) if rho is None else math.sqrt(2 * rho)
 
@@ -182,16 +182,16 @@ def renyi_distance(composition: Composition, relation: Relation) -> float | None
 def tightest(
     bound: Callable[[float], float], settled_at: float = _SETTLED, enough: float = -math.inf
 ) -> float:
-    """The least of the upper bounds that ever finer grids give, until they settle.
+    """The smallest upper bound over ever finer grids, until it settles.
 
     Args:
-        bound: A function of the grid.
-        settled_at: The share of itself by which the last bound may still have fallen.
-        enough: A bound that is no larger is returned as it is.
+        bound: An upper bound as a function of the grid's spacing.
+        settled_at: Stop when a finer grid lowered the bound by at most this relative amount.
+        enough: Stop as soon as a bound is at or below this.
 
     Returns:
-        An upper bound, too large by about a hundredth of that share, or by a thousandth where the
-        finest grid is left out.
+        An upper bound. Its relative error is about a hundredth of ``settled_at``, or a thousandth
+        if the finest grid was skipped.
     """
     best = before = math.inf
     for grid in _GRIDS:
@@ -208,22 +208,22 @@ def tightest(
 
 
 def rounding_error(composition: Composition) -> float:
-    """The probability that Fourier transforms may lose to rounding."""
+    """An upper bound on the probability that Fourier transforms lose to rounding."""
     return _ROUNDING_PER_EVENT * sum(count for _, count in composition)
 
 
 def is_gaussian(composition: Composition) -> bool:
-    """Whether everything that was released is a plain Gaussian: no record is ever left out."""
+    """Whether every event is a Gaussian on all records, without sampling."""
     return all(loss_distributions.takes_all_records(event) for event, _ in composition)
 
 
 def is_concentrated(composition: Composition) -> bool:
-    """Whether discrete Gaussian noise is among what was released."""
+    """Whether any event has discrete Gaussian noise."""
     return any(isinstance(event, dpa.ZCDpEvent) for event, _ in composition)
 
 
 def describe(composition: Composition) -> str:
-    """The accountant that :func:`epsilon` uses for a composition, for people."""
+    """A description of the accountant that :func:`epsilon` uses for a composition."""
     if is_concentrated(composition):
         return "concentrated differential privacy (Canonne et al. 2020), by Rényi divergences"
     if is_gaussian(composition):

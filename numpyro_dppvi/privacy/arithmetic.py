@@ -1,12 +1,13 @@
-"""Exact sums, and noise on a fixed grid: 64-bit numbers inside a program of any precision.
+"""Exact sums and noise on a fixed grid, in 64 bits whatever the precision of the program.
 
-A sum in 32 bits is off by more than the clipping allows for (removing one of 10^5 equal vectors
-moves it by 1.0014 times their norm), and a 32-bit normal draw takes 2^23 values only, so that a
-noisy sum shows which sums are impossible (Mironov 2012). Both are mended by 64-bit numbers
-between clipping and release, and by rounding what is released to a grid that no record can move.
+Floating-point rounding can break a privacy guarantee in two ways. A 32-bit sum can move by more
+than its sensitivity: removing one of 10^5 equal vectors moves it by 1.0014 times their norm. And a
+32-bit normal draw has only 2^23 values, so a noisy sum reveals which true sums are impossible
+(Mironov 2012). Therefore everything between clipping and release is computed in 64 bits, and
+releases are rounded to a grid that does not depend on any record.
 
-Functions here switch JAX to 64 bits for as long as they are traced; what is compiled keeps it,
-under ``jit``, ``vmap``, ``scan`` and ``lax.map``, and the caller's precision stays as it was.
+These functions enable 64-bit mode only while they are traced. The compiled code keeps the 64-bit
+operations under ``jit``, ``vmap``, ``scan`` and ``lax.map``; the caller's precision is unchanged.
 """
 
 import jax
@@ -15,34 +16,36 @@ from jax.scipy.special import ndtri
 
 from numpyro_dppvi._typing import Array, PRNGKey, PyTree
 
-# Clipped entries are rounded to the clipping norm times 2^-20. Eight rows of them add up without
-# error in 32 bits, and 2^32 rows in 64 bits.
+# Clipped entries are rounded to steps of about 2^-20 of the clipping norm: to integers of at most
+# 1.5 * 2^20 in units of a step. Eight of them add up to less than 2^24, which 32-bit floats hold
+# exactly, and 2^32 of them to less than 2^53, which 64-bit floats do.
 _ENTRY_BITS = 20
 ROWS_PER_BLOCK = 8
-# Released entries are rounded to the noise's standard deviation times 2^-10: coarse enough that
-# every point of the grid within nine standard deviations is some draw's, and fine enough to add a
-# ten-millionth to the noise's variance. In 32 bits the grid is exact up to 2^14 deviations.
+# Released entries are rounded to steps of 2^-10 of the noise's standard deviation. That is coarse
+# enough that every grid point within nine standard deviations can be drawn, and fine enough to add
+# only a ten-millionth (2^-20 / 12) to the noise's variance. 32-bit floats hold the grid exactly up
+# to 2^14 standard deviations.
 _RELEASE_BITS = 10
 
 
 def power_of_two(number: Array | float, dtype: jnp.dtype) -> Array:
-    """The power of two that is nearest to a positive number (at most a third below it); 0 for 0."""
+    """The power of two nearest to a positive number (2/3 to 4/3 of it); 0 for 0."""
+    # Rounding the significand to zero bits leaves the exponent.
     info = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
     return jax.lax.reduce_precision(jnp.asarray(number, dtype), info.nexp, 0)
 
 
 def rounding_norm(num_entries: int) -> float:
-    """The most that :func:`to_grid` lengthens a vector, in units of the clipping norm."""
-    # Half a step in every entry; a step is at most 4 / 3 of the clipping norm's share.
+    """The most that :func:`to_grid` can lengthen a vector, in units of the clipping norm."""
+    # Each of d entries moves by at most half a step, so the vector moves by sqrt(d) / 2 steps. A
+    # step is at most 4/3 * 2^-20 of the clipping norm (see power_of_two).
     return float(num_entries**0.5 * (4 / 3) * 2.0 ** -(_ENTRY_BITS + 1))
 
 
 def to_grid(entries: Array, clip_norm: Array | float, rounded: Array | bool) -> Array:
-    """Rounds entries of clipped vectors to multiples of about ``clip_norm * 2**-20``.
-
-    A number of the right size, added and taken away again, pushes the last bits out: faster than
-    a division, and zero leaves the entries as they are.
-    """
+    """Rounds entries of clipped vectors to multiples of about ``clip_norm * 2**-20``."""
+    # Adding 1.5 * 2^k and subtracting it again rounds to multiples of 2^(k - bits), the spacing of
+    # floats of that size. It is faster than dividing and rounding, and adding 0 rounds nothing.
     bits = jnp.finfo(entries.dtype).nmant  # type: ignore[no-untyped-call]
     push = 1.5 * 2.0 ** (bits - _ENTRY_BITS) * power_of_two(clip_norm, entries.dtype)
     push = jnp.where(rounded, push, 0)
@@ -50,7 +53,8 @@ def to_grid(entries: Array, clip_norm: Array | float, rounded: Array | bool) -> 
 
 
 def total_of_rounded(entries: Array) -> Array:
-    """Adds up rows of entries from :func:`to_grid` without any error, in 64 bits."""
+    """The exact 64-bit sum over rows of entries from :func:`to_grid`."""
+    # Blocks of eight rows are summed in 32 bits, where that is exact, and the blocks in 64 bits.
     padding = [(0, -entries.shape[0] % ROWS_PER_BLOCK), (0, 0)]
     blocks = jnp.pad(entries, padding).reshape(-1, ROWS_PER_BLOCK, entries.shape[1])
     return total(jnp.sum(blocks, axis=1))
@@ -63,7 +67,7 @@ def total(stacked: PyTree) -> PyTree:
 
 
 def weighted_total(stacked: PyTree, weight: Array | float) -> PyTree:
-    """The sum over the leading axis times a number, in 64 bits."""
+    """The sum over the leading axis, multiplied by a number, in 64 bits."""
     with jax.enable_x64(True):
         wide = jnp.asarray(weight).astype(jnp.float64)
         return jax.tree.map(lambda leaf: wide * leaf, total(stacked))
@@ -76,7 +80,7 @@ def add(one: PyTree, other: PyTree) -> PyTree:
 
 
 def zeros(shapes: PyTree) -> PyTree:
-    """A tree of 64-bit zeros, shaped like another."""
+    """A tree of 64-bit zeros with the given shapes."""
     with jax.enable_x64(True):
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float64), shapes)
 
@@ -84,14 +88,15 @@ def zeros(shapes: PyTree) -> PyTree:
 def released(words: Array, value: Array, noise_std: Array | float, dtype: jnp.dtype) -> Array:
     """Adds Gaussian noise in 64 bits, rounds to a fixed grid, and returns to ``dtype``.
 
-    The grid is a power of two near ``noise_std * 2**-10``, the same for every value: rounding to
-    it is post-processing, and takes away what low bits would tell about the value.
+    The step of the grid is a power of two near ``noise_std * 2**-10``, whatever the value. So
+    rounding is post-processing, and it removes the low bits, which would reveal something about
+    the value.
 
     Args:
         words: Random 32-bit words, shape ``(2, *value.shape)``.
         value: What to add noise to.
-        noise_std: Standard deviation, a scalar; 0 leaves the value as it is.
-        dtype: Of the result.
+        noise_std: Standard deviation, a scalar; 0 leaves the value unchanged.
+        dtype: The dtype of the result.
     """
     with jax.enable_x64(True):
         std = jnp.asarray(noise_std).astype(jnp.float64)
@@ -103,18 +108,20 @@ def released(words: Array, value: Array, noise_std: Array | float, dtype: jnp.dt
 
 
 def random_words(rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
-    """What :func:`normal` makes draws of that shape from."""
-    # Words of 64 bits would be cut to 32 wherever JAX traces the program a second time.
+    """The random words that :func:`normal` needs for draws of a given shape."""
+    # 64-bit words would be truncated to 32 bits when JAX traces the program again (under vmap).
     return jax.random.bits(rng_key, (2, *shape), jnp.uint32)
 
 
 def normal(words: Array) -> Array:
-    """Standard normal draws from pairs of random words, by the inverse of the distribution.
+    """Standard normal draws from pairs of random words, by inverting the distribution function.
 
-    One bit is the sign and 63 are the tail's probability, whose precision is relative: draws go
-    out to 9 standard deviations, where half a unit of 2^-63 lies.
+    Draws reach 9 standard deviations, whose tail probability is about 2^-64.
     """
     with jax.enable_x64(True):
+        # One bit is the sign; the other 63 are a tail probability u in (0, 1/2). Floats are dense
+        # near 0, so ndtri(u) keeps its relative precision far into the tail, where ndtri(1 - u)
+        # would lose it.
         high, low = (half.astype(jnp.float64) for half in (words[0], words[1] >> 1))
         tail = (high + (low + 0.5) * 2.0**-31) * 2.0**-33  # in (0, 1/2)
         return jnp.where(words[1] & 1, -1.0, 1.0) * ndtri(tail)

@@ -1,12 +1,12 @@
-"""Audits: does what is released give away more than was claimed?
+"""Empirical privacy audits: do releases reveal more than is claimed?
 
-A mechanism is run many times on two neighbouring data sets, and each run is turned into a score
-that tells the two apart as well as it can. For an (epsilon, delta) guarantee and any threshold t,
-P(score > t) - exp(epsilon) Q(score > t) <= delta. Counting runs bounds the left side from below,
-with confidence; a bound above delta refutes the claim. Bounds are sharp where delta is large, so
-claims are held there: noise that is a fifth too small shows after some thousand runs.
+A mechanism is run many times on two neighbouring data sets, and each run is reduced to a score that
+separates the two as well as possible. An (epsilon, delta) guarantee implies, for every threshold t,
+P(score > t) - exp(epsilon) Q(score > t) <= delta. Counting runs gives a lower confidence bound on
+the left side; a bound above delta refutes the claim. The test has most power at large deltas: noise
+that is a fifth too small is detected within some thousand runs.
 
-An audit can refute a claim and never prove one.
+An audit can refute a claim but never prove one.
 """
 
 import numbers
@@ -19,21 +19,21 @@ from scipy import stats
 from numpyro_dppvi import _validate
 
 Claim = Callable[[float], float]
-"""From a delta to the epsilon that is claimed at it."""
+"""The claimed epsilon as a function of delta."""
 
 DELTAS = (0.02, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6)
-"""Where claims are held, unless told otherwise."""
+"""The deltas at which a claim is tested by default."""
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What an audit found; prints as a table.
+    """The result of an audit; prints as a table.
 
     Attributes:
-        epsilons: Of the claim, shape ``(num_claims,)``.
-        deltas: What is claimed at these.
-        shown: What was shown at these: lower confidence bounds of the true delta.
-        failure_prob: With at most this probability a true claim is refuted.
+        epsilons: The claimed epsilons, shape ``(num_claims,)``.
+        deltas: The delta claimed at each epsilon.
+        shown: A lower confidence bound of the true delta at each epsilon.
+        failure_prob: A true claim is refuted with at most this probability.
     """
 
     epsilons: np.ndarray
@@ -48,11 +48,11 @@ class Report:
 
     @property
     def ratio(self) -> float:
-        """The largest share of a claimed delta that was shown; above 1 it is refuted."""
+        """The largest ratio of a bound to its claimed delta; above 1, the claim is refuted."""
         return float(np.max(self.shown / self.deltas))
 
     def __str__(self) -> str:
-        """A line for each epsilon."""
+        """One line for each epsilon."""
         rows = zip(self.epsilons, self.deltas, self.shown, strict=True)
         verdict = "not refuted" if self.holds else "REFUTED"
         return "\n".join(
@@ -70,23 +70,24 @@ def audit(
     deltas: tuple[float, ...] = DELTAS,
     failure_prob: float = 1e-3,
 ) -> Report:
-    """Holds a privacy profile against scores of independent runs on two neighbouring data sets.
+    """Tests a claimed privacy profile on scores of independent runs on two neighbouring data sets.
 
-    Half of the runs choose a threshold for each epsilon, in each direction; the other half bounds
-    what it shows (Clopper and Pearson 1934; Bonferroni over directions and epsilons).
+    Half of the runs choose a threshold for each epsilon and direction; the other half give the
+    bound at that threshold (Clopper and Pearson 1934), with a Bonferroni correction.
 
     Args:
-        claim: From a delta to the epsilon that is claimed at it.
-        scores: One a run on the one data set, shape ``(num_runs,)``; they should be the larger.
-        other_scores: The same on its neighbour.
-        deltas: Where to hold the claim.
+        claim: The claimed epsilon as a function of delta.
+        scores: One score per run on the first data set, shape ``(num_runs,)``; these should tend
+            to be larger than the others.
+        other_scores: The same for the neighbouring data set.
+        deltas: Where to test the claim.
         failure_prob: The probability with which a true claim may be refuted.
 
     Returns:
         The report.
 
     Raises:
-        ValueError: If a score is no number, or there are fewer than four a data set.
+        ValueError: If a score is not a number, or a data set has fewer than four.
 
     Example:
         >>> from numpyro_dppvi import privacy
@@ -94,7 +95,7 @@ def audit(
         >>> runs, others = rng.normal(1, 1, 20_000), rng.normal(-1, 1, 20_000)
         >>> def honest(delta):
         ...     return privacy.epsilon_from_noise(1.0, 1, delta=delta)
-        >>> def false(delta):  # as if there were twice the noise
+        >>> def false(delta):  # pretends there is twice the noise
         ...     return privacy.epsilon_from_noise(2.0, 1, delta=delta)
         >>> audit(honest, runs, others).holds, audit(false, runs, others).holds
         (True, False)
@@ -104,7 +105,7 @@ def audit(
     failure_prob = _validate.open_unit("failure_prob", failure_prob, "1e-3")
     each_delta = _validate.entries("deltas", deltas, "(0.1, 0.4)")
     if not each_delta:
-        raise ValueError("deltas must hold at least one delta, got none: write deltas=(0.1, 0.4).")
+        raise ValueError("deltas must not be empty, got no entries: write deltas=(0.1, 0.4).")
     deltas = tuple(_validate.open_unit("deltas", delta, "(0.1, 0.4)") for delta in each_delta)
     epsilons = np.array([_claimed(claim(delta)) for delta in deltas])
     each = failure_prob / (2 * len(deltas))
@@ -128,25 +129,27 @@ def _checked(scores: np.ndarray) -> np.ndarray:
     scores = _validate.host_array("scores", scores)
     if scores.dtype.kind not in "biuf":
         raise ValueError(
-            f"scores must be at least four numbers a data set, got dtype {scores.dtype}: give one "
-            "score a run."
+            f"scores must be at least four numbers per data set, got dtype {scores.dtype}: give "
+            "one score per run."
         )
     with np.errstate(over="ignore"):
         scores = scores.astype(np.float64).ravel()
     if len(scores) < 4 or np.isnan(scores).any():
         raise ValueError(
-            f"scores must be at least four numbers a data set, got {_validate.shown(scores)} with "
-            f"{int(np.isnan(scores).sum())} NaNs: give one score a run."
+            f"scores must be at least four numbers per data set, got {_validate.shown(scores)} "
+            f"with {int(np.isnan(scores).sum())} NaNs: give one score per run."
         )
     return scores
 
 
 def _shown(epsilon: float, one: np.ndarray, other: np.ndarray, failure_prob: float) -> float:
-    """A lower bound of P(score > t) - exp(epsilon) Q(score > t) for a good t."""
+    """A lower confidence bound of P(score > t) - exp(epsilon) Q(score > t) for a good t."""
+    # Even runs choose t and odd runs bound the probabilities, so that both are independent.
     threshold = _threshold(epsilon, one[::2], other[::2])
     hits, runs = int(np.sum(one[1::2] > threshold)), len(one[1::2])
     others, other_runs = int(np.sum(other[1::2] > threshold)), len(other[1::2])
-    # Each of the two bounds may fail with half the probability.
+    # Clopper-Pearson bounds of P from below and Q from above; each gets half the failure
+    # probability.
     low = stats.beta.ppf(failure_prob / 2, hits, runs - hits + 1) if hits else 0.0
     up = stats.beta.isf(failure_prob / 2, others + 1, other_runs - others)
     up = up if others < other_runs else 1.0
@@ -154,7 +157,7 @@ def _shown(epsilon: float, one: np.ndarray, other: np.ndarray, failure_prob: flo
 
 
 def _threshold(epsilon: float, one: np.ndarray, other: np.ndarray) -> float:
-    """The threshold that separates best, by the counts of these runs."""
+    """The threshold at which these runs' empirical difference is largest."""
     values = np.sort(np.concatenate([one, other]))
     above = 1 - np.searchsorted(np.sort(one), values, "right") / len(one)
     other_above = 1 - np.searchsorted(np.sort(other), values, "right") / len(other)

@@ -1,4 +1,4 @@
-"""What is promised: a privacy budget and the neighbouring relation it is meant for."""
+"""Privacy budgets, neighbouring relations and the sensitivity that follows from them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,45 +9,44 @@ from dp_accounting import NeighboringRelation
 from numpyro_dppvi import _validate
 
 Relation: TypeAlias = Literal["replace_one", "add_or_remove_one"]
-"""Which data sets are neighbours, with one record replaced, or one record more or less."""
+"""Whether neighbouring data sets differ by replacing a record, or by adding or removing one."""
 
 Unit: TypeAlias = Literal["record", "client"]
-"""Whose data a neighbour has otherwise, one person's records of a client or all of a client's."""
+"""Whether neighbours differ in one person's records at a client, or in all its records."""
 
 _RELATIONS: tuple[str, ...] = get_args(Relation)
 _UNITS: tuple[str, ...] = get_args(Unit)
 
-# What accountants compute without losing all digits; a larger epsilon is no promise, and a smaller
-# one is all but that of delta alone.
+# Beyond these, accountants lose all digits. A larger epsilon would promise nothing anyway.
 _MOST_EPSILON = 1e6
 _LEAST_DELTA = 1e-100
 
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """The most that a client's records may cost: an (epsilon, delta) guarantee.
+    """The (epsilon, delta) guarantee that a client's releases must satisfy.
 
     Args:
-        epsilon: Between 1e-6 and 1e6. ``math.inf`` asks for clipping without noise, which is no
-            privacy.
-        delta: Strictly between 0 and 1; well below one over the number of records.
-        relation: ``"replace_one"`` (the paper's: a neighbour has one record replaced, and the
-            number of records is public) or ``"add_or_remove_one"``: one record more or less,
-            given the number of records, which is public all the same.
-        unit: What is replaced, added or removed. ``"record"`` is the paper's. ``"client"`` is all
-            records of a client at once, of which only the number stays the same; for methods
+        epsilon: Between 1e-6 and 1e6. ``math.inf`` asks for clipping without noise, which gives
+            no privacy.
+        delta: Between 0 and 1; choose it well below one over the number of records.
+        relation: ``"replace_one"`` (as in the paper: neighbours differ in one record, and the
+            number of records is public) or ``"add_or_remove_one"`` (one has a record more; the
+            number of records is still published).
+        unit: What is replaced, added or removed: ``"record"`` (as in the paper) or ``"client"``,
+            all records of a client at once, whose number stays the same. The latter is for methods
             that clip what a client sends.
-        max_records_per_person: With unit ``"record"``, how many records of a client belong to
-            one person at most. All of them together are protected then; whoever has more is not.
+        max_records_per_person: With unit ``"record"``, the most records of a client that belong to
+            one person. They are protected together; a person with more records is not.
 
     Raises:
-        ValueError: If a number is outside its range, a word is none of the two, or the words do
-            not go together.
+        ValueError: If a number is out of range, a word is unknown, or relation, unit and
+            ``max_records_per_person`` cannot be combined.
 
     Example:
         >>> PrivacyBudget(epsilon=1.0).delta
         1e-05
-        >>> PrivacyBudget(epsilon=2.0, max_records_per_person=5).unit  # five visits of a patient
+        >>> PrivacyBudget(epsilon=2.0, max_records_per_person=5).unit  # a patient's five visits
         'record'
         >>> PrivacyBudget(epsilon=-1.0)
         Traceback (most recent call last):
@@ -75,25 +74,21 @@ class PrivacyBudget:
     def _check_client(self) -> None:
         if self.relation != "replace_one":
             raise ValueError(
-                "relation must be 'replace_one' with unit='client', got 'add_or_remove_one': who "
-                "takes part in a run, and with how many records, is public."
+                "relation must be 'replace_one' with unit='client', got 'add_or_remove_one': "
+                "write relation='replace_one', because who takes part, and with how many records, "
+                "is public."
             )
         if self.max_records_per_person != 1:
             raise ValueError(
-                "max_records_per_person must be left out with unit='client', which protects all "
-                f"records of a client, got {self.max_records_per_person}."
+                "max_records_per_person must be left out with unit='client', got "
+                f"{self.max_records_per_person}: all records of a client are protected."
             )
 
 
 def budget_of_each(
     budget: PrivacyBudget | Sequence[PrivacyBudget], num_clients: int
 ) -> tuple[PrivacyBudget, ...]:
-    """One budget a client.
-
-    Raises:
-        TypeError: If it is no budget, nor a sequence of some.
-        ValueError: If there is another number of budgets than of clients.
-    """
+    """One budget per client; refuses other values and a wrong number of budgets."""
     if isinstance(budget, PrivacyBudget):
         return (budget,) * num_clients
     budgets = _validate.listed(budget)
@@ -106,27 +101,28 @@ def budget_of_each(
         )
     if len(budgets) != num_clients:
         raise ValueError(
-            f"budget must be one for all clients or one a client, got {len(budgets)} budgets for "
+            f"budget must be one for all clients or one per client, got {len(budgets)} budgets for "
             f"{num_clients} clients: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
         )
     return tuple(budgets)
 
 
 def unit_sensitivity(relation: Relation) -> float:
-    """How far a sum of vectors of norm <= 1 moves, at most, between neighbouring data sets.
+    """The most that a sum of vectors of norm <= 1 can move between neighbouring data sets.
 
-    The only place where a sensitivity is written: replacing one record takes a vector out and
-    puts another in (2); adding or removing one does half of that (1).
+    All sensitivities in the library come from this function.
 
     Raises:
-        ValueError: If the relation is another.
+        ValueError: If the relation is unknown.
     """
     _validate.choice("relation", relation, _RELATIONS)
+    # Replacing a record removes one vector and adds another, |-a + b| <= 2; adding or removing a
+    # record does one of the two.
     return 2.0 if relation == "replace_one" else 1.0
 
 
 def neighboring_relation(relation: Relation) -> NeighboringRelation:
-    """The same relation in ``dp_accounting``'s words."""
+    """The relation as ``dp_accounting`` names it."""
     if relation == "replace_one":
         return NeighboringRelation.REPLACE_ONE
     return NeighboringRelation.ADD_OR_REMOVE_ONE

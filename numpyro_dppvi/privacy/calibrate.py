@@ -1,4 +1,4 @@
-"""From a budget to the noise that keeps it, conservatively."""
+"""Calibrates noise to a budget; always on the side of too much noise."""
 
 import dataclasses
 import functools
@@ -13,22 +13,21 @@ from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivi
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian
 from numpyro_dppvi.privacy.sampling import FixedSizeSampling, Sampler
 
-# The search stops where at least this share of the target is spent.
+# The search stops when at least this share of the target epsilon is spent.
 _ENOUGH = 0.999
-# Less noise than this is not looked for: epsilon is in the thousands there, unless delta alone
-# covers the chance of being sampled, which needs no noise at all.
+# The search does not go below this noise: epsilon is in the thousands there, unless delta already
+# covers the probability of being sampled, in which case no noise is needed.
 _LEAST_NOISE = 0.02
-# The last grid but one: its error is about a hundredth of what the last one but two was off by.
+# The precision of the rough search (accounting.tightest's settled_at).
 _ROUGHLY_SETTLED = 3e-2
-# Further than this from the target, in logarithms, epsilon only tells on which side it is.
+# Differences of log epsilon are clamped to this: far from the target only the sign is reliable.
 FAR = 2.0
-
 
 _NOTHING: Composition = frozenset()
 
 
 def is_used_up(budget: PrivacyBudget, before: Composition) -> bool:
-    """Whether so much of a budget was spent that no useful noise keeps the rest."""
+    """Whether too little of a budget is left for any further release."""
     if math.isinf(budget.epsilon):
         return False
     return accounting.epsilon(before, budget.delta, budget.relation) >= _ENOUGH * budget.epsilon
@@ -44,25 +43,25 @@ def noise_multiplier(
     physical_size: int,
     before: Composition = _NOTHING,
 ) -> float:
-    """Noise whose epsilon does not exceed the budget, and is at least .999 of it.
+    """The noise multiplier that spends between 0.999 and 1 of a budget's epsilon.
 
-    Where sampling alone keeps the budget, some noise is added all the same.
+    Some noise is added even where sampling alone would satisfy the budget.
 
     Args:
         budget: What may be spent.
         num_releases: How many noisy sums are released in all.
         sampler: How each batch is drawn.
         num_records: Records of the client.
-        physical_size: Most rows a batch can have.
-        before: What was released already, which the budget covers, too, and does not use up.
+        physical_size: The most rows that a batch can have.
+        before: Earlier releases that the budget must also cover.
 
     Returns:
-        Noise standard deviation over the norm that one unit of protection contributes; 0 for an
-        infinite epsilon.
+        The noise's standard deviation over the norm that one unit of protection contributes; 0 for
+        an infinite epsilon.
 
     Raises:
-        ValueError: If delta is too small for the accountant, or the sampler cannot sample the
-            client or is not accounted for under the budget's relation or unit.
+        ValueError: If delta is too small for the accountant, or the sampler does not fit the
+            client's size or the budget's relation or unit.
     """
     sampler.check([num_records], budget.relation)
     units.check_sampler(budget, sampler)
@@ -75,26 +74,28 @@ def noise_multiplier(
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     event = sampler.dp_event(1.0, num_records, physical_size)
     if accounting.is_gaussian(accounting.compose([*before, (event, num_releases)])):
-        # Squared distances of Gaussians add up.
+        # Squared distances add up over Gaussian releases. The budget allows a distance of
+        # 1 / one_release in all, so a share ``left`` of its square remains for the new releases:
+        # num_releases * (sensitivity / noise)^2 = left / one_release^2.
         distance = accounting.gaussian_mu(before, budget.relation) or 0.0
         left = 1 - (distance * one_release) ** 2
         noise = unit_sensitivity(budget.relation) * math.sqrt(num_releases) * one_release
         noise /= math.sqrt(left)
-        while spends(noise) > budget.epsilon:  # the closed forms are inverse up to rounding
+        while spends(noise) > budget.epsilon:  # the closed forms are inverses up to rounding
             noise *= 1 + 1e-9 / left
         return noise
     rough_size = num_records
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
-        # Truncation hardly costs anything: the answer without it is a good guess, and the same
-        # for clients of all sizes.
+        # Truncation costs almost nothing, so the rough search leaves it out. Its (cached) result
+        # then serves clients of all sizes.
         rough_size = physical_size
     left_over = _left_over(budget, before)
     guess = _rough_noise(left_over, num_releases, sampler, rough_size, physical_size)
     if math.isinf(spends(guess)):
         raise ValueError(
             f"delta must be larger for {num_releases} sampled releases, got {budget.delta:g}: the "
-            "accountant cannot show so small a probability. Write delta=1e-10, say, or sample "
-            "with FullBatch()."
+            "accountant cannot resolve so small a probability. Write delta=1e-10, say, or "
+            "sampler=FullBatch()."
         )
     return _least_sufficient(spends, budget.epsilon, guess)
 
@@ -103,11 +104,7 @@ def noise_multiplier(
 def discrete_noise_multiplier(
     budget: PrivacyBudget, num_releases: int, before: Composition = _NOTHING
 ) -> float:
-    """The same for discrete Gaussian noise, which is accounted as concentrated privacy.
-
-    Raises:
-        ValueError: If the budget's relation is not to replace a record.
-    """
+    """Like :func:`noise_multiplier`, for discrete Gaussian noise under ``"replace_one"``."""
     if math.isinf(budget.epsilon):
         return 0.0
 
@@ -122,10 +119,11 @@ def discrete_noise_multiplier(
 
 
 def _left_over(budget: PrivacyBudget, before: Composition) -> PrivacyBudget:
-    """Roughly the budget that is left after something was released, to begin a search at."""
+    """Roughly the budget left after earlier releases: a starting point for the search."""
     if not before:
         return budget
     epsilon = accounting.epsilon(before, budget.delta, budget.relation)
+    # Treats both epsilons as those of Gaussians and subtracts their squared distances.
     of_all = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     of_spent = dpa.get_sigma_gaussian(epsilon, budget.delta)
     left = math.sqrt(max(of_all**-2 - of_spent**-2, 1e-6 * of_all**-2))
@@ -137,7 +135,7 @@ def _left_over(budget: PrivacyBudget, before: Composition) -> PrivacyBudget:
 def _rough_noise(
     budget: PrivacyBudget, num_releases: int, sampler: Sampler, num_records: int, physical_size: int
 ) -> float:
-    """Noise that keeps the budget, found on coarser grids; arguments as of the above."""
+    """Noise that keeps the budget, found on coarser grids: the start of the fine search."""
     spends = _spends(
         budget, num_releases, sampler, num_records, physical_size, _NOTHING, roughly=True
     )
@@ -167,31 +165,22 @@ def _spends(
 
 
 def spent(composition: Composition, budget: PrivacyBudget, roughly: bool) -> float:
-    """An upper bound on epsilon, for a search for where it meets a budget's.
-
-    Args:
-        composition: What would be released.
-        budget: What may be spent.
-        roughly: Whether it may be up to a thousandth too large, for the search to come near.
-    """
+    """An upper bound on epsilon for a search, ``roughly`` to within a thousandth."""
     enough = math.exp(-FAR) * budget.epsilon
     precision = (_ROUGHLY_SETTLED,) if roughly else ()
     return accounting.epsilon(composition, budget.delta, budget.relation, enough, *precision)
 
 
-# In all of these a release counts as what it adds to the chi-squared divergence of neighbours,
-# which by the central limit theorem is all that matters where there are many.
+# Starting points for the searches. By the central limit theorem for privacy losses (Dong, Roth and
+# Su 2022), many sampled releases act like one Gaussian at distance mu, with mu^2 the sum of the
+# chi-squared divergences of the single releases; these are in closed form.
 
 
 def _likely_noise(sampler: Sampler, num_records: int, relation: Relation, releases: float) -> float:
-    """Noise near which to look.
-
-    Args:
-        sampler: How batches are drawn.
-        num_records: Records of the client.
-        relation: The neighbouring relation.
-        releases: Their number over mu^2, where mu is what one Gaussian may spend.
-    """
+    """A guess at the noise; ``releases`` is their number over mu^2, the budget's distance."""
+    # Chi-squared divergences at noise s and inclusion probability q are q^2 (exp(k / s^2) - 1),
+    # with k = 4 for fixed-size batches and k = 1 for Poisson under add-or-remove; under replace-one
+    # Poisson has 4 q^2 sinh(1 / s^2). Each is set to mu^2 / releases and solved for s.
     each = 1 / (releases * float(sampler.inclusion_prob(num_records)) ** 2)
     if isinstance(sampler, FixedSizeSampling):
         return unit_sensitivity("replace_one") * math.log1p(each) ** -0.5
@@ -203,7 +192,7 @@ def _likely_noise(sampler: Sampler, num_records: int, relation: Relation, releas
 def likely_releases(
     noise: float, sampler: Sampler, num_records: int, budget: PrivacyBudget
 ) -> float:
-    """The number of releases near which to look: the inverse of the guess at the noise."""
+    """A guess at the number of releases: the inverse of :func:`_likely_noise`."""
     prob = float(sampler.inclusion_prob(num_records))
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     exponent = min(noise**-2, 300.0)
@@ -220,16 +209,10 @@ def likely_releases(
 
 
 def _least_sufficient(spends: Callable[[float], float], target: float, guess: float) -> float:
-    """Searches for noise that spends nearly the target: secant steps, kept inside a bracket.
+    """Noise with ``_ENOUGH * target <= spends(noise) <= target``, or ``_LEAST_NOISE`` if larger.
 
-    Args:
-        spends: Epsilon as a decreasing function of the noise; expensive.
-        target: Epsilon that must not be exceeded.
-        guess: Where to start.
-
-    Returns:
-        Noise with ``_ENOUGH * target <= spends(noise) <= target``, or ``_LEAST_NOISE`` where that
-        is more.
+    ``spends``, epsilon as a decreasing function of the noise, is expensive. In logarithms it is
+    nearly linear, so secant steps converge fast; a bracket keeps them from going astray.
     """
     aim = math.log(0.5 * (_ENOUGH + 1) * target)
     low, high = 0.0, math.inf  # too little noise, enough noise
@@ -244,7 +227,7 @@ def _least_sufficient(spends: Callable[[float], float], target: float, guess: fl
             low = noise
         if _ENOUGH * target <= epsilon <= target or high <= _LEAST_NOISE:
             break
-        # Epsilon may be 0 or enormous far from the target, where only its side matters.
+        # Far from the target epsilon may be 0 or enormous: clamp it and keep only its sign.
         x, y = math.log(noise), min(max(math.log(epsilon or 1e-300), aim - FAR), aim + FAR)
         if last is not None:
             slope = min((y - last[1]) / (x - last[0]), -0.5)

@@ -1,7 +1,7 @@
-"""ChaCha20 (RFC 8439) as a generator of JAX's: keys of 256 bits, and streams that nobody predicts.
+"""ChaCha20 (RFC 8439) as a JAX random number generator with 256-bit keys.
 
-Every output is a block of the cipher under the key, at a nonce that says what it is for (bits, or
-other keys) and a counter: two outputs of one key never share a block.
+Every output is a block of the cipher under the key, at a nonce that names its purpose (random bits
+or derived keys) and a counter. Two outputs of one key never share a block.
 """
 
 import functools
@@ -21,19 +21,19 @@ _WORDS_PER_BLOCK = 16
 _DOUBLE_ROUNDS = 10
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 
-# The first word of the nonce.
+# The first word of the nonce separates random bits, split keys and folded keys.
 _BITS, _SPLIT, _FOLD = 1, 2, 3
 
 
 @functools.cache
 def implementation() -> Hashable:
-    """What ``jax.random.wrap_key_data(..., impl=)`` takes.
+    """The value for ``impl`` in ``jax.random.wrap_key_data``.
 
     Raises:
-        RuntimeError: If this JAX has no place for generators of one's own.
+        RuntimeError: If this JAX version does not accept custom generators.
     """
     try:
-        # Semi-public, and so looked for when it is needed.
+        # A semi-public function of JAX, so it is imported only when needed.
         return importlib.import_module("jax.extend.random").define_prng_impl(
             key_shape=(KEY_WORDS,),
             seed=_seed,
@@ -45,9 +45,9 @@ def implementation() -> Hashable:
         )
     except (AttributeError, ImportError, TypeError) as error:
         raise RuntimeError(
-            f"JAX {jax.__version__} does not take a generator of one's own the way that older ones "
-            'did, and ChaCha20 cannot be used: write SecretKeys(generator="threefry2x32"), whose '
-            "keys have 64 bits, or use a JAX that this library was tested with."
+            f"JAX {jax.__version__} does not accept custom random number generators, so ChaCha20 "
+            'cannot be used: write SecretKeys(generator="threefry2x32"), whose keys have 64 bits, '
+            "or install a JAX version that this library was tested with."
         ) from error
 
 
@@ -57,12 +57,14 @@ def blocks(key: Array, counters: Array, nonce: Array) -> Array:
 
     Args:
         key: Eight words.
-        counters: One word a block, shape ``(num_blocks,)``.
+        counters: One word per block, shape ``(num_blocks,)``.
         nonce: Three words.
 
     Returns:
         Words, shape ``(num_blocks, 16)``.
     """
+    # The state of a block is a 4 x 4 matrix of words: constants, key (two rows), counter and nonce.
+    # All blocks are computed at once, along the last axis.
     num_blocks = counters.shape[0]
     fixed = jnp.concatenate([jnp.asarray(_CONSTANTS), key])
     start = jnp.concatenate(
@@ -74,6 +76,8 @@ def blocks(key: Array, counters: Array, nonce: Array) -> Array:
     ).reshape(4, 4, num_blocks)
 
     def double_round(_: Array, rows: tuple[Array, ...]) -> tuple[Array, ...]:
+        # A quarter round on each column, then one on each diagonal: rotating row i by i places
+        # turns diagonals into columns.
         a, b, c, d = _quarter_rounds(*rows)
         diagonals = (a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
         a, b, c, d = _quarter_rounds(*diagonals)
@@ -84,7 +88,7 @@ def blocks(key: Array, counters: Array, nonce: Array) -> Array:
 
 
 def _quarter_rounds(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
-    """The quarter round, on four columns (or diagonals) of every block at once."""
+    """The quarter round on all four columns of every block at once."""
     a = a + b
     d = _rotated(d ^ a, 16)
     c = c + d
@@ -105,10 +109,13 @@ def _nonce(purpose: int) -> Array:
 
 
 def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
+    # The block counter has 32 bits, which limits the bits that one key can give.
     count = math.prod(shape)
     num_blocks = -(-count * bit_width // (32 * _WORDS_PER_BLOCK))
     if num_blocks >= 2**32:
-        raise ValueError(f"one key gives 2**38 bytes at most, got a shape of {shape}.")
+        raise ValueError(
+            f"shape must need at most 2**38 bytes, got {shape}: split the key and draw in parts."
+        )
     words = blocks(key, jnp.arange(num_blocks, dtype=jnp.uint32), _nonce(_BITS)).ravel()
     dtype = jnp.dtype(f"uint{bit_width}")
     if bit_width > 32:
@@ -130,6 +137,6 @@ def _fold_in(key: Array, data: Array | int) -> Array:
 def _seed(seed: Any) -> Array:
     del seed
     raise TypeError(
-        "a seed has too few bits for a secret key: write SecretKeys(), which asks the operating "
-        "system for 256."
+        "a seed has too few bits for a secret key: write SecretKeys(), which draws 256 bits from "
+        "the operating system."
     )

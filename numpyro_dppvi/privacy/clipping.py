@@ -1,4 +1,4 @@
-"""Bounded contributions: every vector is clipped to one joint norm, and then, mostly, summed."""
+"""Clipping vectors to a joint norm, and exact sums of clipped vectors."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi.privacy import arithmetic, noise_laws
 
-# A float32 norm is off by a few parts in 10^6 at worst (XLA adds in tiles, whatever the length):
-# clip a hair below the bound, so that what is released is within it in exact arithmetic.
+# A float32 norm is off by a few parts in 10^6 at worst (XLA sums in tiles, so the error does not
+# grow with the length). Clipping to slightly less keeps norms within the bound in exact arithmetic.
 _ROUNDING_MARGIN = 1e-5
 
 
@@ -20,17 +20,17 @@ def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyT
     has norm <= ``clip_norm``                  itself (less one part in 10^5 at the bound)
     has a larger norm                          the same direction at norm ``clip_norm``
     holds a NaN or an infinity                 zero
-    is too long or too short to be squared     zero (in float32, beyond 10^19 or 10^-15)
+    has a norm whose square is out of range    zero (in float32, beyond 10^19 or 10^-15)
     is masked out (padding, or not sampled)    zero, whatever it holds
     =========================================  ==========================================
 
     Args:
         contributions: Tree of arrays of shape ``(num_vectors, ...)``.
-        mask: Booleans of shape ``(num_vectors,)``; false ones count for nothing.
+        mask: Booleans of shape ``(num_vectors,)``; vectors at false entries are left out.
         clip_norm: The bound, a scalar.
 
     Returns:
-        The clipped vectors, shaped as they came.
+        The clipped vectors, in the shapes of the input.
     """
     factor, kept = _factors(contributions, mask, clip_norm)
     return jax.tree.map(
@@ -47,15 +47,15 @@ def clipped_sum(
     *,
     rounded: Array | bool = True,
 ) -> PyTree:
-    """The exact sum of vectors that are clipped as by :func:`clipped`, and rounded to a grid.
+    """The exact sum of vectors, each clipped as by :func:`clipped` and rounded to a grid.
 
     Args:
         contributions: Tree of arrays of shape ``(num_vectors, ...)``.
-        mask: Booleans of shape ``(num_vectors,)``; false ones count for nothing.
+        mask: Booleans of shape ``(num_vectors,)``; vectors at false entries are left out.
         clip_norm: The bound, a scalar.
-        rounded: Whether entries are rounded to multiples of about ``clip_norm * 2**-20``, so that
-            their sum has no error; vectors at the bound are clipped by as much more. Without
-            noise there is nothing to protect, and ``False`` leaves entries as they are.
+        rounded: Whether entries are rounded to multiples of about ``clip_norm * 2**-20``, which
+            makes the sum exact. ``False`` is for runs without noise, which have nothing to
+            protect.
 
     Returns:
         Tree of 64-bit arrays without the leading axis. Replacing one vector moves it by at most
@@ -66,6 +66,9 @@ def clipped_sum(
         >>> clipped_sum(vectors, mask, 1.0).round(4).tolist()  # the first has norm 5
         [0.6, 1.3]
     """
+    # Sensitivity: each rounded vector has norm <= clip_norm, because clipping leaves room for what
+    # rounding may add. The sum is exact, so replacing one vector moves it by |-a + b| <=
+    # 2 clip_norm with no slack for summation error.
     num_entries = sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
     bound = (1 - arithmetic.rounding_norm(num_entries)) * clip_norm
     factor, kept = _factors(contributions, mask, bound)
@@ -80,16 +83,16 @@ def clipped_sum(
 def clipped_in_steps(
     contributions: PyTree, mask: Array, clip_norm: Array | float, step: Array
 ) -> PyTree:
-    """Vectors clipped as by :func:`clipped`, in whole numbers of steps.
+    """Vectors clipped as by :func:`clipped`, then rounded to integer numbers of steps.
 
     Args:
         contributions: Tree of arrays of shape ``(num_vectors, ...)``.
-        mask: Booleans of shape ``(num_vectors,)``; false ones count for nothing.
+        mask: Booleans of shape ``(num_vectors,)``; vectors at false entries are left out.
         clip_norm: The bound, a scalar.
-        step: From ``privacy.discrete.grid_step``.
+        step: The step of the grid, from ``noise_laws.grid_step``.
 
     Returns:
-        Whole numbers as 64-bit arrays, shaped as the contributions; a vector's norm is at most
+        Integers as 64-bit floats, in the shapes of the input; a vector's norm is at most
         ``clip_norm / step`` in exact arithmetic.
     """
     num_entries = sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
@@ -103,24 +106,25 @@ def clipped_in_steps(
 
 
 def _factors(contributions: PyTree, mask: Array, clip_norm: Array | float) -> tuple[Array, PyTree]:
-    """What to multiply each vector by, and the vectors as rows, zero where they do not count."""
+    """The factor that clips each vector, and the vectors as rows, with zeros for those left out."""
     leaves = jax.tree.leaves(contributions)
     rows = mask.shape[0]
     finite = mask
     for leaf in leaves:
         finite = finite & jnp.all(jnp.isfinite(leaf.reshape(rows, -1)), axis=1)
-    # where, not a product: NaN * 0 is NaN
+    # jnp.where and not a product, because NaN * 0 is NaN.
     kept = jax.tree.map(
         lambda leaf: jnp.where(finite[:, None], leaf.reshape(rows, -1), 0), contributions
     )
     squared = sum(jnp.sum(leaf**2, axis=1) for leaf in jax.tree.leaves(kept))
     factor = jnp.minimum(1.0, (1 - _ROUNDING_MARGIN) * clip_norm / jnp.sqrt(squared))
-    # Squares that overflow make the factor 0. Squares that vanish make the norm too short.
+    # If squares overflow, the norm is infinite and the factor 0. If they underflow, the computed
+    # norm is too small and the factor too large, so such vectors are set to zero.
     return jnp.where(squared > _least_square(leaves), factor, 0.0), kept
 
 
 def _least_square(leaves: list[Array]) -> float:
-    """Below this, the squares that were lost to underflow count beside a sum of squares."""
+    """A sum of squares above this has lost no more than a rounding error to underflow."""
     limits = [jnp.finfo(leaf.dtype) for leaf in leaves]  # type: ignore[no-untyped-call]
     floats_per_record = sum(leaf[0].size for leaf in leaves)
     return floats_per_record * max(float(limit.tiny) / float(limit.eps) for limit in limits)

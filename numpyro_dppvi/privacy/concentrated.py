@@ -1,8 +1,8 @@
-"""Concentrated differential privacy: what is proven of a discrete Gaussian in many dimensions.
+"""Zero-concentrated differential privacy (zCDP), the guarantee of discrete Gaussian noise.
 
-A release that satisfies rho-zCDP has Rényi divergences of at most ``rho * order`` between
-neighbours, at every order above 1 and in both directions, and the rhos of several releases add up
-(Bun and Steinke 2016). A Gaussian satisfies it, too, so that both kinds of noise compose.
+A release satisfies rho-zCDP if its Rényi divergences between neighbours, at every order above 1
+and in both directions, are at most ``rho * order``. The rhos of several releases add up (Bun and
+Steinke 2016). Gaussian noise satisfies zCDP, too, so both kinds of noise compose.
 """
 
 import math
@@ -14,16 +14,16 @@ from dp_accounting.rdp import RdpAccountant
 from numpyro_dppvi.privacy import loss_distributions
 from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
-# Any order gives a valid bound; these lie so close that the best of them is the best there is, to
-# one part in ten thousand.
+# Every order gives a valid bound. These are dense enough that the best of them is within one part
+# in ten thousand of the best over all orders.
 _ORDERS = 1 + np.geomspace(0.02, 1e7, 800)
 
 
 def total_rho(composition: frozenset[tuple[dpa.DpEvent, int]], relation: Relation) -> float | None:
-    """The rho of everything together; ``None`` if no event speaks of concentrated privacy.
+    """The total rho of a composition; ``None`` if it has no discrete Gaussian event.
 
     Raises:
-        ValueError: If sampled batches are among it, or an event is not proven for the relation.
+        ValueError: If there are sampled batches, or an event is not proven for the relation.
         TypeError: If no accountant is proven for an event.
     """
     if not any(isinstance(event, dpa.ZCDpEvent) for event, _ in composition):
@@ -38,15 +38,16 @@ def _rho(event: dpa.DpEvent, relation: Relation) -> float:
     noise = loss_distributions.noise_multiplier(event)
     if not loss_distributions.takes_all_records(event):
         raise ValueError(
-            "discrete Gaussian noise is accounted together with releases on all records alone, got "
-            f"a {type(event).__name__} of the same client: write noise=Gaussian(), or keep the "
-            "sampled batches to budgets and ledgers of their own."
+            "discrete Gaussian noise can only be accounted together with releases on all records, "
+            f"got a {type(event).__name__} of the same client: write noise=Gaussian(), or give the "
+            "sampled batches their own budget and ledger."
         )
+    # Gaussians at distance mu have Rényi divergence order * mu^2 / 2.
     return 0.5 * (unit_sensitivity(relation) / noise) ** 2 if noise > 0 else math.inf
 
 
 def epsilon(rho: float, delta: float) -> float:
-    """An epsilon that rho-zCDP implies at ``delta``: dp-accounting's RDP accountant."""
+    """An epsilon that rho-zCDP implies at ``delta``, by dp-accounting's RDP accountant."""
     if math.isinf(rho):
         return math.inf
     accountant = RdpAccountant(orders=_ORDERS)
@@ -55,21 +56,19 @@ def epsilon(rho: float, delta: float) -> float:
 
 
 def advantage(rho: float) -> float:
-    """A bound on how far apart neighbours' distributions are in total variation.
-
-    Their Kullback-Leibler divergence is at most rho (Pinsker; Bretagnolle and Huber).
-    """
+    """A bound on the total variation distance between neighbours' releases."""
+    # The Kullback-Leibler divergence, the Rényi divergence of order 1, is at most rho. Then Pinsker
+    # gives sqrt(rho / 2), which is better for small rho, and Bretagnolle-Huber the other.
     return min(math.sqrt(rho / 2), math.sqrt(-math.expm1(-rho)))
 
 
 def detected(rho: float, false_positive_rate: float) -> float:
-    """The largest rate of true alarms at a rate of false ones: more would be too far apart.
-
-    What a test says is a coin, whose Rényi divergences between neighbours are no larger than those
-    of what it was made from, in both directions.
-    """
+    """The largest true-positive rate that rho-zCDP allows at a false-positive rate."""
     if math.isinf(rho):
         return 1.0
+    # A test's answer is post-processing: a coin that shows heads with the one rate or the other.
+    # Data processing bounds its Rényi divergences, at every order and in both directions, and they
+    # grow with the distance of the rates, so the largest allowed rate is found by bisection.
     allowed = rho * _ORDERS
     low, high = false_positive_rate, 1.0
     while high - low > 1e-12:
@@ -83,7 +82,7 @@ def detected(rho: float, false_positive_rate: float) -> float:
 
 
 def _between(one: float, other: float) -> np.ndarray:
-    """Rényi divergence of one coin from another, at every order."""
+    """Rényi divergences between coins with these probabilities of heads, at every order."""
     heads = _ORDERS * math.log(one) + (1 - _ORDERS) * math.log(other)
     tails = _ORDERS * math.log1p(-one) + (1 - _ORDERS) * math.log1p(-other)
     return np.logaddexp(heads, tails) / (_ORDERS - 1)

@@ -1,6 +1,6 @@
-"""Noise, rounds, epsilon: any one of them from the other two. Reads no data.
+"""Computes noise, number of rounds or epsilon from the other two, without any data.
 
-``plan_privacy`` answers the same for a whole run; these are for thinking before there is one.
+``plan_privacy`` does this for a whole run; these functions are for exploring a design.
 """
 
 import functools
@@ -12,9 +12,8 @@ from numpyro_dppvi.privacy import accounting, calibrate, units
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler, check_kind
 
-# More releases than these are not looked for.
+# Limits beyond which accountants lose all digits.
 _MOST_RELEASES = 10**9
-# With less noise, or more, than the one over this, epsilon has no digits.
 _MOST_NOISE = 1e9
 
 
@@ -27,11 +26,11 @@ def epsilon_from_noise(
     sampler: Sampler = FullBatch(),
     num_records: int | None = None,
 ) -> float:
-    """What noisy sums cost.
+    """The epsilon of a number of noisy sums.
 
     Args:
-        noise_multiplier: Standard deviation of the noise over the norm that one unit of
-            protection contributes, which is the clipping norm for single records.
+        noise_multiplier: The noise's standard deviation over the norm that one unit of protection
+            contributes (the clipping norm, if the unit is a record).
         num_releases: How many noisy sums: rounds times ``num_local_steps`` with
             ``DPOptimization``, rounds with methods that release changes.
         delta: In (0, 1).
@@ -40,11 +39,10 @@ def epsilon_from_noise(
         num_records: Records of the client; needed where batches are sampled.
 
     Returns:
-        Epsilon, never below the true one; infinity where the accountant cannot show one.
+        Epsilon, an upper bound; infinity if the accountant cannot resolve ``delta``.
 
     Raises:
-        ValueError: If a number is out of its range, or the sampler and the relation do not go
-            together.
+        ValueError: If a number is out of range, or the sampler does not support the relation.
 
     Example:
         >>> round(epsilon_from_noise(40.87, 30), 2)  # 10 rounds of 3 steps
@@ -69,19 +67,19 @@ def noise_from_epsilon(
     sampler: Sampler = FullBatch(),
     num_records: int | None = None,
 ) -> float:
-    """The noise multiplier that keeps a budget over so many noisy sums, and spends .995 of it.
+    """The noise multiplier at which a number of noisy sums spends a budget.
 
     Args:
-        budget: What may be spent.
-        num_releases: As of :func:`epsilon_from_noise`.
+        budget: What may be spent; between 0.999 and 1 of its epsilon will be.
+        num_releases: See :func:`epsilon_from_noise`.
         sampler: How batches are drawn.
         num_records: Records of the client; needed where batches are sampled.
 
     Returns:
-        Standard deviation of the noise over the norm that one unit of protection contributes.
+        The noise's standard deviation over the norm that one unit of protection contributes.
 
     Raises:
-        ValueError: If a number is out of its range, or delta too small for the accountant.
+        ValueError: If a number is out of range, or delta is too small for the accountant.
 
     Example:
         >>> noise = noise_from_epsilon(PrivacyBudget(epsilon=1.0, delta=1e-5), 30)
@@ -108,22 +106,21 @@ def rounds_from_epsilon(
     sampler: Sampler = FullBatch(),
     num_records: int | None = None,
 ) -> int:
-    """How many rounds a budget lasts with this noise.
+    """How many rounds a budget lasts at a noise multiplier.
 
     Args:
-        budget: What may be spent; its epsilon is finite.
-        noise_multiplier: As of :func:`epsilon_from_noise`.
-        releases_per_round: Noisy sums of a client in a round: ``num_local_steps`` with
+        budget: What may be spent; its epsilon must be finite.
+        noise_multiplier: See :func:`epsilon_from_noise`.
+        releases_per_round: Noisy sums per client and round: ``num_local_steps`` with
             ``DPOptimization``, 1 with methods that release changes.
         sampler: How batches are drawn.
         num_records: Records of the client; needed where batches are sampled.
 
     Returns:
-        The largest number whose epsilon does not exceed the budget's; 0 if one is too many. It
-        stops looking at 10^9 releases.
+        The largest number of rounds within the budget, possibly 0; at most 10^9 releases in all.
 
     Raises:
-        ValueError: If a number is out of its range or epsilon is infinite.
+        ValueError: If a number is out of range or epsilon is infinite.
 
     Example:
         >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-5)
@@ -137,7 +134,8 @@ def rounds_from_epsilon(
     )
     if math.isinf(budget.epsilon):
         raise ValueError(
-            "epsilon must be finite, got inf: an unlimited budget lasts for any number of rounds."
+            "epsilon must be finite, got inf: write PrivacyBudget(epsilon=1.0), say, because an "
+            "unlimited budget lasts for any number of rounds."
         )
     check_kind(sampler)
     units.check_sampler(budget, sampler)
@@ -156,16 +154,10 @@ def rounds_from_epsilon(
 
 
 def _most_rounds(spends: Callable[[int], float], target: float, guess: float, most: int) -> int:
-    """Searches for the last number of rounds that keeps to a target: secant steps in a bracket.
+    """The largest number of rounds in [0, most] whose epsilon is within the target.
 
-    Args:
-        spends: Epsilon as an increasing function of the rounds; expensive.
-        target: Epsilon that must not be exceeded.
-        guess: Where to start.
-        most: Where to stop.
-
-    Returns:
-        A number that keeps to the target while one more does not; 0 if one does not.
+    ``spends``, epsilon as an increasing function of the rounds, is expensive: the search takes
+    secant steps in logarithms within a bracket, as ``calibrate._least_sufficient`` does.
     """
     enough, too_many = 0, most + 1
     rounds = int(min(max(guess, 1), most))
@@ -186,7 +178,7 @@ def _most_rounds(spends: Callable[[int], float], target: float, guess: float, mo
             slope = max((y - last[1]) / (x - last[0]), 0.25)
         last = x, y
         rounds = math.floor(rounds * math.exp(min(max(-y / slope, -far), far)))
-        if not enough < rounds < too_many:  # close to one end, or beyond it
+        if not enough < rounds < too_many:  # move away from that end, in growing steps
             rounds = (
                 min(enough + nudge, too_many - 1)
                 if rounds <= enough
@@ -198,7 +190,7 @@ def _most_rounds(spends: Callable[[int], float], target: float, guess: float, mo
 def _one_client(
     sampler: Sampler, num_records: int | None, relation: Relation
 ) -> tuple[Sampler, int, int]:
-    """The client's own sampler, its records and the rows of a batch."""
+    """One client's sampler, number of records and rows of a batch."""
     check_kind(sampler)
     if num_records is None:
         if not isinstance(sampler, FullBatch):

@@ -1,4 +1,4 @@
-"""Where secret randomness comes from: the operating system, unless a seed is given for a test."""
+"""Secret random keys, from the operating system or, for tests, from a seed."""
 
 import functools
 import hashlib
@@ -16,17 +16,17 @@ from numpyro_dppvi._typing import PRNGKey
 from numpyro_dppvi.privacy import chacha
 
 Generator: TypeAlias = Literal["chacha20", "threefry2x32"]
-"""What turns a key into random bits."""
+"""The algorithm that turns a key into random bits."""
 
 _THREEFRY_BYTES = 8
 
 
 class Purposes(NamedTuple):
-    """The secret keys of one noisy sum, one a purpose.
+    """The secret keys of one noisy sum.
 
     Attributes:
         noise: For the noise.
-        batch: For the choice of records.
+        batch: For sampling records.
     """
 
     noise: PRNGKey
@@ -34,27 +34,27 @@ class Purposes(NamedTuple):
 
 
 def by_purpose(secret_key: PRNGKey) -> Purposes:
-    """Splits the secret key of one noisy sum, which is good for nothing else afterwards."""
+    """Splits the secret key of one noisy sum, which must not be used again."""
     return Purposes(*jax.random.split(secret_key))
 
 
 @dataclass(frozen=True)
 class SecretKeys:
-    """Keys for the noise and for the choice of batches, one a round.
+    """Secret keys for noise and for sampling batches, one per round.
 
-    Both must stay secret: noise that can be computed can be subtracted, and a batch that can be
-    predicted amplifies nothing. They never come from ``rng_key``, which people publish.
+    These keys never come from ``rng_key``, which people publish. Anyone who knows them can subtract
+    the noise and tell which records were sampled.
 
     Args:
-        insecure_seed: ``None`` draws every key from the operating system. An integer of any size
-            makes the run reproducible for a test, and removable for whoever knows it.
-        generator: ``"chacha20"``, a cipher with keys of 256 bits, or ``"threefry2x32"``, JAX's
-            usual one with keys of 64 bits, which was not made to keep secrets. ``None`` is
-            ChaCha20, or Threefry with a warning where this JAX takes no other.
+        insecure_seed: ``None`` draws every key from the operating system. An integer makes a run
+            reproducible for a test; anyone who knows it can remove the noise.
+        generator: ``"chacha20"``, a cipher with 256-bit keys, or ``"threefry2x32"``, JAX's default
+            generator with 64-bit keys, which is not cryptographic. ``None`` means ChaCha20, or
+            Threefry with a warning if this JAX version does not accept custom generators.
 
     Raises:
-        ValueError: If the seed is no whole number or there is no such generator.
-        RuntimeError: If ChaCha20 is asked for and this JAX does not take it.
+        ValueError: If the seed is not a whole number or the generator is unknown.
+        RuntimeError: If this JAX version does not accept ChaCha20.
     """
 
     insecure_seed: int | None = None
@@ -70,13 +70,13 @@ class SecretKeys:
             chacha.implementation()
 
     def round_key(self, round_number: int) -> PRNGKey:
-        """The secret key of one round; a fresh one at every call unless a seed was given."""
+        """The secret key of a round; a fresh one at every call unless a seed was given."""
         _validate.not_negative_int("round_number", round_number)
         generator = _best_generator() if self.generator is None else self.generator
         num_bytes = 4 * chacha.KEY_WORDS if generator == "chacha20" else _THREEFRY_BYTES
         if self.insecure_seed is None:
             return _key(secrets.token_bytes(num_bytes), generator)
-        # Hashed, because jax.random.key keeps only 32 bits of an integer: 2**40 would become 0.
+        # Hashed, because jax.random.key keeps only the low 32 bits: a seed of 2**40 would be 0.
         text = f"numpyro_dppvi noise seed {self.insecure_seed} round {round_number}"
         return _key(hashlib.sha256(text.encode()).digest()[:num_bytes], generator)
 
@@ -88,7 +88,7 @@ def _key(data: bytes, generator: Generator) -> PRNGKey:
 
 @functools.cache
 def _best_generator() -> Generator:
-    """ChaCha20 where it can be had."""
+    """ChaCha20 if this JAX accepts it, else Threefry with a warning."""
     try:
         chacha.implementation()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""The ledger: an immutable list of what was released, and what it cost each client."""
+"""The ledger: an immutable record of all releases, from which each client's epsilon follows."""
 
 import functools
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from numpyro_dppvi.privacy.budget import PrivacyBudget
 
 
 class BudgetExceededError(RuntimeError):
-    """A release was refused because it would cost more than the client's budget."""
+    """A release was refused because it would exceed a client's budget."""
 
 
 class Entry(NamedTuple):
@@ -24,9 +24,9 @@ class Entry(NamedTuple):
     Attributes:
         round: Number of the round, from 0.
         client: Number of the client, from 0.
-        event: What each release is charged as.
+        event: The accounting event of each release.
         num_releases: How many such releases.
-        run: The public name of the run that made them, where several share a ledger file.
+        run: The public name of the run, for ledger files that several runs share.
     """
 
     round: int
@@ -38,18 +38,18 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Ledger:
-    """What every client has released so far; append-only, and epsilon is a function of it.
+    """Everything that each client has released; append-only.
 
-    Clients hold disjoint people, so each client's cost is its own (parallel composition).
+    Clients hold disjoint sets of people, so each client's epsilon counts only its own releases
+    (parallel composition).
 
     Args:
-        budgets: One a client; empty for a run without privacy.
-        affordable: For each client a composition that fits its budget (the plan's): rounds that
-            stay inside it need no accounting of their own.
+        budgets: One per client; empty for a run without privacy.
+        affordable: For each client a composition known to fit its budget (the plan's). Rounds
+            within it are not accounted again.
         entries: What was charged.
-        run: The public name that a run's entries carry where several share a ledger file.
-        kept: The name of this run's newest result in the ledger file, for a run that a checkpoint
-            keeps; empty for others.
+        run: The public name of this run, for ledger files that several runs share.
+        kept: The name of this run's newest checkpoint in the ledger file; empty without one.
 
     Example:
         >>> ledger = Ledger((PrivacyBudget(epsilon=1.0),))
@@ -75,12 +75,12 @@ class Ledger:
             _validate.instance("budgets", budget, PrivacyBudget, "(PrivacyBudget(epsilon=1.0),)")
 
     def charge(self, entries: Iterable[Entry]) -> "Ledger":
-        """A ledger with more entries, made before the releases happen.
+        """Returns a ledger with more entries; called before the releases happen.
 
         Raises:
-            BudgetExceededError: If a client's total would exceed its budget; names the client,
-                the epsilon it would reach and its budget. Nothing is charged then.
-            ValueError: If an entry has a client without a budget, or less than one release.
+            BudgetExceededError: If a client's total would exceed its budget. Nothing is charged
+                then.
+            ValueError: If an entry names a client without a budget or has no releases.
         """
         try:
             entries = tuple(entries)
@@ -92,7 +92,7 @@ class Ledger:
         for entry in entries:
             self._check_entry(entry)
         charged = replace(self, entries=self.entries + entries)
-        # Counted on from here: a charge costs what it adds, however long the ledger is.
+        # Fills the cached property, so that a charge takes the same time however long the ledger.
         charged.__dict__["_totals"] = _added(self._totals, entries)
         for client in sorted({entry.client for entry in entries}):
             charged.check(client)
@@ -105,7 +105,7 @@ class Ledger:
 
     @functools.cached_property
     def _totals(self) -> dict[int, Composition]:
-        """What each client has released; a function of the entries, and nothing else."""
+        """The composition of each client's entries."""
         return _added({}, self.entries)
 
     def spent(self, delta: float | None = None) -> np.ndarray:
@@ -138,22 +138,18 @@ class Ledger:
         _validate.positive_int("num_releases", entry.num_releases)
         if not 0 <= entry.client < len(self.budgets):
             raise ValueError(
-                f"client must be a client with a budget, got {entry.client}: this ledger has "
-                f"{len(self.budgets)} budgets, for clients counted from 0."
+                f"client must be a number from 0 to {len(self.budgets) - 1}, got {entry.client}: "
+                f"write an entry for one of this ledger's {len(self.budgets)} clients."
             )
 
     def check(self, client: int) -> None:
-        """Refuses a ledger in which a client's budget is exceeded.
-
-        Raises:
-            BudgetExceededError: Names the client, its epsilon and its budget.
-        """
+        """Raises :class:`BudgetExceededError` if a client's budget is exceeded."""
         budget, composition = self.budgets[client], self.composition(client)
 
         def cost(composition: Composition) -> float:
             return accounting.epsilon(composition, budget.delta, budget.relation)
 
-        # The plan's cost is known already, so that most rounds need no accounting.
+        # Part of a composition costs no more than the whole, whose epsilon is cached.
         planned = self.affordable[client] if self.affordable else frozenset()
         if _within(composition, planned) and cost(planned) <= budget.epsilon:
             return
@@ -162,7 +158,7 @@ class Ledger:
             raise BudgetExceededError(
                 f"client {client}'s budget is used up: this round would bring it to "
                 f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
-                "nothing was computed. Plan for more rounds from the start (num_rounds=...)."
+                "nothing was computed. Write a larger num_rounds when the run is first planned."
             )
 
 
@@ -178,6 +174,6 @@ def _added(totals: dict[int, Composition], entries: Iterable[Entry]) -> dict[int
 
 
 def _within(composition: Composition, bound: Composition) -> bool:
-    """Whether a composition is part of another: the same events, no more often."""
+    """Whether a composition is part of another: no event occurs more often."""
     counts = dict(bound)
     return all(count <= counts.get(event, 0) for event, count in composition)

@@ -1,13 +1,18 @@
-"""A ledger on disk: what a round costs is there for good before the round releases anything.
+"""A ledger on disk: a round's charge is durable before the round releases anything.
 
-The file is text, one JSON object a line: first the budgets, then one entry a line, each with a
-check over all lines before it. Lines are only ever added. A process that is killed leaves a file
-that counts every release it made, and perhaps some that it did not live to make.
+The file is text with one JSON object per line: first the budgets, then one entry per line, each
+with a hash over all lines before it. Lines are only ever appended.
 
-Every run has a random public name, which its entries carry. A run that a checkpoint keeps writes
-a line, too, when a result is about to get its name in the checkpoint: from then on no older copy of
-that checkpoint may go on. So a round that was charged and whose result was not kept runs again
-under that charge, and no other does.
+Crash protocol. A charge is written and synced to disk before anything is computed, so a process
+killed at any time leaves a file that covers every release it made, and at most one round more. A
+last line without a newline was being written when the process died; its release never happened,
+and the next writer marks it as unfinished.
+
+Resuming. Every run has a random public name, which its entries carry. With a checkpoint, a round
+that was charged but not saved may be computed again under the same charge, from the same state.
+That is safe only for the newest checkpoint: an older copy would release rounds a second time. So
+every checkpoint has a random name, the ledger file records it before the checkpoint replaces the
+previous one, and only the newest name in the file may resume.
 """
 
 import contextlib
@@ -32,20 +37,22 @@ from numpyro_dppvi.privacy.ledger import Entry, Ledger
 
 try:
     import fcntl
-except ImportError:  # Windows, where two runs that write at the same moment are not kept apart
+except ImportError:  # Windows, where concurrent runs do not lock each other out
     fcntl = None  # type: ignore[assignment]
 
 _SCHEMA = "numpyro_dppvi/ledger/2"
-# Its entries name no run and it knows no lines of results. It is read, and goes on as the newer.
+# The older schema has neither names of runs nor lines about checkpoints. Such a file is read, and
+# continued in the newer schema.
 _OLDER_SCHEMA = "numpyro_dppvi/ledger/1"
-# Ends a line that a killed process left unfinished. Nothing is released before its line is whole.
+# Appended to a line that a killed process left unfinished.
 _UNFINISHED = b" unfinished"
-# Bytes of a line at most, and what one of budgets may have beside those that it should have.
+# The most bytes of a line of an entry, and the slack for a line of budgets, which grows with the
+# number of clients.
 _LINE, _MORE = 2**14, 2**20
-# What a line that was left unfinished is the beginning of.
+# The possible beginnings of lines, to recognise unfinished ones.
 _LONG = (b'{"schema": "', b'{"budgets": [')
 _BEGINNINGS = (*_LONG, b'{"run": "', b'{"client": ')
-# What all runs on a file agree on; epsilon and delta may be raised.
+# Fields of a budget that all runs on a file must share; epsilon and delta may change.
 _PROTECTED = ("relation", "unit", "max_records_per_person")
 _EVENTS = {
     event.__name__: event
@@ -60,20 +67,20 @@ _EVENTS = {
 
 
 def random_name() -> str:
-    """A public name for a run, or for a result of one, that nothing else has."""
+    """A unique public name for a run or a checkpoint."""
     return secrets.token_hex(8)
 
 
 class _Seen(NamedTuple):
-    """What has been read of a file.
+    """The contents of a file, as far as they have been read.
 
     Attributes:
         size: In bytes.
-        check: The check of the last line.
-        budgets: What was promised last; ``None`` before the first line.
+        check: The hash in the last line.
+        budgets: The newest budgets; ``None`` before the first line.
         entries: What was charged.
-        kept: For each run that a checkpoint keeps, the names of its results in their order.
-        repair: What to write first, because the file ends in the middle of a line.
+        kept: For each run with a checkpoint, the names of its checkpoints in order.
+        repair: What to write first if the file ends in an unfinished line.
     """
 
     size: int = 0
@@ -85,14 +92,13 @@ class _Seen(NamedTuple):
 
 
 class LedgerFile:
-    """A ledger file; remembers how far it has read it, and reads the rest when it is asked.
+    """A ledger file that several runs may share, one after another or at the same time.
 
-    Several runs, one after the other or at the same time, may share a file: what any of them has
-    spent counts for all.
+    What any of the runs has spent counts against the budgets of all.
 
     Args:
-        path: The file; made when it is first needed, for its owner alone. Its folder must exist.
-            No link is followed, and a file that belongs to another user is refused.
+        path: The file, which is created when first needed, readable by its owner only. Its folder
+            must exist. Links and files that belong to another user are refused.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -100,64 +106,65 @@ class LedgerFile:
         self._seen = _Seen()
 
     def spent(self, budgets: Sequence[PrivacyBudget]) -> tuple[Composition, ...]:
-        """What each client has released, by the file.
+        """What each client has released so far according to the file.
 
         Args:
-            budgets: One a client.
+            budgets: One per client.
 
         Raises:
-            ValueError: If the file is no ledger, damaged, or of other clients, relations or units.
+            ValueError: If the file is damaged, not a ledger file, or was made for other clients,
+                relations or units.
             FileNotFoundError: If its folder is missing.
         """
         ledger = self.open(Ledger(tuple(budgets)))
         return tuple(ledger.composition(client) for client in range(len(budgets)))
 
     def open(self, ledger: Ledger) -> Ledger:
-        """A ledger for a new run, with all that the file says was spent; writes nothing.
+        """A ledger for a new run that includes everything in the file; writes nothing.
 
         Raises:
-            ValueError: If the file is no ledger, damaged, or of other clients, relations or units.
+            ValueError: As :meth:`spent`.
             FileNotFoundError: If its folder is missing.
         """
         seen = self._look(ledger.budgets)
         return _caught_up(self.path, replace(ledger, run=random_name()), seen.entries)
 
     def rejoin(self, ledger: Ledger) -> Ledger:
-        """The ledger of a run that a checkpoint kept, with all that the file says was spent.
+        """The ledger of a resumed run, including everything in the file.
 
         Args:
-            ledger: What the checkpoint has of the run: its name, that of its newest result, and
-                what the rounds that it kept were charged.
+            ledger: The checkpoint's ledger: the run's name, the checkpoint's name, and the entries
+                of the saved rounds.
 
         Raises:
-            ValueError: If the file is not the one that the run was charged in, or the checkpoint
-                is an older copy; and as of :meth:`open`.
+            ValueError: If the run was not charged in this file, or the checkpoint is an older
+                copy; and as :meth:`spent`.
         """
         seen = self._look(ledger.budgets)
         _check_newest(self.path, ledger, seen)
         return _caught_up(self.path, ledger, seen.entries)
 
     def newest(self, run: str) -> str:
-        """The name of a run's newest result by the file; empty if it knows of none."""
+        """The name of a run's newest checkpoint in the file; empty if there is none."""
         return _newest(self._look(), run)
 
     def charge(self, ledger: Ledger, entries: Iterable[Entry]) -> Ledger:
-        """Charges a ledger and the file; when this returns, the disk has it.
+        """Charges a ledger and the file; the charge is on disk when this returns.
 
-        What a run that a checkpoint keeps was charged already, for a round whose result was not
-        kept, is not charged again.
+        A run with a checkpoint is not charged again for a round that it was charged for but did
+        not save.
 
         Args:
-            ledger: A ledger whose entries the file has.
-            entries: What is going to be released.
+            ledger: A ledger whose entries are in the file.
+            entries: What is about to be released.
 
         Returns:
             A ledger with the file's entries and the new ones.
 
         Raises:
             BudgetExceededError: If a budget does not allow it. Nothing is written then.
-            ValueError: If the file is no ledger, damaged, of other clients, relations or units, or
-                lacks entries of ``ledger``, or if the run went on from a newer checkpoint.
+            ValueError: If the file lacks entries of ``ledger``, or the run has a newer
+                checkpoint; and as :meth:`spent`.
         """
         entries = tuple(entries)
         with self._locked() as file:
@@ -172,18 +179,18 @@ class LedgerFile:
         return charged
 
     def keep(self, ledger: Ledger, name: str) -> Ledger:
-        """Says that a result of a run is kept now, after which no older one may go on.
+        """Records that a checkpoint is about to be saved; older ones can no longer resume.
 
         Args:
             ledger: The run's ledger.
-            name: A new name for the result.
+            name: A new name for the checkpoint.
 
         Returns:
-            The ledger to go on with.
+            The ledger to continue with.
 
         Raises:
-            ValueError: If the run went on from a newer result elsewhere: this one must not be
-                shown, because its rounds' charges cover that one.
+            ValueError: If the run has a newer checkpoint elsewhere. This result must not be shown
+                then, because the charges cover that one.
         """
         with self._locked() as file:
             seen = self._read(file, ledger.budgets)
@@ -200,11 +207,13 @@ class LedgerFile:
         budgets: tuple[PrivacyBudget, ...],
         lines: list[dict[str, Any]],
     ) -> None:
-        """Adds lines, after what is promised where that is new, and waits for the disk."""
+        """Appends lines, with the budgets before them if these are new, and syncs to disk."""
         if lines and seen.budgets != budgets:
             schema = {"schema": _SCHEMA} if seen.budgets is None else {}
             lines = [{**schema, "budgets": _all_fields(budgets)}, *lines]
             seen = seen._replace(budgets=budgets)
+        # One write, then fsync: after a crash at any point, the file ends in complete lines and
+        # possibly a beginning of the next one.
         data, check = _encoded(lines, seen.check)
         data = seen.repair + data
         file.write(data)
@@ -213,7 +222,7 @@ class LedgerFile:
         self._seen = seen._replace(size=seen.size + len(data), check=check, repair=b"")
 
     def _look(self, budgets: Sequence[PrivacyBudget] | None = None) -> _Seen:
-        """What the file has, without a change to it; nothing where there is none."""
+        """The file's contents, read only; empty if there is no file."""
         if not os.path.lexists(_disk.check_place(self.path)):
             return self._read(io.BytesIO(), budgets)
         with os.fdopen(_disk.open_to_read(self.path, through_links=False), "rb") as file:
@@ -232,7 +241,9 @@ class LedgerFile:
             yield file
 
     def _read(self, file: BinaryIO, budgets: Sequence[PrivacyBudget] | None = None) -> _Seen:
-        """Reads on from where it was, and checks every line."""
+        """Reads and checks the lines that were appended since the last call."""
+        # Lines before ``seen.size`` were checked earlier and are never rewritten, so only the rest
+        # is read. The hash chain continues from the last checked line.
         seen = self._seen
         file.seek(0, os.SEEK_END)
         if file.tell() < seen.size:
@@ -244,9 +255,9 @@ class LedgerFile:
             size += len(line)
             if line.endswith(b"\n"):
                 found.read(line[:-1])
-            elif found.is_unfinished(line):
+            elif found.is_unfinished(line):  # its charge was never acted on: drop it
                 repair = _UNFINISHED + b"\n"
-            else:
+            else:  # a whole line that lacks only its newline
                 found.read(line)
                 repair = b"\n"
         if found.budgets is not None and budgets is not None:
@@ -256,18 +267,18 @@ class LedgerFile:
 
 
 def _line(path: Path, file: BinaryIO, most: int) -> bytes:
-    """The next line; refuses one that is longer than any of ours."""
+    """The next line; refuses lines longer than the library writes."""
     line = file.readline(_LINE)
     if len(line) == _LINE and line.startswith(_LONG):
         line += file.readline(most - _LINE)
     if not line.endswith(b"\n") and file.read(1):
-        raise ValueError(_sentence(path, "has a line that is longer than any of a ledger"))
+        raise ValueError(_sentence(path, "has a line that is too long for a ledger"))
     return line
 
 
 @dataclass
 class _Found:
-    """What is found in a file, line by line."""
+    """A file's contents while it is being read, line by line."""
 
     path: Path
     check: str
@@ -278,7 +289,7 @@ class _Found:
     def read(self, line: bytes) -> None:
         """Takes in a line, or refuses the file."""
         if line.endswith(_UNFINISHED):
-            # A whole line that somebody added this to would otherwise lose its charge.
+            # Otherwise, marking a complete line as unfinished would erase its charge.
             if not self.is_unfinished(line.removesuffix(_UNFINISHED)):
                 raise ValueError(_sentence(self.path, self._fault))
             return
@@ -288,6 +299,7 @@ class _Found:
             claimed = None if older else fields.pop("check")
             if not older and claimed != _check(self.check, _dumps(fields)):
                 raise ValueError("a changed line")
+            # Parsing JSON forgives spaces, duplicate keys and the like; comparing bytes does not.
             if line != _dumps(fields if older else {**fields, "check": claimed}):
                 raise ValueError("a line with something added")
             self._take(fields)
@@ -296,9 +308,9 @@ class _Found:
         self.check = _check(self.check, line)
 
     def is_unfinished(self, line: bytes) -> bool:
-        """Whether a line is the beginning of one: nothing was added to it, and it lacks its end.
+        """Whether a line is a proper beginning of a line that the library writes.
 
-        Zeros are what a loss of power may leave of what had not reached the disk.
+        After a power failure, zeros may stand in place of bytes that had not reached the disk.
         """
         line = line.rstrip(b"\0")
         if not any(line[: len(start)] == start[: len(line)] for start in _BEGINNINGS):
@@ -311,7 +323,7 @@ class _Found:
 
     @property
     def _fault(self) -> str:
-        return "is no ledger file" if self.budgets is None else "is damaged"
+        return "is not a ledger file" if self.budgets is None else "is damaged"
 
     def _take(self, fields: Mapping[str, Any]) -> None:
         if self.budgets is None and fields["schema"] not in (_SCHEMA, _OLDER_SCHEMA):
@@ -351,9 +363,10 @@ def _all_fields(budgets: Sequence[PrivacyBudget]) -> list[dict[str, Any]]:
 
 
 def _caught_up(path: Path, ledger: Ledger, entries: tuple[Entry, ...]) -> Ledger:
-    """The ledger with all entries of the file."""
+    """The ledger with all entries of the file; refuses a file that lacks some of the ledger's."""
     if ledger.entries == entries:
         return ledger
+    # The file may have more entries (of other runs), but never fewer than this run was charged.
     missing = Counter(ledger.entries) - Counter(entries)
     if missing:
         raise ValueError(_lacking(path, f"{missing.total()} entries that this run was charged"))
@@ -365,27 +378,27 @@ def _newest(seen: _Seen, run: str) -> str:
 
 
 def _check_newest(path: Path, ledger: Ledger, seen: _Seen) -> None:
-    """Refuses to go on from a result that is not a run's newest."""
+    """Refuses to continue from a checkpoint that is not the run's newest."""
     if _newest(seen, ledger.run) == ledger.kept:
         return
     if ledger.kept not in seen.kept.get(ledger.run, ()):
-        raise ValueError(_lacking(path, "the run that the checkpoint keeps"))
+        raise ValueError(_lacking(path, "the checkpoint's run"))
     raise ValueError(
-        f"the checkpoint is an older copy: the ledger file {path} says that this run went on from "
-        "a newer one, and no round may be released twice under one charge; go on from that one, or "
-        "start anew with another checkpoint."
+        f"the checkpoint is an older copy: the ledger file {path} knows a newer one of this run, "
+        "and no round may be released twice under one charge; resume from that one, or start a "
+        "new run with another checkpoint."
     )
 
 
 def _lacking(path: Path, what: str) -> str:
     return (
-        f"the ledger file {path} lacks {what}: it is an older copy, or belongs to another run; put "
-        "the right one there."
+        f"the ledger file {path} lacks {what}: it is an older copy or belongs to another run; "
+        "restore the right file."
     )
 
 
 def _encoded(lines: Sequence[Mapping[str, Any]], check: str) -> tuple[bytes, str]:
-    """Some lines as the file has them, and the check of the last one."""
+    """Lines as they are written to the file, and the hash in the last one."""
     encoded = []
     for fields in lines:
         line = _dumps({**fields, "check": _check(check, _dumps(fields))})
@@ -407,7 +420,7 @@ def _fields(entry: Entry) -> dict[str, Any]:
 def _check_protected(
     path: Path, theirs: Sequence[PrivacyBudget], mine: Sequence[PrivacyBudget]
 ) -> None:
-    """Refuses a file of other clients, or of clients that protect something else."""
+    """Refuses a file of other clients, or with other relations or units of protection."""
     if len(theirs) != len(mine):
         raise ValueError(
             f"the ledger file {path} was made for {len(theirs)} clients, got {len(mine)}: "
@@ -424,20 +437,20 @@ def _check_protected(
 
 
 _ELSEWHERE = (
-    "all runs on a file are of the same clients and protect the same; write ledger_file= with a "
-    "new name if nothing was ever released about these records."
+    "all runs on a file must have the same clients and protect the same unit; write ledger_file= "
+    "with a new name if nothing was ever released about these records."
 )
 
 
 def _sentence(path: Path, fault: str) -> str:
     return (
-        f"{path} {fault}, and what was spent cannot be told from it: restore the right file, or "
-        "write ledger_file= with a new name if nothing was ever released about these records."
+        f"{path} {fault}, so it is unknown what was spent: restore the right file, or write "
+        "ledger_file= with a new name if nothing was ever released about these records."
     )
 
 
 def _check(previous: str, line: bytes) -> str:
-    """Ties a line to all lines before it."""
+    """A hash of a line and, through the previous line's hash, of all lines before it."""
     return hashlib.sha256(previous.encode() + line).hexdigest()[:16]
 
 
@@ -446,10 +459,10 @@ def _dumps(value: Any) -> bytes:
 
 
 def event_to_json(event: dpa.DpEvent) -> dict[str, Any]:
-    """An event in JSON's values; :func:`event_from_json` is the inverse, to the last bit."""
+    """An event as JSON values; :func:`event_from_json` is its exact inverse."""
     name = type(event).__name__
     if _EVENTS.get(name) is not type(event):
-        raise TypeError(f"a ledger file has no words for a {name}.")
+        raise TypeError(f"event must be one of {', '.join(_EVENTS)}, got a {name}.")
     fields = {field.name: getattr(event, field.name) for field in type(event).__attrs_attrs__}
     return {
         name: {
@@ -460,7 +473,7 @@ def event_to_json(event: dpa.DpEvent) -> dict[str, Any]:
 
 
 def event_from_json(value: Any) -> dpa.DpEvent:
-    """The inverse of :func:`event_to_json`; refuses what that does not write."""
+    """The inverse of :func:`event_to_json`; refuses anything else."""
     ((name, fields),) = value.items()
     return _EVENTS[name](**{field: _FIELDS[field](inner) for field, inner in fields.items()})
 
@@ -489,7 +502,7 @@ def _plain_event(value: Any) -> dpa.DpEvent:
     return event_from_json(value)
 
 
-# How the fields of events are read, by their name.
+# How the fields of events are read, by name.
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "noise_multiplier": _number,
     "rho": _number,
@@ -504,7 +517,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the name of a new file durable, too."""
+    """Makes the directory entry of a new file durable."""
     if os.name != "posix":
         return
     number = os.open(folder, os.O_RDONLY)
@@ -515,7 +528,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def composition_to_json(composition: Composition) -> list[Any]:
-    """What was released in JSON's values, in an order that is always the same."""
+    """A composition as JSON values, in a fixed order."""
     return [[event_to_json(event), count] for event, count in sorted(composition, key=repr)]
 
 

@@ -1,8 +1,7 @@
-"""Privacy loss distributions: of one event, and of everything that was released.
+"""Privacy loss distributions of events and compositions.
 
-All come from ``dp_accounting``'s factories but that of sampling without replacement, which it does
-not have and which is put together here from its primitives. Noise multipliers are standard
-deviations in units of the clipping norm throughout.
+They come from ``dp_accounting``, except the one of sampling without replacement, which it lacks and
+which is built here from its primitives. Noise multipliers are in units of the clipping norm.
 """
 
 import math
@@ -31,12 +30,12 @@ def noise_multiplier(event: dpa.DpEvent) -> float:
 
 
 def with_noise(event: dpa.DpEvent, factor: float) -> dpa.DpEvent:
-    """The same event with so many times its Gaussian noise; discrete noise is nobody's share.
+    """The same event with its Gaussian noise multiplied by a factor.
 
     Raises:
         TypeError: If no pair of distributions is proven for such events.
     """
-    if isinstance(event, dpa.ZCDpEvent):
+    if isinstance(event, dpa.ZCDpEvent):  # discrete noise is never shared between clients
         return event
     noise = factor * noise_multiplier(event)
     if isinstance(event, dpa.PoissonSampledDpEvent):
@@ -53,28 +52,28 @@ def with_noise(event: dpa.DpEvent, factor: float) -> dpa.DpEvent:
 
 
 def check_relation(event: dpa.DpEvent, relation: Relation) -> None:
-    """Refuses events that nothing is proven about under a relation.
+    """Refuses events for which nothing is proven under a relation.
 
     Raises:
-        ValueError: For batches of fixed size under add-or-remove: a neighbour has another number
-            of records, so that the batch is another share of them. For discrete Gaussian noise:
-            its event says what replacing a contribution costs.
+        ValueError: For batches of fixed size and discrete Gaussian noise under add-or-remove.
     """
+    # The event of discrete noise holds the rho of replacing a contribution. With a record more or
+    # less, a batch of fixed size would be another fraction of the records.
     if isinstance(event, dpa.ZCDpEvent) and relation != "replace_one":
         raise ValueError(
-            'discrete Gaussian noise is accounted for relation="replace_one" alone, got '
+            'discrete Gaussian noise is accounted for relation="replace_one" only, got '
             f'relation={relation!r}: write relation="replace_one".'
         )
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent) and relation != "replace_one":
         raise ValueError(
-            'batches of a fixed size are accounted for relation="replace_one" alone, got '
-            f'relation={relation!r}: write relation="replace_one", or sample with '
-            "PoissonSampling(...)."
+            'batches of a fixed size are accounted for relation="replace_one" only, got '
+            f'relation={relation!r}: write relation="replace_one", or '
+            "sampler=PoissonSampling(...)."
         )
 
 
 def takes_all_records(event: dpa.DpEvent) -> bool:
-    """Whether an event is a plain Gaussian: no record is ever left out."""
+    """Whether an event is a Gaussian on all records, without sampling."""
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         return bool(event.sample_size == event.source_dataset_size)
     return isinstance(event, dpa.GaussianDpEvent)
@@ -83,15 +82,12 @@ def takes_all_records(event: dpa.DpEvent) -> bool:
 def of_composition(
     composition: Iterable[tuple[dpa.DpEvent, int]], relation: Relation, grid: float
 ) -> pld.PrivacyLossDistribution:
-    """The privacy loss of everything together, rounded up.
+    """The privacy loss distribution of a composition, whose deltas are upper bounds.
 
     Args:
-        composition: Events with how often each occurred; all with noise above 0.
+        composition: Events and their counts; all events have noise above 0.
         relation: The neighbouring relation.
-        grid: Distance of neighbouring values of the loss.
-
-    Returns:
-        A distribution whose deltas are upper bounds.
+        grid: The spacing at which losses are discretised.
     """
     total = pld.identity(value_discretization_interval=grid)
     for event, count in sorted(composition, key=repr):
@@ -103,10 +99,12 @@ def _of_event(
     event: dpa.DpEvent, count: int, relation: Relation, grid: float
 ) -> pld.PrivacyLossDistribution:
     """The privacy loss of ``count`` equal events."""
-    # The factories double a Gaussian's sensitivity under replace-one by themselves: they want
-    # noise in units of the clipping norm, and so they get it. (The RDP accountant does not.)
+    # These factories double a Gaussian's sensitivity under replace-one themselves, so they take
+    # noise in units of the clipping norm. (The RDP accountant does not; it takes noise in units of
+    # the sensitivity.)
     neighbours = neighboring_relation(relation)
     if isinstance(event, dpa.GaussianDpEvent):
+        # n releases at noise s are one release at noise s / sqrt(n); no convolution is needed.
         return pld.from_gaussian_mechanism(
             event.noise_multiplier / math.sqrt(count),
             value_discretization_interval=grid,
@@ -140,19 +138,12 @@ def _of_event(
 def _of_fixed_size(noise: float, prob: float, grid: float) -> pld.PrivacyLossDistribution:
     """The privacy loss of a Gaussian sum over a batch of fixed size, under replace-one.
 
-    Let P and Q be Gaussians at the distance that a record moves the sum when it is replaced. The
-    privacy profile is H((1-q) Q + q P || Q) for epsilon >= 0 (Balle, Barthe and Gaboardi 2018) and
-    H(P || (1-q) P + q Q) below (Zhu, Dong and Wang 2022). No single pair of data sets is worst on
-    both branches. Together they are the profile of one dominating pair, which may be composed;
-    composing each branch by itself gives no bound (Lebeda, Regehr, Kamath and Steinke 2024).
-
-    Args:
-        noise: Standard deviation in units of the clipping norm.
-        prob: Share q of the records that is in a batch; 1 is the plain Gaussian.
-        grid: Distance of neighbouring values of the loss.
-
-    Returns:
-        A symmetric distribution.
+    Let P and Q be Gaussians whose means differ by the sensitivity, and q (``prob``) the fraction of
+    records in a batch. The privacy profile is H((1-q) Q + q P || Q) for epsilon >= 0 (Balle, Barthe
+    and Gaboardi 2018) and H(P || (1-q) P + q Q) for epsilon < 0 (Zhu, Dong and Wang 2022). No
+    single pair of data sets attains both branches, but together they are the profile of one
+    dominating pair, which can be composed. Composing each branch by itself gives no bound (Lebeda,
+    Regehr, Kamath and Steinke 2024).
     """
     upper_branch = GaussianPrivacyLoss(
         noise,
@@ -163,8 +154,8 @@ def _of_fixed_size(noise: float, prob: float, grid: float) -> pld.PrivacyLossDis
     last = max(1, math.ceil(upper_branch.connect_dots_bounds().epsilon_upper / grid))
     epsilons = grid * np.arange(last + 1)
     above = upper_branch.get_delta_for_epsilon(epsilons)
-    # The lower branch is the upper one seen from the other side, where P and Q change places:
-    # H_a(A || B) = 1 - a + a H_{1/a}(B || A).
+    # The lower branch follows from the upper one with P and Q exchanged, by the identity
+    # H_a(A || B) = 1 - a + a H_{1/a}(B || A), here with a = exp(-epsilon).
     below = -np.expm1(-epsilons) + np.exp(-epsilons) * above
     profile = np.concatenate([below[:0:-1], above])
     return pld.PrivacyLossDistribution(

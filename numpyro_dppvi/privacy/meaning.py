@@ -1,7 +1,7 @@
-"""What an epsilon means: how well the best attack tells two neighbouring data sets apart.
+"""What an epsilon means: how well the best attack tells neighbouring data sets apart.
 
-The attacker knows the model, all other records and everything that was released, and has to say
-which of the two data sets it came from. No test does better than the trade-off curve of the same
+The attacker knows the model, all other records and everything that was released, and must decide
+which of two neighbouring data sets it came from. No test can beat the trade-off curve of the
 distributions that the accountant composes (Dong, Roth and Su 2022).
 """
 
@@ -18,9 +18,9 @@ from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import Relation
 
 FALSE_POSITIVE_RATE = 0.01
-"""The rate of false alarms at which attacks are reported, unless another is asked for."""
+"""The false-positive rate at which attacks are reported by default."""
 
-# Slopes of the trade-off curve that are tried, as logarithms: any of them gives a valid bound.
+# The logarithms of slopes at which the trade-off curve is bounded; every slope gives a valid bound.
 _LEAST_SLOPE = -8.0
 _NUM_SLOPES = 401
 _SETTLED = 3e-2
@@ -30,12 +30,12 @@ class Attack(NamedTuple):
     """The best attack on one client's releases; exact for full batches, else an upper bound.
 
     Attributes:
-        advantage: True-positive rate less false-positive rate, at most, whatever the latter: 0 is
-            guessing, 1 is certainty. The attacker is right in (1 + advantage) / 2 of all cases if
-            both data sets are as likely beforehand.
-        false_positive_rate: A rate of false alarms.
-        true_positive_rate: How often the attack is right about the presence of a record, at most,
-            at this rate of false alarms; guessing has equal rates.
+        advantage: The largest true-positive rate minus false-positive rate: 0 is guessing, 1 is
+            certainty. If both data sets are equally likely beforehand, the attacker is right with
+            probability (1 + advantage) / 2.
+        false_positive_rate: A false-positive rate.
+        true_positive_rate: The largest true-positive rate at that false-positive rate; for
+            guessing the two are equal.
     """
 
     advantage: float
@@ -46,20 +46,19 @@ class Attack(NamedTuple):
 def best_attack(
     composition: Composition, relation: Relation, false_positive_rate: float = FALSE_POSITIVE_RATE
 ) -> Attack:
-    """The best attack on what was released.
+    """The best attack on a composition of releases.
+
+    It comes from a closed form for Gaussian releases, from Rényi divergences for discrete Gaussian
+    noise, and from privacy loss distributions otherwise.
 
     Args:
         composition: What was released, with noise multipliers in units of the clipping norm.
         relation: The neighbouring relation.
         false_positive_rate: In (0, 1).
 
-    Returns:
-        The attack: from the closed form for Gaussians, else from privacy loss distributions that
-        are rounded up, or for discrete Gaussian noise from its Rényi divergences.
-
     Raises:
-        ValueError: If a rate is outside (0, 1) or there is no such relation.
-        TypeError: If the composition is none.
+        ValueError: If the rate is outside (0, 1) or the relation is unknown.
+        TypeError: If the composition is not a composition.
     """
     accounting.check_composition(composition)
     _validate.choice("relation", relation, get_args(Relation))
@@ -69,7 +68,6 @@ def best_attack(
 
 @functools.lru_cache(maxsize=4096)
 def _best_attack(composition: Composition, relation: Relation, rate: float) -> Attack:
-    """What :func:`best_attack` returns."""
     rho = concentrated.total_rho(composition, relation)
     if rho is not None:
         return Attack(concentrated.advantage(rho), rate, concentrated.detected(rho, rate))
@@ -79,6 +77,7 @@ def _best_attack(composition: Composition, relation: Relation, rate: float) -> A
     if mu == math.inf:
         return Attack(1.0, rate, 1.0)
     if mu is not None:
+        # Neyman-Pearson for N(0, 1) against N(mu, 1): the best test rejects above a threshold.
         normal = NormalDist()
         caught = normal.cdf(normal.inv_cdf(rate) + mu)
         return Attack(math.erf(mu / math.sqrt(8)), rate, caught)
@@ -87,8 +86,10 @@ def _best_attack(composition: Composition, relation: Relation, rate: float) -> A
     advantages = []
 
     def surplus(grid: float) -> float:
-        # Whatever is decided, P(caught) - e^slope P(false alarm) is at most delta(slope).
+        # By the definition of delta, P(true positive) - e^slope P(false positive) <= delta(slope)
+        # for any test, so the smallest e^slope * rate + delta(slope) bounds the true-positive rate.
         distribution = loss_distributions.of_composition(composition, relation, grid)
+        # The advantage is the total variation distance, which is delta at epsilon 0.
         advantages.append(float(distribution.get_delta_for_epsilon(0.0)) + rounding)
         deltas = distribution.get_delta_for_epsilon(slopes) + rounding
         return float(np.min(np.exp(slopes) * rate + deltas)) - rate

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on sums of clipped vectors; its sensitivity and its event."""
+"""The mechanisms: noisy sums of clipped vectors, with their sensitivity and accounting event."""
 
 import math
 from collections.abc import Sequence
@@ -23,27 +23,26 @@ from numpyro_dppvi.privacy.noise_laws import (
 )
 from numpyro_dppvi.privacy.sampling import Sampler
 
-# Next to the smallest 32-bit floats, which a device may take for 0, and to the largest.
+# Close to the limits of 32-bit floats; devices may flush subnormal numbers to 0.
 _LEAST_STD, _MOST_STD = 1e-35, 1e35
 
 
 @dataclass(frozen=True)
 class GaussianSum:
-    """The release of one noisy sum of clipped contributions of a sampled batch of records.
+    """The release of one noisy sum over a sampled batch of clipped per-record vectors.
 
-    Sampling, clipping, noise and the accounting event come from this one value.
+    Sampling, clipping, noise and the accounting event all come from this one value.
 
     Args:
-        clip_norm: Bound on the joint L2 norm of one record's contribution.
-        noise_multiplier: Standard deviation of the noise divided by the norm of what one unit of
+        clip_norm: Bound on the joint L2 norm of one record's vector.
+        noise_multiplier: The noise's standard deviation divided by the norm that one unit of
             protection contributes: ``clip_norm`` times ``contributions``.
         sampler: How the batch is drawn.
         num_records: How many records the client holds (public).
-        physical_size: How many rows a batch has at most.
-        num_shares: Clients whose noise adds up to the noise of the sum that is released; 1
-            without a trusted aggregator.
-        contributions: Most vectors that change with one unit of protection: the records of one
-            person.
+        physical_size: The most rows that a batch can have.
+        num_shares: How many clients' noise adds up to the noise of the released sum; 1 without a
+            trusted aggregator.
+        contributions: The most vectors that one unit of protection can change: a person's records.
     """
 
     clip_norm: float
@@ -55,7 +54,10 @@ class GaussianSum:
     contributions: int = 1
 
     def check(self, budget: PrivacyBudget) -> None:
-        """Refuses a budget whose unit can change more than ``contributions`` vectors."""
+        """Raises a ValueError if the budget's unit can change more than ``contributions`` vectors.
+
+        The sampler must support the unit, too, and the noise be representable.
+        """
         units.check_sampler(budget, self.sampler)
         _check_std(self.share_std)
         _check_contributions(self.contributions, units.records_changed(budget), budget)
@@ -76,17 +78,17 @@ class GaussianSum:
 
     @property
     def dp_event(self) -> dpa.DpEvent:
-        """The event that one release is charged as (noise in units of a contribution)."""
+        """The accounting event of one release, with noise in units of a contribution."""
         return self.sampler.dp_event(self.noise_multiplier, self.num_records, self.physical_size)
 
     @property
     def num_shards(self) -> int:
-        """One, because a client's records are not cut."""
+        """Always 1, because the records are not divided into shards."""
         return 1
 
     @property
     def inclusion_prob(self) -> float:
-        """The probability that a record is in a batch; public."""
+        """The (public) probability that a record is in a batch."""
         return float(self.sampler.inclusion_prob(self.num_records))
 
     @property
@@ -102,24 +104,24 @@ class GaussianSum:
 
 @dataclass(frozen=True)
 class GaussianShardSum:
-    """The release of one noisy, weighted sum of clipped changes, one a shard of the records.
+    """The release of one noisy, weighted sum of clipped changes, one per shard of the records.
 
-    A record lies in one shard, whose clipped change may become any other vector of norm C when
-    the record is replaced: the sum moves by up to 2 C (paper, Theorems 2 and 3). There is no such
-    bound for adding or removing one: the records after it would move to other shards. The records
-    of a person lie in as many shards at most, those of a client in all.
+    Replacing a record affects one shard, whose clipped change may become any other vector of norm
+    at most C, so the sum moves by up to 2 C (paper, Theorems 2 and 3). Adding or removing a record
+    has no such bound, because later records would move to other shards. A person with k records
+    can affect k shards, a client all of them.
 
     Args:
         clip_norm: Bound on the joint L2 norm of one shard's change.
-        noise_multiplier: Standard deviation of the noise divided by the norm of what one unit of
+        noise_multiplier: The noise's standard deviation divided by the norm that one unit of
             protection contributes: ``clip_norm`` times ``contributions``, before the weight.
         num_shards: How many shards.
         num_records: How many records the client holds (public).
-        weight: What the sum and its noise are multiplied by: 1, or one over the number of shards.
-        num_shares: Clients whose noise adds up to the noise of the sum that is released; 1
-            without a trusted aggregator.
-        contributions: Most shards that change with one unit of protection.
-        noise: The law of the noise.
+        weight: The factor of the sum and its noise: 1, or one over the number of shards.
+        num_shares: How many clients' noise adds up to the noise of the released sum; 1 without a
+            trusted aggregator.
+        contributions: The most shards that one unit of protection can change.
+        noise: The distribution of the noise.
     """
 
     clip_norm: float
@@ -132,17 +134,16 @@ class GaussianShardSum:
     noise: Noise = Gaussian()
 
     def check(self, budget: PrivacyBudget) -> None:
-        """Refuses a budget whose unit can change more than ``contributions`` shards.
+        """Raises a ValueError if the budget's unit can change more than ``contributions`` shards.
 
-        Shares of noise that is not Gaussian are refused, too, and so much of it that its integers
-        would not be exact.
+        Discrete noise must not be shared between clients, nor too large to be exact.
         """
         if isinstance(self.noise, DiscreteGaussian):
             if self.num_shares > 1:
                 raise ValueError(
-                    f"noise must be Gaussian() where {self.num_shares} clients' shares of it add "
-                    "up, because shares of a discrete Gaussian add up to none: write "
-                    "noise=Gaussian(), or leave trusted_aggregator out."
+                    f"noise must be Gaussian() where {self.num_shares} clients each add a share, "
+                    "got DiscreteGaussian(), whose shares do not add up to a discrete Gaussian: "
+                    "write noise=Gaussian(), or leave trusted_aggregator out."
                 )
             std_in_steps(self.unweighted_std, self.clip_norm)
         _check_std(self.share_std)
@@ -154,9 +155,10 @@ class GaussianShardSum:
         """The most that the weighted sum can move between neighbouring data sets, in L2 norm."""
         if relation != "replace_one":
             raise ValueError(
-                "relation must be 'replace_one' for methods that cut records into shards, got "
-                f"{relation!r}, because a record more or less would move others between shards: "
-                "write PrivacyBudget(relation='replace_one'), or method=DPOptimization()."
+                "relation must be 'replace_one' for methods that divide records into shards, got "
+                f"{relation!r}: write PrivacyBudget(relation='replace_one'), or "
+                "method=DPOptimization(), because one record more or less would move others "
+                "between shards."
             )
         return unit_sensitivity(relation) * self.contributions * self.clip_norm * self.weight
 
@@ -177,23 +179,21 @@ class GaussianShardSum:
 
     @property
     def dp_event(self) -> dpa.DpEvent:
-        """The event that one release is charged as (noise in units of a contribution).
-
-        Weight, clipping norm and the number of contributions cancel. They are left out, because
-        rounding would let clients with equal budgets have unequal events, some of them a hair
-        above the budget.
-        """
+        """The accounting event of one release, with noise in units of a contribution."""
+        # Weight, clipping norm and contributions cancel between noise and sensitivity. They are
+        # left out because rounding them would give clients with equal budgets different events,
+        # some slightly above the budget.
         return self.noise.dp_event(self.noise_multiplier)
 
     @property
     def inclusion_prob(self) -> float:
-        """One, because every shard counts in every sum."""
+        """Always 1, because every shard enters every sum."""
         return 1.0
 
     @property
     def name(self) -> str:
         """The mechanism in words."""
-        return f"{self.noise.name} on a sum of clipped changes of factors, one a shard"
+        return f"{self.noise.name} on a sum of clipped changes of factors, one per shard"
 
     @property
     def batch(self) -> str:
@@ -202,11 +202,11 @@ class GaussianShardSum:
 
 
 Mechanism: TypeAlias = GaussianSum | GaussianShardSum
-"""What makes a client's release private, for sums of gradients and for sums of shards' changes."""
+"""The mechanism of a client's releases, either sums of gradients or sums of shards' changes."""
 
 
 def _check_std(noise_std: float) -> None:
-    """Refuses noise that 32-bit programs would take for none, or for infinite."""
+    """Refuses noise outside the range of 32-bit floats."""
     if noise_std != 0 and not _LEAST_STD <= noise_std <= _MOST_STD:
         raise ValueError(
             f"noise must have a standard deviation between {_LEAST_STD:g} and {_MOST_STD:g}, "
@@ -217,7 +217,7 @@ def _check_std(noise_std: float) -> None:
 def _check_contributions(accounted: int, changed: int, budget: PrivacyBudget) -> None:
     if changed > accounted:
         raise ValueError(
-            f"contributions must be at least {changed} where a budget protects a "
+            f"contributions must be at least {changed} if a budget protects a "
             f"{units.in_words(budget)}, got {accounted}: make the plan with plan_privacy(...)."
         )
 
@@ -227,14 +227,14 @@ def add_noise(
 ) -> PyTree:
     """Releases a sum: adds independent Gaussian noise of one standard deviation to every entry.
 
-    Noise is drawn and added in 64 bits, and the noisy sum is rounded to a grid that depends on
-    ``noise_std`` alone before it returns to the precision of the program.
+    Noise is drawn and added in 64 bits. The noisy sum is rounded to a grid that depends on
+    ``noise_std`` only and then cast to the result's dtypes.
 
     Args:
         rng_key: A secret key.
         total: A tree of sums.
         noise_std: Standard deviation, a scalar; 0 adds nothing.
-        like: A tree with the precisions of the result; those of ``total`` if not given.
+        like: A tree with the dtypes of the result; those of ``total`` if not given.
 
     Returns:
         The noisy sums.
@@ -242,7 +242,7 @@ def add_noise(
     leaves, treedef = jax.tree.flatten(total)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(total if like is None else like)]
     words = arithmetic.random_words(rng_key, (sum(leaf.size for leaf in leaves),))
-    noisy, start = [], 0
+    noisy, start = [], 0  # every entry of every leaf has random words of its own
     for leaf, dtype in zip(leaves, dtypes, strict=True):
         mine = words[:, start : start + leaf.size].reshape(2, *leaf.shape)
         noisy.append(arithmetic.released(mine, leaf, noise_std, dtype))
@@ -251,27 +251,27 @@ def add_noise(
 
 
 def draw_noise(mechanisms: Sequence[Mechanism], clients: np.ndarray, size: int) -> StepNoise:
-    """Discrete Gaussian noise for the visits of a round, fresh at every call.
+    """Fresh discrete Gaussian noise for the visits of a round.
 
-    It depends on no record, and so it is drawn on the host before the round is computed.
+    OpenDP draws it on the host, before the compiled round runs.
 
     Args:
-        mechanisms: One a client; all of them sums over shards.
-        clients: The clients that are visited, of any shape.
-        size: Entries of what one visit releases.
+        mechanisms: One per client; all of them :class:`GaussianShardSum`.
+        clients: The clients that are visited, an array of any shape.
+        size: How many entries one visit releases.
 
     Returns:
-        Noise integers, ready to add, with the leading shape of ``clients``.
+        Noise in integer steps, with the leading shape of ``clients``.
 
     Raises:
-        TypeError: If a mechanism is none over shards, whose noise is drawn elsewhere.
+        TypeError: If a mechanism is a :class:`GaussianSum`.
         ImportError: If OpenDP is not installed.
     """
     sums = [mechanism for mechanism in mechanisms if isinstance(mechanism, GaussianShardSum)]
-    if len(sums) != len(mechanisms):  # left out, the others would get each other's noise
+    if len(sums) != len(mechanisms):  # indices into ``sums`` would belong to other clients
         raise TypeError(
-            "mechanisms must all be GaussianShardSum, got a GaussianSum among them: its noise is "
-            "drawn from a key, by add_noise(...)."
+            "mechanisms must all be GaussianShardSum, got a GaussianSum: write add_noise(...) for "
+            "its noise."
         )
     scales = [std_in_steps(mine.unweighted_std, mine.clip_norm) for mine in sums]
     return drawn(scales, [grid_step(mine.clip_norm) for mine in sums], clients, size)

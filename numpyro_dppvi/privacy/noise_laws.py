@@ -1,9 +1,8 @@
-"""What law noise has: Gaussian in 64 bits, or a discrete Gaussian that OpenDP draws exactly.
+"""The distributions of noise: Gaussian in 64 bits, or a discrete Gaussian drawn by OpenDP.
 
-The discrete Gaussian is for methods that release once a visit. Clipped changes are rounded to
-integer multiples of a step and added as integers; noise is an integer, too, drawn on the host
-before the compiled round, which it is handed to. What the sum and its noise are multiplied by
-afterwards is post-processing.
+The discrete Gaussian is for methods that release once per visit. Clipped changes are rounded to
+integer multiples of a step and summed exactly; the noise is an integer, too, drawn on the host and
+passed to the compiled round. Scaling the noisy integers afterwards is post-processing.
 """
 
 import math
@@ -19,19 +18,19 @@ import numpy as np
 from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi.privacy.budget import unit_sensitivity
 
-# As many steps make up the clipping norm, or up to twice as many.
+# The clipping norm is between 2^20 and 2^21 steps.
 _STEPS_PER_NORM = 2**20
-# Sums and noise are integers below 2^53, which 64-bit numbers hold exactly: noise of this standard
-# deviation stays below with overwhelming probability.
+# 64-bit floats hold integers below 2^53 exactly. Noise with this standard deviation stays below
+# that with overwhelming probability: 2^53 is 128 standard deviations.
 _MOST_STEPS = 2.0**46
-# Integers reach the program as two words, because JAX would cut one of 64 bits.
+# Integers are passed to the program as two 32-bit words, because JAX truncates 64-bit integers.
 _LOW_BITS = 26
 _FEATURE = "contrib"
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Gaussian noise, made in 64-bit arithmetic from a cipher's bits (the default)."""
+    """Gaussian noise in 64-bit arithmetic, from a cipher's random bits (the default)."""
 
     @property
     def name(self) -> str:
@@ -39,18 +38,19 @@ class Gaussian:
         return "Gaussian noise"
 
     def dp_event(self, noise_multiplier: float) -> dpa.DpEvent:
-        """The event that a release is charged as; noise in units of a contribution."""
+        """The accounting event of a release, with noise in units of a contribution."""
         return dpa.GaussianDpEvent(noise_multiplier)
 
 
 @dataclass(frozen=True)
 class DiscreteGaussian:
-    """Noise of a discrete Gaussian, drawn exactly by OpenDP (Canonne, Kamath and Steinke 2020).
+    """Discrete Gaussian noise, drawn exactly by OpenDP (Canonne, Kamath and Steinke 2020).
 
-    Needs ``pip install numpyro-dppvi[exact]``. What is proven of such noise in many dimensions is
-    concentrated differential privacy (their theorem for many dimensions), which takes 7 to 9 %
-    more noise at the usual budgets. No trusted aggregator and no ``insecure_noise_seed``: shares
-    of it add up to no discrete Gaussian, and OpenDP draws from the operating system alone.
+    Needs ``pip install numpyro-dppvi[exact]``. It is accounted as concentrated differential
+    privacy, the guarantee that is proven in many dimensions, and takes 7 to 9 % more noise at the
+    usual budgets. It cannot be combined with a trusted aggregator, because shares of discrete
+    Gaussian noise do not add up to a discrete Gaussian, nor with ``insecure_noise_seed``, because
+    OpenDP draws from the operating system.
     """
 
     @property
@@ -59,10 +59,9 @@ class DiscreteGaussian:
         return "discrete Gaussian noise, drawn exactly,"
 
     def dp_event(self, noise_multiplier: float) -> dpa.DpEvent:
-        """The event that a release is charged as, for a replaced contribution.
-
-        It satisfies rho-zCDP with rho = sensitivity^2 / (2 std^2).
-        """
+        """The accounting event of a release under ``"replace_one"``."""
+        # Discrete Gaussian noise satisfies rho-zCDP with rho = sensitivity^2 / (2 std^2), as
+        # continuous Gaussian noise does.
         if noise_multiplier == 0:
             return dpa.ZCDpEvent(math.inf)
         moved = unit_sensitivity("replace_one")
@@ -70,14 +69,15 @@ class DiscreteGaussian:
 
 
 Noise: TypeAlias = Gaussian | DiscreteGaussian
-"""The law of the noise of a method that releases once a visit."""
+"""The noise distribution of a method that releases once per visit."""
 
 
 class StepNoise(NamedTuple):
-    """Drawn integers, and the step that they are multiples of; one leading shape.
+    """Integer noise for a number of visits, and the steps that it counts.
 
     Attributes:
-        high: What is left above the last bits, 32-bit integers, last axis the entries.
+        high: The integers without their last 26 bits, as 32-bit integers; the last axis are the
+            entries.
         low: The last 26 bits, not negative, of the same shape.
         step: The step of each visit's grid, a power of two; without the last axis.
     """
@@ -88,18 +88,15 @@ class StepNoise(NamedTuple):
 
 
 def grid_step(clip_norm: float) -> float:
-    """The step that changes clipped to a norm are rounded to: a power of two, at most 2^-20 of it.
-
-    It depends on public numbers alone.
-    """
+    """The step that clipped changes are rounded to: a power of two, at most 2^-20 of the norm."""
     return math.ldexp(1.0, math.frexp(clip_norm)[1] - 1) / _STEPS_PER_NORM
 
 
 def std_in_steps(noise_std: float, clip_norm: float) -> float:
-    """A standard deviation as OpenDP takes it.
+    """A standard deviation in steps.
 
     Raises:
-        ValueError: If sums with such noise are beyond what 64-bit numbers hold exactly.
+        ValueError: If the noise is too large for 64-bit floats to hold it exactly.
     """
     scale = noise_std / grid_step(clip_norm)
     if not scale <= _MOST_STEPS:
@@ -112,11 +109,7 @@ def std_in_steps(noise_std: float, clip_norm: float) -> float:
 
 
 def require() -> Any:
-    """OpenDP's functions.
-
-    Raises:
-        ImportError: If it is not installed; says how to install it.
-    """
+    """The module of OpenDP; raises an ImportError that says how to install it."""
     try:
         import opendp.prelude as opendp
     except ImportError as error:
@@ -128,17 +121,12 @@ def require() -> Any:
 
 
 def integers(scale: float, count: int) -> np.ndarray:
-    """Independent draws of a discrete Gaussian on the integers, from the operating system's bits.
+    """Independent discrete Gaussian draws, 64-bit integers of shape ``(count,)``.
 
-    Args:
-        scale: Its parameter sigma, the standard deviation for all but the smallest.
-        count: How many.
-
-    Returns:
-        64-bit integers, shape ``(count,)``.
+    ``scale`` is the parameter sigma, which is the standard deviation unless it is well below 1.
     """
     opendp = require()
-    opendp.enable_features(_FEATURE)  # where OpenDP keeps what it has not yet vetted: all of it
+    opendp.enable_features(_FEATURE)  # OpenDP marks its constructors as not yet vetted
     space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
     noise = opendp.m.make_gaussian(*space, scale)
     return np.array(noise([0] * count), np.int64)
@@ -150,13 +138,10 @@ def drawn(
     """Fresh noise for every visit of a round.
 
     Args:
-        scales: Standard deviation of each client's noise, in steps.
+        scales: The standard deviation of each client's noise, in steps.
         steps: The step of each client.
-        clients: The clients that are visited, of any shape.
-        size: Entries of what one visit releases.
-
-    Returns:
-        Integers, leading shape that of ``clients``.
+        clients: The clients that are visited, an array of any shape.
+        size: How many entries one visit releases.
     """
     visits = clients.ravel().tolist()
     noise = np.array([integers(scales[client], size) for client in visits])
@@ -169,29 +154,26 @@ def drawn(
 
 
 def in_steps(entries: Array, step: Array) -> Array:
-    """Rounds to whole numbers of steps, which are 64-bit numbers without a fraction."""
+    """Rounds to integer numbers of steps, as 64-bit floats."""
     with jax.enable_x64(True):
         return jnp.round(entries.astype(jnp.float64) / step.astype(jnp.float64))
 
 
 def from_steps(steps: PyTree, step: Array, like: PyTree) -> PyTree:
-    """What so many steps are, in the precisions of ``like``."""
+    """Numbers of steps converted to values, in the dtypes of ``like``."""
     with jax.enable_x64(True):
         wide = step.astype(jnp.float64)
         return jax.tree.map(lambda leaf, of: (wide * leaf).astype(of.dtype), steps, like)
 
 
 def released(steps: PyTree, noise: StepNoise, weight: Array, like: PyTree) -> PyTree:
-    """Adds up whole numbers of steps and their noise without any error, and then weighs the sum.
+    """The weighted sum over the leading axis with noise; exact up to the final scaling.
 
     Args:
-        steps: Tree of whole numbers from :func:`in_steps`, to be summed over the leading axis.
-        noise: One visit's.
-        weight: What the noisy sum is multiplied by, a scalar.
-        like: A tree with the precisions of the result.
-
-    Returns:
-        The noisy, weighted sums.
+        steps: Tree of integer numbers of steps from :func:`in_steps`.
+        noise: The noise of one visit.
+        weight: The factor of the noisy sum, a scalar.
+        like: A tree with the dtypes of the result.
     """
     with jax.enable_x64(True):
         totals = noisy_steps(steps, noise)
@@ -200,8 +182,9 @@ def released(steps: PyTree, noise: StepNoise, weight: Array, like: PyTree) -> Py
 
 
 def noisy_steps(steps: PyTree, noise: StepNoise) -> PyTree:
-    """The sum over the leading axis with noise: whole numbers, without any error."""
+    """The exact sum over the leading axis with noise, in steps."""
     with jax.enable_x64(True):
+        # All numbers are integers below 2^53, so 64-bit floats add them exactly.
         words = noise.high.astype(jnp.float64), noise.low.astype(jnp.float64)
         flat = words[0] * 2.0**_LOW_BITS + words[1]
         leaves, treedef = jax.tree.flatten(steps)

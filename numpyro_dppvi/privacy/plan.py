@@ -1,4 +1,4 @@
-"""The privacy plan: what will be released and what it will cost, before any data is read."""
+"""The privacy plan: what a run will release and what it will cost, before any data is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,11 +21,11 @@ class ClientPlan:
     """What one client is going to release.
 
     Attributes:
-        budget: The promise.
+        budget: The client's budget.
         mechanism: The mechanism, with calibrated noise.
-        num_visits: How often the schedule calls on the client.
-        releases_per_visit: Noisy sums a visit.
-        before: What other runs on the same ledger file had released when this one was planned. The
+        num_visits: How often the schedule visits the client.
+        releases_per_visit: Noisy sums per visit.
+        before: What other runs on the same ledger file had released when this one was planned; the
             budget covers it, too.
 
     Raises:
@@ -48,22 +48,22 @@ class ClientPlan:
 
     @property
     def composition(self) -> Composition:
-        """Everything the client will have released, what it had before this run among it."""
+        """Everything the client will have released, including earlier runs."""
         return accounting.compose([*self.before, (self.mechanism.dp_event, self.num_releases)])
 
     @property
     def epsilon_before(self) -> float:
-        """What other runs had cost before this one, at the budget's delta."""
+        """The epsilon of earlier runs at the budget's delta."""
         return accounting.epsilon(self.before, self.budget.delta, self.budget.relation)
 
     @property
     def epsilon(self) -> float:
-        """What it costs at the budget's delta; at most the budget's epsilon."""
+        """The epsilon of everything at the budget's delta; at most the budget's."""
         return accounting.epsilon(self.composition, self.budget.delta, self.budget.relation)
 
     @property
     def epsilon_to_participant(self) -> float:
-        """The same against another client whose noise is a share of the sums' noise."""
+        """The same against another client that contributes a share of the noise."""
         return accounting.epsilon_to_participant(
             self.composition,
             self.budget.delta,
@@ -73,19 +73,19 @@ class ClientPlan:
 
     @property
     def attack(self) -> Attack:
-        """The best attack on everything that the client will have released."""
+        """The best attack on everything the client will have released."""
         return best_attack(self.composition, self.budget.relation)
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """One :class:`ClientPlan` a client; prints as a table. Holds nothing computed from records."""
+    """One :class:`ClientPlan` per client; prints as a table. No part of it depends on records."""
 
     clients: tuple[ClientPlan, ...]
 
     @property
     def epsilons(self) -> np.ndarray:
-        """Epsilon of each client at its own delta, shape ``(num_clients,)``."""
+        """Each client's epsilon at its own delta, shape ``(num_clients,)``."""
         return np.array([client.epsilon for client in self.clients])
 
     @property
@@ -95,33 +95,33 @@ class PrivacyPlan:
 
     @property
     def noise_std(self) -> np.ndarray:
-        """Noise that each client adds to every entry it releases, shape ``(num_clients,)``."""
+        """The noise that each client adds to every entry it releases, shape ``(num_clients,)``."""
         return np.array([client.mechanism.share_std for client in self.clients])
 
     @property
     def physical_size(self) -> int:
-        """Rows of a padded batch; 0 where no batches are drawn."""
+        """Rows of a padded batch; 0 for methods without batches."""
         mechanism = self.clients[0].mechanism
         return mechanism.physical_size if isinstance(mechanism, GaussianSum) else 0
 
     def ledger(self) -> Ledger:
-        """An empty ledger that holds the plan's budgets."""
+        """An empty ledger with the plan's budgets."""
         return Ledger(
             budgets=tuple(client.budget for client in self.clients),
             affordable=tuple(client.composition for client in self.clients),
         )
 
     def __str__(self) -> str:
-        """A table with one line for each run of equal clients, and what it means."""
+        """A table with one line for each group of equal clients, and what the epsilon means."""
         attacks = [client.attack for client in self.clients]
         worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
         meaning = words.in_other_words(worst, self.clients[worst].budget, attacks[worst])
-        title = "Privacy plan (nothing has been read yet)"
+        title = "Privacy plan (no data has been read)"
         lines = [line for said in [*self._known(), meaning] for line in words.paragraph(said)]
         return "\n".join([title, *table(self.clients), *lines])
 
     def _known(self) -> list[str]:
-        """What somebody knows before any release, where the table alone would not suggest it."""
+        """Sentences on what the table does not show."""
         said = []
         relations = [client.budget.relation for client in self.clients]
         if "add_or_remove_one" in relations:
@@ -135,13 +135,13 @@ class PrivacyPlan:
 
     @property
     def before_in_words(self) -> str:
-        """A sentence on what other runs on the same ledger file had spent; empty if nothing."""
+        """A sentence on what earlier runs on the same ledger file spent; empty if nothing."""
         most = max(client.epsilon_before for client in self.clients)
         if not most:
             return ""
         return (
-            f"Other runs on the same ledger file had spent up to epsilon = "
-            f"{words.rounded_up(most)} of a client's budget before this one; it is counted above."
+            f"Earlier runs on the same ledger file spent up to epsilon = {words.rounded_up(most)} "
+            "of a client's budget, which is included above."
         )
 
 
@@ -159,23 +159,23 @@ def of_gradients(
     """Plans noisy sums of per-record gradients.
 
     Every client's noise is calibrated to its own budget, size and number of visits. With a
-    trusted aggregator (``num_shares`` clients add noise to one sum) the largest serves all.
+    trusted aggregator, where ``num_shares`` clients add noise to one sum, all use the largest.
 
     Args:
-        budgets: One a client.
+        budgets: One per client.
         sampler: How batches are drawn.
-        clip_norm: One number for all clients, or one a client.
-        releases_per_visit: Noisy sums a visit.
+        clip_norm: One number for all clients, or one per client.
+        releases_per_visit: Noisy sums per visit.
         num_visits: Visits of each client.
         client_sizes: Records of each client.
-        num_shares: With a trusted aggregator, how many clients' noise makes up that of a sum.
-        before: What each client had released before, which its budget covers; empty for nothing.
+        num_shares: With a trusted aggregator, how many clients' noise adds up to that of a sum.
+        before: What each client released before, which its budget must cover; empty for nothing.
 
     Raises:
-        BudgetExceededError: If that uses up the budget of a client that is to be visited.
-        ValueError: If the sampler cannot sample a client, or is not accounted for under the
-            relation or the unit of a budget; if clients under a trusted aggregator differ in
-            clipping norm or sampling; if there is another number of numbers than of clients.
+        BudgetExceededError: If earlier releases use up the budget of a client to be visited.
+        ValueError: If the sampler does not fit a client's size or a budget's relation or unit, if
+            clients under a trusted aggregator differ in clipping norm or sampling, or if a list
+            has the wrong length.
     """
     for budget in budgets:
         sampler.check(client_sizes, budget.relation)
@@ -221,7 +221,7 @@ def of_gradients(
 def _checked_before(
     budgets: Sequence[PrivacyBudget], num_visits: Sequence[int], before: Sequence[Composition]
 ) -> Sequence[Composition]:
-    """What each client had released; refused where nothing is left for what is planned."""
+    """What each client released before; refuses clients with nothing left for their visits."""
     before = before or [frozenset()] * len(budgets)
     for m, (budget, visits, spent) in enumerate(zip(budgets, num_visits, before, strict=True)):
         if visits and calibrate.is_used_up(budget, spent):
@@ -231,30 +231,30 @@ def _checked_before(
                 f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
                 "nothing was computed. All runs on a file share one budget: write a larger one, "
                 f"budget=PrivacyBudget(epsilon={2 * max(epsilon, budget.epsilon):.3g}, ...) say, "
-                "if these records may cost as much in all."
+                "if these records may cost that much in total."
             )
     return before
 
 
 def _check_equal_shares(samplers: Sequence[Sampler], client_sizes: Sequence[int]) -> None:
-    """Refuses a sum over clients that each divide their noise by another number."""
+    """Refuses a sum over clients whose batches are different fractions of their records."""
     each = zip(samplers, client_sizes, strict=True)
     probs = {float(sampler.inclusion_prob(size)) for sampler, size in each}
     if len(probs) > 1:
         raise ValueError(
-            f"sampler must draw the same share of every client's records for a sum over clients, "
-            f"got shares of {min(probs):g} to {max(probs):g}: write sampler=PoissonSampling(0.1), "
-            "say."
+            f"sampler must draw the same fraction of every client's records with a trusted "
+            f"aggregator, got {min(probs):g} to {max(probs):g}: write "
+            "sampler=PoissonSampling(0.1), say."
         )
 
 
 def _check_equal_clips(clip_norms: Sequence[float]) -> None:
-    """Refuses a sum over clients whose shares of the noise would have different sizes."""
+    """Refuses a sum over clients whose noise would have different standard deviations."""
     if len(set(clip_norms)) > 1:
         raise ValueError(
-            "clip_norm must be one number for all clients with a trusted aggregator, where their "
-            f"noise adds up to that of one sum, got {min(clip_norms):g} to {max(clip_norms):g}: "
-            f"write clip_norm={max(clip_norms):g}."
+            "clip_norm must be one number for all clients with a trusted aggregator, got "
+            f"{min(clip_norms):g} to {max(clip_norms):g}: write clip_norm={max(clip_norms):g}, "
+            "because the clients' noise adds up to that of one sum."
         )
 
 
@@ -270,11 +270,11 @@ def of_changes(
     noise_law: Noise = Gaussian(),
     before: Sequence[Composition] = (),
 ) -> PrivacyPlan:
-    """Plans noisy sums (or means) of changes, one a shard; one release a visit.
+    """Plans noisy sums (or means) of shards' changes, with one release per visit.
 
-    With a trusted aggregator the sum over clients is released: its noise covers the client whose
-    clip times weight is the largest (paper, Theorems 6 and 8), and the most shards that a unit may
-    change.
+    With a trusted aggregator the sum over clients is released. Its noise is that of the client
+    with the largest clipping norm times weight (paper, Theorems 6 and 8), and for the largest
+    number of shards that a unit can change.
     """
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     before = _checked_before(budgets, num_visits, before)
@@ -288,6 +288,8 @@ def of_changes(
         clip_norms, num_shards, averaged=averaged, aggregated=num_shares is not None
     )
     contributions = [units.shards_changed(b, n) for b, n in zip(budgets, num_shards, strict=True)]
+    # Under an aggregator, one noisy sum is released for all clients: it must satisfy the strictest
+    # budget and the largest unit.
     if num_shares is not None:
         noise = [max(noise)] * len(noise)
         contributions = [max(contributions)] * len(noise)
@@ -311,15 +313,17 @@ def of_changes(
 def shard_weights(
     clip_norms: Sequence[float], num_shards: Sequence[int], *, averaged: bool, aggregated: bool
 ) -> list[float]:
-    """What each client's noise on a sum of clipped changes is multiplied by.
+    """The factor of each client's noise on a sum of clipped changes.
 
-    Under a trusted aggregator whoever's shards may move the sum furthest sets the noise of all, so
-    that any share of it is like any other.
+    Under a trusted aggregator, the client whose shards can move the sum furthest determines the
+    noise of all, so that all shares have one standard deviation.
     """
     weights = [1 / shards if averaged else 1.0 for shards in num_shards]
     if not aggregated:
         return weights
-    # A client's own ratio is exactly 1: no weight is rounded below what its sum is multiplied by.
+    # The standard deviation is proportional to clip * weight, so a client with another clip gets
+    # the largest clip * weight over its own clip. Its own ratio is exactly 1, so rounding never
+    # makes a weight smaller than the factor of the client's sum.
     each = list(zip(clip_norms, weights, strict=True))
     return [max(weight * (clip / mine) for clip, weight in each) for mine in clip_norms]
 
@@ -331,7 +335,7 @@ def _noise_of_changes(
     num_records: int,
     before: Composition,
 ) -> float:
-    """Noise that keeps a budget, in units of what one unit of protection contributes."""
+    """The noise multiplier for a budget."""
     if isinstance(noise_law, DiscreteGaussian):
         return calibrate.discrete_noise_multiplier(budget, num_releases, before)
     everything = FullBatch()
@@ -346,9 +350,9 @@ def _noise_of_changes(
 
 
 def table(clients: Sequence[ClientPlan]) -> list[str]:
-    """Lines of a table: mechanism, releases, noise and epsilon of each run of equal clients.
+    """Lines of a table with mechanism, releases, noise and epsilon of groups of equal clients.
 
-    Where clients share the noise of a sum, the epsilon against one of them has a column, too.
+    If clients share the noise of a sum, there is a column for the epsilon against one of them.
     """
     shared = any(client.mechanism.num_shares > 1 for client in clients)
     header = ["client", "records", "batch", "clip", "noise std", "releases", "epsilon", "delta"]
@@ -375,7 +379,7 @@ def table(clients: Sequence[ClientPlan]) -> list[str]:
 
 
 def _runs(clients: Sequence[ClientPlan]) -> list[tuple[int, int]]:
-    """First and last number of every run of equal plans."""
+    """First and last number of every group of consecutive clients with equal plans."""
     runs: list[tuple[int, int]] = []
     for number, client in enumerate(clients):
         if runs and clients[runs[-1][0]] == client:

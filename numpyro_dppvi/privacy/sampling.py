@@ -1,7 +1,6 @@
-"""Samplers: how a batch is drawn from a client's records, and what that means to the accountant.
+"""Samplers: how a batch is drawn from a client's records, and how that is accounted.
 
-A sampler is one value with both halves, ``draw`` and ``dp_event``, so that what runs and what is
-accounted cannot differ.
+A sampler has both ``draw`` and ``dp_event``, so what runs and what is accounted cannot differ.
 """
 
 import dataclasses
@@ -19,25 +18,25 @@ from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.privacy import loss_distributions
 from numpyro_dppvi.privacy.budget import Relation
 
-# The batch is padded to its expected size plus this many standard deviations, beyond which it
-# would be cut; the accountant is told. Five cost next to nothing (docs/privacy.md).
+# A Poisson batch is padded to its expected size plus this many standard deviations. Larger batches
+# are truncated, which the event accounts for; at five, this costs almost nothing (docs/privacy.md).
 _PADDING_DEVIATIONS = 5.0
-# Small batches are skewed: as many more rows make the same quantile of a binomial distribution
-# (Cornish and Fisher's correction, (z^2 - 1) / 6).
+# Small binomial distributions are skewed. The Cornish-Fisher correction of a quantile z by
+# (z^2 - 1) / 6, times a skewness of at most 1 standard deviation, is 4 rows at z = 5.
 _PADDING_SKEW = 4.0
-# Inclusion compares 30 random bits with a threshold: see PoissonSampling.draw.
+# Inclusion compares 30 random bits with a threshold; see PoissonSampling.draw.
 _BITS = 30
-# With so few bits, records of a smaller probability would never be drawn.
+# Much smaller probabilities would round to 0 in 30 bits.
 _LEAST_PROB = 1e-8
-# More records than these do not share one word: it happens in one of 10^40 draws of 10^4 records.
+# No more than this many records share one word, except in one of 10^40 draws of 10^4 records.
 _MOST_EQUALS = 8
 
 
 class Batch(NamedTuple):
-    """Rows of a client's padded records, and which of them count.
+    """A batch: rows of a client's padded records, and which of them are part of it.
 
     Attributes:
-        rows: Row numbers, shape ``(physical_size,)``; ``None`` means all rows in their order.
+        rows: Row numbers, shape ``(physical_size,)``; ``None`` means all rows in order.
         mask: Booleans; false entries are padding.
     """
 
@@ -46,7 +45,7 @@ class Batch(NamedTuple):
 
 
 def check_kind(sampler: "Sampler") -> None:
-    """Refuses what is no sampler."""
+    """Refuses anything but a sampler."""
     if isinstance(sampler, type) or not hasattr(sampler, "dp_event"):
         raise TypeError(
             "sampler must be FullBatch(), PoissonSampling(...) or FixedSizeSampling(...), got "
@@ -55,22 +54,22 @@ def check_kind(sampler: "Sampler") -> None:
 
 
 class Sampler(Protocol):
-    """What every sampler offers; samplers are frozen and can be hashed."""
+    """The protocol of samplers, which are frozen and hashable values."""
 
     def __hash__(self) -> int:
-        """Equal samplers hash alike."""
+        """Equal samplers have equal hashes."""
         ...
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
-        """Refuses clients that it cannot sample, and relations that it is not accounted for."""
+        """Refuses client sizes and relations that the sampler does not support."""
         ...
 
     def of_client(self, client: int) -> "Sampler":
-        """A client's own sampler: all but ``check`` and ``physical_size`` is asked of it."""
+        """One client's sampler; the methods other than ``check`` and ``physical_size`` need it."""
         ...
 
     def inclusion_prob(self, num_records: Array | int) -> Array | float:
-        """The probability that a given one of ``num_records`` records is in a batch; public."""
+        """The (public) probability that a record is in a batch."""
         ...
 
     def describe(self, num_records: int) -> str:
@@ -78,7 +77,7 @@ class Sampler(Protocol):
         ...
 
     def physical_size(self, client_sizes: Sequence[int]) -> int:
-        """The fixed number of rows of a batch, one for all clients."""
+        """The number of rows of a padded batch, the same for all clients."""
         ...
 
     def draw(
@@ -91,24 +90,23 @@ class Sampler(Protocol):
     ) -> Batch:
         """Draws a batch from the first ``num_records`` of ``capacity`` rows.
 
-        ``inclusion_prob`` is the client's :meth:`inclusion_prob`, which a compiled program is
-        handed.
+        ``inclusion_prob`` is the result of :meth:`inclusion_prob`, passed as a runtime argument.
         """
         ...
 
     def dp_event(
         self, noise_multiplier: float, num_records: int, physical_size: int
     ) -> dpa.DpEvent:
-        """The event of one noisy sum over such a batch, noise in units of the clipping norm."""
+        """The event of one noisy sum over a batch, with noise in units of the clipping norm."""
         ...
 
 
 @dataclass(frozen=True)
 class FullBatch:
-    """Every record, every time: no subsampling and nothing to go wrong with it."""
+    """Every record in every batch: no sampling."""
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
-        """Refuses nothing."""
+        """Accepts all clients and relations."""
 
     def of_client(self, client: int) -> "FullBatch":
         """The same for every client."""
@@ -137,7 +135,7 @@ class FullBatch:
         capacity: int,
         physical_size: int,
     ) -> Batch:
-        """All rows, in their order."""
+        """All rows, in order."""
         del rng_key, inclusion_prob, physical_size
         return Batch(None, jnp.arange(capacity) < num_records)
 
@@ -151,14 +149,14 @@ class FullBatch:
 
 @dataclass(frozen=True)
 class PoissonSampling:
-    """Every record is in the batch with probability ``sampling_prob``, by its own coin.
+    """Each record is in the batch with probability ``sampling_prob``, independently of the others.
 
-    The batch is padded to a fixed number of rows, so that one compiled program serves every
-    draw. In the rare case that more records come up than fit, a uniformly random subset of them
-    is kept, and the event says so (Ganesh, McMahan and Thakurta 2025, arXiv 2508.15089).
+    The batch is padded to a fixed number of rows, so that one compiled program serves all draws.
+    In the rare case that more records are drawn than fit, a uniformly random subset of them is
+    kept, which the event accounts for (Ganesh, McMahan and Thakurta 2025, arXiv 2508.15089).
 
     Args:
-        sampling_prob: At least 1e-8 and below 1; one number for all clients, or one a client.
+        sampling_prob: At least 1e-8 and below 1; one number for all clients, or one per client.
 
     Raises:
         ValueError: If a probability is outside (0, 1).
@@ -174,11 +172,7 @@ class PoissonSampling:
         object.__setattr__(self, "sampling_prob", probs)
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
-        """Refuses another number of probabilities than of clients.
-
-        Raises:
-            ValueError: In that case.
-        """
+        """Raises a ValueError if there is a wrong number of probabilities."""
         del relation
         _validate.by_client("sampling_prob", self.sampling_prob, len(client_sizes))
 
@@ -207,7 +201,7 @@ class PoissonSampling:
         return f"Poisson q={self._prob:g} (~{self._prob * num_records:.0f} rows)"
 
     def physical_size(self, client_sizes: Sequence[int]) -> int:
-        """Rows that a client's batch exceeds in one of three million draws at most."""
+        """A number of rows that a client's batch exceeds in at most one of three million draws."""
         probs = _validate.by_client("sampling_prob", self.sampling_prob, len(client_sizes))
         return max(_padded_size(n, q) for n, q in zip(client_sizes, probs, strict=True))
 
@@ -219,13 +213,11 @@ class PoissonSampling:
         capacity: int,
         physical_size: int,
     ) -> Batch:
-        """Flips every record's coin and gathers the rows that came up.
-
-        One random word a record serves twice: it is in the batch if its word is below the
-        threshold, and if too many are, the smallest words stay, which is a uniformly random
-        subset of those that came up. The threshold is rounded down, from the next number below, so
-        the true probability is at most the accounted one in any precision.
-        """
+        """Draws each record independently and gathers the rows that were drawn."""
+        # A record is drawn if its random word is below q 2^30. Taking the smallest words keeps all
+        # drawn records if they fit, and a uniformly random subset of them if they do not. The
+        # threshold is rounded down, starting from the float just below q, so that the true
+        # probability never exceeds the accounted one.
         words = _words(rng_key, num_records, capacity)
         below = jnp.nextafter(jnp.asarray(inclusion_prob), 0)
         threshold = jnp.floor(below * 2**_BITS).astype(jnp.uint32)
@@ -235,7 +227,7 @@ class PoissonSampling:
     def dp_event(
         self, noise_multiplier: float, num_records: int, physical_size: int
     ) -> dpa.DpEvent:
-        """A Poisson-sampled Gaussian event, truncated if the batch may be cut."""
+        """A Poisson-sampled Gaussian event; a truncated one if batches can overflow."""
         if physical_size >= num_records:
             gaussian = dpa.GaussianDpEvent(noise_multiplier)
             return dpa.PoissonSampledDpEvent(self._prob, gaussian)
@@ -249,12 +241,11 @@ class PoissonSampling:
 
 @dataclass(frozen=True)
 class FixedSizeSampling:
-    """A uniformly random batch of ``batch_size`` different records, drawn afresh for every step.
+    """A uniformly random batch of ``batch_size`` distinct records, drawn independently each step.
 
-    It suits programs that want every row of a batch to count. It needs more noise than
-    :class:`PoissonSampling` with the same expected size: 3 % more at epsilon 1 where a tenth of
-    the records is drawn, a quarter more and beyond where there is little noise. A client takes
-    part with the share ``batch_size / num_records`` of its records.
+    It wastes no rows on padding, but needs more noise than :class:`PoissonSampling` with the same
+    expected size: 3 % more at epsilon 1 if a tenth of the records is drawn, and a quarter more or
+    beyond at low noise.
 
     Args:
         batch_size: At most the records of the smallest client.
@@ -270,11 +261,7 @@ class FixedSizeSampling:
         object.__setattr__(self, "batch_size", size)
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
-        """Refuses clients with fewer records than a batch, and ``add_or_remove_one``.
-
-        Raises:
-            ValueError: In either case.
-        """
+        """Raises a ValueError for clients smaller than a batch and for ``add_or_remove_one``."""
         for client, size in enumerate(client_sizes):
             self._check_size(client, size)
         loss_distributions.check_relation(
@@ -295,7 +282,7 @@ class FixedSizeSampling:
             )
 
     def inclusion_prob(self, num_records: Array | int) -> Array | float:
-        """The share of a client's records that is in a batch."""
+        """The fraction of a client's records that is in a batch."""
         return self.batch_size / num_records
 
     def describe(self, num_records: int) -> str:
@@ -315,11 +302,9 @@ class FixedSizeSampling:
         capacity: int,
         physical_size: int,
     ) -> Batch:
-        """Takes the rows with the smallest random words.
-
-        Two rows share the last word that would be taken in about ``num_records`` of 10^9 draws.
-        Other words decide between equals, so that no row is preferred for its place.
-        """
+        """Takes the rows with the smallest random words."""
+        # Two rows share the last word taken in about num_records of 10^9 draws. Second words break
+        # such ties, because top_k would prefer the lower row number.
         del inclusion_prob, physical_size
         first_key, second_key = jax.random.split(rng_key)
         words = _words(first_key, num_records, capacity)
@@ -346,15 +331,15 @@ def _padded_size(num_records: int, prob: float) -> int:
 
 
 def _words(rng_key: PRNGKey, num_records: Array, capacity: int) -> Array:
-    """A random word of ``_BITS`` bits for every record, and a larger number for padding."""
+    """A random word of 30 bits for every record, and a larger number for padding."""
     words = jax.random.bits(rng_key, (capacity,), jnp.uint32) >> (32 - _BITS)
     return jnp.where(jnp.arange(capacity) < num_records, words, jnp.uint32(2**_BITS))
 
 
 def _smallest(words: Array, count: int) -> Array:
-    """Places of the smallest words, the smallest first."""
-    # Non-negative floats sort as their bit patterns do, and top_k is fast on floats. The
-    # offset keeps the patterns clear of subnormal numbers, which a device may flush to zero.
+    """Indices of the smallest words, in ascending order."""
+    # Non-negative floats sort like their bit patterns, and top_k is fast on floats. The offset
+    # keeps the patterns clear of subnormal numbers, which devices may flush to zero.
     patterns = words + jnp.uint32(1 << 23)
     sortable = jax.lax.bitcast_convert_type(patterns, jnp.float32)
     return jax.lax.top_k(-sortable, count)[1]

@@ -1,9 +1,14 @@
-"""Choosing the best of several private runs: how often to run, and what it costs in all.
+"""The privacy cost of choosing the best of several private runs.
 
-Whoever tries settings on the data and keeps the best has released something of every try. If the
-number of tries is random and secret, and nothing but the best run is shown, the cost is only a
-few times that of one run, however many settings there are (Liu and Talwar 2019; Papernot and
-Steinke 2022, arXiv 2110.03620).
+Trying settings on the data and keeping the best reveals something about every try. But if the
+number of runs is random and secret, and only the best run is shown, the cost is only a few times
+that of one run, however many settings there are (Liu and Talwar 2019; Papernot and Steinke 2022,
+arXiv 2110.03620).
+
+The reason: let Q be the distribution of one run with a random setting, ordered by score, and f the
+probability generating function of the number of runs. Then output y is shown with probability
+f(Q(<= y)) - f(Q(< y)), so a small change of Q changes it little if f' varies slowly, as it does
+for the distributions offered here.
 """
 
 import math
@@ -20,20 +25,21 @@ from numpyro_dppvi.privacy.budget import PrivacyBudget, budget_of_each, unit_sen
 from numpyro_dppvi.privacy.mechanisms import GaussianSum
 from numpyro_dppvi.privacy.sampling import FullBatch
 
-# Orders of the Renyi divergence that are tried; the accountant's own start too far from 1.
+# Orders of the Rényi divergence; the accountant's default orders start too far from 1.
 _ORDERS = tuple(1 + 2.0 ** (e / 8) for e in range(-32, 113))
-# Calibration stops where this share of the budget is spent.
+# Calibration stops when at least this share of the budget is spent.
 _ENOUGH = 0.999
-# A run's own calibration is right to some 1e-12 of its distance.
+# The relative tolerance for a run's distance, whose calibration is accurate to about 1e-12.
 _ROUNDING = 1e-9
-# Nobody waits for more, not even for their number to be drawn.
+# More runs would be impractical; even drawing their number takes long.
 _MOST_RUNS = 1e5
+# exp() of more than this would overflow.
 _LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
 class PoissonRuns:
-    """The number of runs is Poisson: close to its mean, but with probability e^-mean none.
+    """A Poisson number of runs: close to its mean, but 0 with probability e^-mean.
 
     Args:
         mean: At least 1.
@@ -55,11 +61,11 @@ class PoissonRuns:
         return f"Poisson with mean {self.mean:g}"
 
     def dp_event(self, run: dpa.DpEvent) -> dpa.DpEvent:
-        """The event of showing the best of so many runs."""
+        """The event of showing the best of that many runs."""
         return dpa.dp_event.RepeatAndSelectDpEvent(run, self.mean, math.inf)
 
     def count(self, uniform: float) -> int:
-        """The number of runs that belongs to a uniform random number in [0, 1)."""
+        """The number of runs, as the quantile at a uniform random number in [0, 1)."""
 
         def probabilities() -> Iterator[tuple[int, float]]:
             k, prob = 0, math.exp(-self.mean)
@@ -72,15 +78,15 @@ class PoissonRuns:
 
 @dataclass(frozen=True)
 class NegativeBinomialRuns:
-    """The number of runs is negative binomial, and at least 1.
+    """A negative binomial number of runs, truncated to at least 1.
 
     Args:
         mean: Above 1.
-        shape: At least 0. 1 is the geometric distribution, 0 the logarithmic; the smaller, the
-            cheaper, and the more often just one run comes up, or a great many.
+        shape: At least 0; 1 is the geometric distribution, 0 the logarithmic. Smaller shapes cost
+            less and give a single run, or very many, more often.
 
     Raises:
-        ValueError: If a number is out of its range.
+        ValueError: If a number is out of range.
     """
 
     mean: float
@@ -93,8 +99,9 @@ class NegativeBinomialRuns:
             raise ValueError("mean must be above 1, got 1: write NegativeBinomialRuns(10.0), say.")
         if not self._first():
             raise ValueError(
-                f"mean and shape must leave a single run some probability, got mean={self.mean:g} "
-                f"and shape={self.shape:g}: write NegativeBinomialRuns(10.0), say."
+                "mean and shape must give a single run positive probability, got "
+                f"mean={self.mean:g} and shape={self.shape:g}: write NegativeBinomialRuns(10.0), "
+                "say."
             )
 
     @property
@@ -103,15 +110,16 @@ class NegativeBinomialRuns:
         return f"truncated negative binomial with mean {self.mean:g} and shape {self.shape:g}"
 
     def dp_event(self, run: dpa.DpEvent) -> dpa.DpEvent:
-        """The event of showing the best of so many runs."""
+        """The event of showing the best of that many runs."""
         return dpa.dp_event.RepeatAndSelectDpEvent(run, self.mean, self.shape)
 
     def count(self, uniform: float) -> int:
-        """The number of runs that belongs to a uniform random number in [0, 1)."""
+        """The number of runs, as the quantile at a uniform random number in [0, 1)."""
         gamma, shape = self._gamma(), self.shape
 
         def probabilities() -> Iterator[tuple[int, float]]:
-            # P(1), and then the ratio of neighbours: (1 - gamma) (k + shape) / (k + 1).
+            # P(k) is proportional to (1 - gamma)^k Gamma(k + shape) / (Gamma(shape) k!), so the
+            # ratio P(k + 1) / P(k) is (1 - gamma) (k + shape) / (k + 1).
             k, prob = 1, self._first()
             while True:
                 yield k, prob
@@ -122,15 +130,16 @@ class NegativeBinomialRuns:
     def _first(self) -> float:
         """The probability of a single run."""
         gamma, shape = self._gamma(), self.shape
-        if gamma == 1:  # shapes so large that no number tells it from 1
+        if gamma == 1:  # for large shapes, gamma rounds to 1
             return 0.0
         if shape == 0:
             return -1 / math.log(gamma) * (1 - gamma)
+        # P(1) = shape (1 - gamma) / (gamma^-shape - 1), with its limit at shape 0 above.
         exponent = -shape * math.log(gamma)
         return 0.0 if exponent > _LARGEST_EXPONENT else shape / math.expm1(exponent) * (1 - gamma)
 
     def _gamma(self) -> float:
-        """The parameter whose distribution has the mean; found by halving an interval."""
+        """The success probability at which the distribution has the given mean, by bisection."""
 
         def mean(gamma: float) -> float:
             if self.shape == 0:
@@ -165,22 +174,22 @@ def _quantile(probabilities: Iterator[tuple[int, float]], uniform: float) -> int
 
 
 def selection_epsilon(mu: float, runs: Runs, delta: float) -> float:
-    """What it costs to show the best of several runs, each of them Gaussian.
+    """The epsilon of showing the best of several Gaussian runs (Papernot and Steinke 2022).
 
     Args:
-        mu: Distance between neighbours in standard deviations, of everything that one run
-            releases, its score included.
-        runs: How many runs there are.
+        mu: The distance between neighbours, in standard deviations, of everything that one run
+            releases, including its score.
+        runs: The distribution of the number of runs.
         delta: In (0, 1).
 
     Returns:
-        Epsilon, an upper bound (Papernot and Steinke 2022, Theorems 2 and 6).
+        Epsilon, an upper bound by their Theorems 2 and 6.
     """
     if mu == 0:
         return 0.0
     if mu == math.inf:
         return math.inf
-    # The RDP accountant takes noise per sensitivity, whatever the relation.
+    # The RDP accountant takes noise in units of the sensitivity, whatever the relation.
     accountant = rdp.RdpAccountant(orders=_ORDERS)
     accountant.compose(runs.dp_event(dpa.GaussianDpEvent(1 / mu)))
     return float(accountant.get_epsilon(delta))
@@ -188,15 +197,15 @@ def selection_epsilon(mu: float, runs: Runs, delta: float) -> float:
 
 @dataclass(frozen=True)
 class SelectionPlan:
-    """What a selection will cost, and what each of its runs may; made by :func:`plan_selection`.
+    """The cost of a selection and of each of its runs; made by :func:`plan_selection`.
 
     Attributes:
-        budgets: The promise for the whole selection, one a client.
-        run_budgets: What one fit may cost each client.
+        budgets: The budget of the whole selection, one per client.
+        run_budgets: The budget of one fit, one per client.
         mechanisms: How each client releases the score of a run.
-        runs: How many runs there are.
-        mus: What one run may be in all for each client: its distance in standard deviations.
-        fit_mus: The part of it that the fit may take.
+        runs: The distribution of the number of runs.
+        mus: Each client's distance between neighbours for one run in total, in standard deviations.
+        fit_mus: The same for the fit alone.
     """
 
     budgets: tuple[PrivacyBudget, ...]
@@ -208,7 +217,7 @@ class SelectionPlan:
 
     @property
     def epsilons(self) -> tuple[float, ...]:
-        """What the selection costs each client in all, at the client's delta."""
+        """Each client's epsilon of the whole selection, at the client's delta."""
         return tuple(
             selection_epsilon(mu, self.runs, budget.delta)
             for mu, budget in zip(self.mus, self.budgets, strict=True)
@@ -223,21 +232,21 @@ def plan_selection(
     score_bound: float,
     score_share: float = 0.1,
 ) -> SelectionPlan:
-    """Divides a budget between the runs of a selection; reads no data.
+    """Divides a budget among the runs of a selection; reads no data.
 
     Args:
-        budget: What everything together may cost: one for all clients, or one a client.
+        budget: The budget of the whole selection: one for all clients, or one per client.
         runs: ``PoissonRuns(mean)`` or ``NegativeBinomialRuns(mean)``.
-        client_sizes: Number of scored records of each client; these are public.
-        score_bound: Records' scores are clipped to plus or minus this.
-        score_share: In (0, 1): the share of a run's squared distance that its score takes.
+        client_sizes: The (public) number of scored records of each client.
+        score_bound: Each record's score is clipped to plus or minus this.
+        score_share: In (0, 1): the part of a run's squared distance that its score takes.
 
     Returns:
         The plan.
 
     Raises:
-        ValueError: If a number is out of its range, or a budget protects whole clients: sums of
-            records' scores have no useful bound there.
+        ValueError: If a number is out of range, or a budget protects whole clients, for which a
+            sum of scores has no useful bound.
 
     Example:
         >>> plan = plan_selection(
@@ -246,7 +255,7 @@ def plan_selection(
         ...     client_sizes=[900, 600],
         ...     score_bound=4.0,
         ... )
-        >>> round(plan.run_budgets[0].epsilon, 2)  # of 1 in all, for each of ten runs on average
+        >>> round(plan.run_budgets[0].epsilon, 2)  # each of ten runs on average, of 1 in total
         0.38
     """
     if not isinstance(runs, Runs):
@@ -259,6 +268,7 @@ def plan_selection(
     share = _validate.open_unit("score_share", score_share, "0.1")
     budgets = budget_of_each(budget, len(sizes))
     mus = [_largest_mu(mine, runs) for mine in budgets]
+    # Squared distances of the fit and its score add up to that of the run.
     fit_mus = [math.sqrt(1 - share) * mu for mu in mus]
     return SelectionPlan(
         tuple(budgets),
@@ -274,12 +284,12 @@ def plan_selection(
 
 
 def _largest_mu(budget: PrivacyBudget, runs: Runs) -> float:
-    """The largest distance of one run with which the selection keeps its budget."""
+    """The largest distance of one run for which the selection is within its budget."""
     if math.isinf(budget.epsilon):
         return math.inf
     low, high = 0.0, 1 / dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     if selection_epsilon(high, runs, budget.delta) <= budget.epsilon:
-        return high  # a single run, or nearly
+        return high  # almost always a single run
     while True:
         middle = (low + high) / 2
         epsilon = selection_epsilon(middle, runs, budget.delta)
@@ -289,7 +299,7 @@ def _largest_mu(budget: PrivacyBudget, runs: Runs) -> float:
 
 
 def _run_budget(budget: PrivacyBudget, mu: float) -> PrivacyBudget:
-    """The guarantee at the same delta that a Gaussian at this distance gives."""
+    """The budget that a Gaussian at this distance spends at the same delta."""
     epsilon = math.inf if mu == math.inf else dpa.get_epsilon_gaussian(1 / mu, budget.delta)
     return PrivacyBudget(
         epsilon, budget.delta, budget.relation, budget.unit, budget.max_records_per_person
@@ -299,6 +309,8 @@ def _run_budget(budget: PrivacyBudget, mu: float) -> PrivacyBudget:
 def _score_mechanism(
     budget: PrivacyBudget, mu: float, bound: float, num_records: int
 ) -> GaussianSum:
+    # A score in [-bound, bound] is a vector of norm <= bound, so noise in units of the bound is the
+    # unit sensitivity over the distance.
     noise = 0.0 if mu == math.inf else unit_sensitivity(budget.relation) / mu
     contributions = units.records_changed(budget)
     return GaussianSum(
@@ -307,28 +319,25 @@ def _score_mechanism(
 
 
 def check_run(plan: SelectionPlan, mus: Sequence[float | None]) -> None:
-    """Refuses a run that released more than the plan allows one run.
+    """Raises a ValueError if a run released more than the plan allows.
 
     Args:
         plan: The plan.
-        mus: The distance of what the run released, one a client; ``None`` where batches were
-            sampled.
-
-    Raises:
-        ValueError: In that case, and if batches were sampled or clients are missing.
+        mus: The distance of the run's releases for each client; ``None`` if batches were sampled.
     """
     if len(mus) != len(plan.fit_mus):
         raise ValueError(
-            f"fit_one must fit the {len(plan.fit_mus)} clients of the plan, got {len(mus)}."
+            f"fit_one must fit the {len(plan.fit_mus)} clients of the plan, got {len(mus)}: pass "
+            "the same data in every call of fit."
         )
     for client, (mu, allowed) in enumerate(zip(mus, plan.fit_mus, strict=True)):
         if mu is None:
             raise ValueError(
-                f"a selection is accounted for full batches and shards alone, got sampled batches "
-                f"of client {client}: write sampler=FullBatch() in fit_one."
+                f"sampler must be FullBatch() in a selection, got sampled batches of client "
+                f"{client}: write sampler=FullBatch() in fit_one."
             )
         if not mu <= allowed * (1 + _ROUNDING):
             raise ValueError(
-                f"fit_one must keep to the budgets it is given, but client {client} released more: "
-                "write budget=budgets in its call of fit."
+                f"fit_one must keep to the budgets it is given, got a run that released more for "
+                f"client {client}: write budget=budgets in its call of fit."
             )

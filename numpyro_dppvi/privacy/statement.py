@@ -1,4 +1,4 @@
-"""The privacy statement: what was promised, released and spent, for people and for machines."""
+"""The privacy statement: what was promised, released and spent, as text, Markdown and JSON."""
 
 import functools
 import importlib.metadata
@@ -16,18 +16,18 @@ from numpyro_dppvi.privacy.plan import PrivacyPlan
 
 NOT_COVERED = (
     "choices made by looking at the data: tuning, preprocessing, choice of model, stopping",
-    "a person with more records than the unit says, or at more than one client",
-    "floating-point effects: noise of 64 bits, rounded to a grid, is no exact discrete mechanism",
-    "side channels such as timing, and everything that a client shows outside this run",
+    "a person with more records than the unit says, or with records at several clients",
+    "floating-point effects: 64-bit noise rounded to a grid is not an exact discrete mechanism",
+    "side channels such as timing, and anything a client reveals outside this run",
 )
 _NOT_COVERED_EXACT = (
     *NOT_COVERED[:2],
-    "faults of the operating system's random numbers or of OpenDP, which draws the noise from them",
+    "faults of OpenDP, which draws the noise, or of the operating system's random numbers",
     NOT_COVERED[3],
 )
 _COUNT_NOT_COVERED = (
-    "how many records a client holds: add_or_remove_one alone would cover that, but here it is "
-    "public (it stands in this statement, in the result and in checkpoints)"
+    "how many records a client holds: add_or_remove_one would usually protect that, but here it is "
+    "public (it appears in this statement, in the result and in checkpoints)"
 )
 _NO_NOISE = "everything: no noise was added"
 _PACKAGES = ("numpyro-dppvi", "dp-accounting", "jax", "numpyro")
@@ -52,23 +52,23 @@ def statement_schema() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """What a run cost. ``print`` it, or take ``to_markdown()`` or ``to_json()``.
+    """What a run released and what that cost. Print it, or use ``to_markdown`` or ``to_json``.
 
     Attributes:
-        method: Name of the method.
-        plan: The plan it ran under; ``None`` for a run without privacy.
+        method: The name of the method.
+        plan: The plan; ``None`` for a run without privacy.
         ledger: What was charged.
-        insecure_seed: Whether noise came from a known seed, so that it can be removed.
+        insecure_seed: Whether noise came from a known seed and can be removed.
 
     Raises:
-        TypeError: If a field is of another kind.
+        TypeError: If a field has the wrong type.
 
     Example:
         >>> import numpyro_dppvi as dppvi
         >>> method, budget = dppvi.DPOptimization(), dppvi.PrivacyBudget(epsilon=1.0)
         >>> plan = dppvi.plan_privacy(method, budget, num_rounds=10, client_sizes=[900, 600])
         >>> statement = PrivacyStatement("DPOptimization", plan, plan.ledger(), insecure_seed=False)
-        >>> statement.as_dict()["max_epsilon"]  # nothing was released yet
+        >>> statement.as_dict()["max_epsilon"]  # nothing has been released yet
         0.0
         >>> print(statement)
         Privacy statement
@@ -81,7 +81,7 @@ class PrivacyStatement:
     insecure_seed: bool
 
     def __post_init__(self) -> None:
-        """Refuse a flag that is none: a seed of 0 is a seed."""
+        """Checks the fields; ``insecure_seed`` is a flag, because 0 is a seed, too."""
         if not isinstance(self.method, str):
             raise TypeError(
                 f"method must be a method's name, got {_validate.shown(self.method)}: write "
@@ -111,28 +111,28 @@ class PrivacyStatement:
         }
 
     def to_json(self) -> str:
-        """The statement as JSON, as :func:`statement_schema` says.
+        """The statement as JSON, following :func:`statement_schema`.
 
-        JSON has no infinite numbers: an infinite epsilon is the string ``"infinity"``.
+        JSON has no infinite numbers, so an infinite epsilon is the string ``"infinity"``.
         """
         return json.dumps(words.finite(self.as_dict()), indent=2, allow_nan=False)
 
     def _largest(self, name: str) -> Any:
-        """The largest of one fact about clients; ``None`` without privacy."""
+        """The largest value of a field over clients; ``None`` without privacy."""
         return max((client[name] for client in self._clients), default=None)
 
     def _noise(self) -> str:
         if self.plan is None:
             return "none"
         if self.insecure_seed:
-            return "from a known seed: whoever knows it can remove the noise"
+            return "from a known seed: anyone who knows it can remove the noise"
         if self._drawn_exactly:
-            return "integers that OpenDP drew exactly, from the operating system's entropy"
+            return "integers drawn exactly by OpenDP, from the operating system's entropy"
         return "keys from the operating system's entropy"
 
     @property
     def _drawn_exactly(self) -> bool:
-        """Whether all noise is discrete; one method makes the mechanisms of all clients."""
+        """Whether all noise is discrete."""
         clients = self.plan.clients if self.plan else ()
         noise = [getattr(client.mechanism, "noise", None) for client in clients]
         return bool(noise) and all(isinstance(law, DiscreteGaussian) for law in noise)
@@ -187,7 +187,7 @@ class PrivacyStatement:
         return rows
 
     def __str__(self) -> str:
-        """The statement as text, equal clients on one line."""
+        """The statement as text, with equal clients on one line."""
         if self.plan is None:
             return f"Privacy statement\n  {self._nothing_promised()}"
         lines = [f"  {name:<12} {fact}" for name, fact in self._facts().items()]
@@ -201,7 +201,7 @@ class PrivacyStatement:
         return "\n".join(["Privacy statement", *lines])
 
     def to_markdown(self) -> str:
-        """The statement as Markdown, equal clients on one line."""
+        """The statement as Markdown, with equal clients on one line."""
         if self.plan is None:
             return f"# Privacy statement\n\n{self._nothing_promised()}\n"
         header, *rows = self._table()
@@ -217,24 +217,24 @@ class PrivacyStatement:
         return "\n\n".join(parts) + "\n"
 
     def _table(self) -> list[list[str]]:
-        """The header, and a row for every run of equal clients."""
+        """The header, and a row for every group of equal clients."""
         shared = self._num_shares > 1
         header = [*_COLUMNS, *[_SHARED_COLUMN] * shared]
         return [header, *_client_rows(self._clients, shared)]
 
     @property
     def _num_shares(self) -> int:
-        """How many clients put together the noise of a sum; the same number for all of them."""
+        """How many clients' noise adds up to that of a sum; the same number for all clients."""
         return max(client["noise_shared_by"] for client in self._clients)
 
     def _nothing_promised(self) -> str:
         return (
-            f"{self.method} adds no noise: this run gives no differential privacy, and whatever it "
-            "shows may reveal records."
+            f"{self.method} adds no noise: this run gives no differential privacy, and its results "
+            "may reveal records."
         )
 
     def _facts(self) -> dict[str, str]:
-        """What holds for all clients, by name."""
+        """Facts that hold for all clients, by name."""
         facts = self.as_dict()
         return {
             "method": self.method,
@@ -247,13 +247,13 @@ class PrivacyStatement:
         }
 
     def _each(self, name: str) -> str:
-        """The different values of one fact about clients, or the first of many."""
+        """The distinct values of a field over clients, or the first few of many."""
         values = sorted({str(client[name]) for client in self._clients})
         more = [f"and {len(values) - 3} others"] if len(values) > 4 else []
         return ", ".join([*(values[:3] if more else values), *more])
 
     def _sentences(self) -> list[str]:
-        """What it comes to for the whole."""
+        """Sentences about the run as a whole."""
         if self.plan is None:
             return []
         facts, clients = self.as_dict(), self._clients
@@ -263,8 +263,9 @@ class PrivacyStatement:
         shares, most = self._num_shares, facts["max_epsilon_to_participant"]
         to_others = words.to_participants(facts["unit"], shares, most, facts["max_delta"])
         return [
-            f"Each line is a client's own; {facts['unit']} of the whole is protected by epsilon = "
-            f"{words.rounded_up(facts['max_epsilon'])} at delta = {facts['max_delta']:.10g}.",
+            f"Each line is one client's own cost; over all clients, {facts['unit']} is protected "
+            f"by epsilon = {words.rounded_up(facts['max_epsilon'])} at delta = "
+            f"{facts['max_delta']:.10g}.",
             *[to_others] * (shares > 1),
             *([self.plan.before_in_words] if self.plan.before_in_words else []),
             words.in_other_words(worst, budget, attack),
@@ -272,7 +273,7 @@ class PrivacyStatement:
 
 
 def _client_rows(clients: list[dict[str, Any]], shared: bool) -> list[list[str]]:
-    """One row of cells for every run of clients that differ in nothing but their number."""
+    """One row of cells for every group of consecutive clients that differ in their number only."""
     rows: list[list[str]] = []
     start = 0
     for number, client in enumerate(clients):

@@ -1,8 +1,8 @@
-"""What a promise protects: one record, one person with several, or one client; and what it moves.
+"""Units of protection: a record, a person with several records, or a client.
 
-A release is a sum of clipped vectors. How far it moves between neighbours is the number of vectors
-that one unit of protection can change, times what one vector can move. The number comes from
-here, the rest from :func:`~numpyro_dppvi.privacy.budget.unit_sensitivity`.
+A release is a sum of clipped vectors. Its sensitivity is the number of vectors that one unit of
+protection can change, computed here, times what one vector can move the sum, which is
+:func:`~numpyro_dppvi.privacy.budget.unit_sensitivity` times the clipping norm.
 """
 
 from numpyro_dppvi.privacy.budget import PrivacyBudget
@@ -10,7 +10,7 @@ from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
 
 def in_words(budget: PrivacyBudget) -> str:
-    """A noun phrase for the unit of protection, without its article."""
+    """A noun phrase for the unit of protection, to follow "one" or "a"."""
     if budget.unit == "client":
         return "client with all its records"
     if budget.max_records_per_person > 1:
@@ -19,39 +19,38 @@ def in_words(budget: PrivacyBudget) -> str:
 
 
 def check_sampler(budget: PrivacyBudget, sampler: Sampler) -> None:
-    """Refuses sampled batches for all units but one record: no pair of distributions is proven.
+    """Raises a ValueError for sampled batches with units other than a record.
 
-    Raises:
-        ValueError: In that case.
+    No dominating pair of distributions is proven for them.
     """
     if isinstance(sampler, FullBatch) or in_words(budget) == "record":
         return
     raise ValueError(
-        f"sampler must be FullBatch() where a budget protects a {in_words(budget)}, got "
-        f"{type(sampler).__name__}, because sampled batches are accounted for single records: "
-        "write sampler=FullBatch()."
+        f"sampler must be FullBatch() if a budget protects a {in_words(budget)}, got "
+        f"{type(sampler).__name__}: write sampler=FullBatch(), because sampled batches are "
+        "accounted for single records only."
     )
 
 
 def records_changed(budget: PrivacyBudget) -> int:
-    """How many per-record contributions to one sum change with one unit of protection.
+    """How many per-record vectors in a sum one unit of protection can change.
 
     Raises:
-        ValueError: If the unit is a client: the sum over its records has no useful bound.
+        ValueError: If the unit is a client, for which there is no useful bound.
     """
     if budget.unit == "client":
         raise ValueError(
             "unit must be 'record' for methods that clip each record's gradient, got 'client': "
-            "write method=LocalAveraging(num_shards=10), or another method that clips what a "
+            "write method=LocalAveraging(num_shards=10) or another method that clips what a "
             "client sends, or leave unit out."
         )
     return budget.max_records_per_person
 
 
 def shards_changed(budget: PrivacyBudget, num_shards: int) -> int:
-    """How many of a client's shards change with one unit of protection.
+    """How many of a client's shards one unit of protection can change.
 
-    A person's records may lie in as many shards as there are records. A client's are all shards.
+    A person's records may all lie in different shards; a client's are in all of them.
     """
     if budget.unit == "client":
         return num_shards

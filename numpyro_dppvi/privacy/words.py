@@ -1,4 +1,4 @@
-"""Numbers and facts in words; what a run costs is never rounded down."""
+"""Formats numbers and sentences for plans and statements; costs are never rounded down."""
 
 import math
 import textwrap
@@ -9,16 +9,11 @@ from typing import Any
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.meaning import Attack
 
-_EXACT = Context(prec=400)  # holds every float
+_EXACT = Context(prec=400)  # enough digits for any float
 
 
 def rounded_up(value: float, decimals: int = 4) -> str:
-    """A number that is not below zero, never rounded down.
-
-    Args:
-        value: The number.
-        decimals: How many; more where the number would lose its first four digits.
-    """
+    """A non-negative number rounded up to some decimals, and to at least four digits."""
     if not math.isfinite(value):
         return str(value)
     exact = Decimal(value)
@@ -28,13 +23,13 @@ def rounded_up(value: float, decimals: int = 4) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in per cent, rounded up to one decimal."""
+    """A fraction in per cent, rounded up to one decimal."""
     exact = Decimal(share) * 100
     return f"{exact.quantize(Decimal('0.1'), rounding=ROUND_CEILING, context=_EXACT):f} %"
 
 
 def finite(value: Any) -> Any:
-    """The same with infinite numbers as the word "infinity", for JSON."""
+    """The same value with infinite numbers replaced by the string "infinity", for JSON."""
     if isinstance(value, dict):
         return {name: finite(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -43,15 +38,15 @@ def finite(value: Any) -> Any:
 
 
 def in_other_words(client: int, budget: PrivacyBudget, attack: Attack) -> str:
-    """A sentence that says what a client's releases give away at most."""
+    """A sentence on how much a client's releases reveal at most."""
     known, question = _known_and_asked(client, budget)
-    # Whoever knows all others and how many there are knows the answer without any release.
-    aside = "" if budget.relation == "replace_one" else ", the public number of records aside"
+    # With the public number of records and all other records, the answer would be known anyway.
+    aside = "" if budget.relation == "replace_one" else ", leaving the public counts aside"
     return (
-        f"In other words{aside}: whoever knows {known}, sees everything that is released and has "
-        f"to say {question}, is right in at most "
-        f"{percent((1 + attack.advantage) / 2)} of cases (guessing: 50 %); at "
-        f"{100 * attack.false_positive_rate:g} % false alarms it detects at most "
+        f"In other words{aside}: an attacker who knows {known}, sees everything that is released "
+        f"and has to say {question} is right in at most "
+        f"{percent((1 + attack.advantage) / 2)} of cases (guessing: 50 %); at a false-positive "
+        f"rate of {100 * attack.false_positive_rate:g} %, the true-positive rate is at most "
         f"{percent(attack.true_positive_rate)}."
     )
 
@@ -70,33 +65,32 @@ def _known_and_asked(client: int, budget: PrivacyBudget) -> tuple[str, str]:
 
 
 GIVEN = "the number of records of each client, which is public"
-"""What no promise covers, under either relation; ``add_or_remove_one`` alone would suggest it."""
+"""What is public under either relation, although ``add_or_remove_one`` might suggest otherwise."""
 
 
 def neighbours(relations: Iterable[str]) -> str:
-    """Which data sets are neighbours, and what they have in common."""
+    """The neighbouring relation, and what neighbours have in common."""
     names = sorted(set(relations))
     given = f", given {GIVEN}" if "add_or_remove_one" in names else ""
     return f"neighbours by {', '.join(names)}{given}"
 
 
 def to_participants(unit: str, num_shares: int, epsilon: float, delta: float) -> str:
-    """A sentence that says what clients may learn who add noise to the same sums.
+    """A sentence on the protection against clients that contribute to the noise of the same sums.
 
     Args:
         unit: What is protected, in words.
-        num_shares: The least number of clients whose noise makes up that of a sum.
-        epsilon: What it costs against one of them.
-        delta: Delta of it.
+        num_shares: The least number of clients whose noise adds up to that of a sum.
+        epsilon: The epsilon against one of them.
+        delta: The delta that goes with it.
     """
     return (
-        f"The noise of a sum is put together by at least {num_shares} clients, and each of them "
-        f"knows its own share: against one of the others, {unit} is protected by epsilon = "
-        f"{rounded_up(epsilon)} at delta = {delta:.10g}. Several who tell each other their shares "
-        "face less noise still."
+        f"At least {num_shares} clients each add a share of a sum's noise and know their own "
+        f"share: against one of the others, {unit} is protected by epsilon = "
+        f"{rounded_up(epsilon)} at delta = {delta:.10g}. Clients that collude face even less noise."
     )
 
 
 def paragraph(text: str) -> list[str]:
-    """Lines of a text, indented by two."""
+    """A text as lines of at most 100 characters, indented by two."""
     return textwrap.wrap(text, width=100, initial_indent="  ", subsequent_indent="  ")

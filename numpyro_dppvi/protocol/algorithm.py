@@ -146,7 +146,7 @@ def pvi(
         >>> method, budget = dppvi.DPOptimization(), dppvi.PrivacyBudget(epsilon=1.0)
         >>> plan = dppvi.plan_privacy(method, budget, num_rounds=10, client_sizes=sizes)
         >>> one = dppvi.pvi(model, None, data[0], method=method, client_sizes=sizes, plan=plan)
-        >>> state, shards = one.init(jax.random.key(0)), dppvi.stack_clients(data)
+        >>> state, shards = one.init(jax.random.key(0)), dppvi.records.stack_clients(data)
         >>> state, info = one.step(jax.random.key(1), state, shards)  # one round of ten
         >>> state.round, bool((state.ledger.spent() < 0.4).all()), list(one.posterior(state).mean)
         (1, True, ['mean'])

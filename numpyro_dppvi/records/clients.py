@@ -1,4 +1,4 @@
-"""Which client holds which row: the value, and the two everyday ways to make one."""
+"""Partitions: which client holds which row, and two everyday ways to make one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,23 +19,22 @@ _MOST_ROW = np.iinfo(np.int64).max
 class Partition:
     """The rows that each client holds.
 
-    Which client holds a row, and how many rows each client holds, are public; the rows' content is
-    not looked at here.
+    Which client holds a row, and how many rows each client holds, are public.
 
     Attributes:
-        rows: For every client the numbers of its rows, a read-only int64 array of shape
+        rows: For every client its row numbers, a read-only int64 array of shape
             `(num_records,)`. No row appears twice and no client is empty. Rows of the data that
-            appear nowhere are not used.
+            do not appear are not used.
 
     Raises:
         ValueError: If there are no clients, a client has no rows, a row appears twice, or a row
-            number is negative or no integer.
+            number is negative or not an integer.
     """
 
     rows: tuple[Rows, ...]
 
     def __post_init__(self) -> None:
-        """Check the rows and keep read-only copies, so that a partition cannot change later."""
+        """Check the rows and keep read-only copies, so that a partition cannot change."""
         is_array = isinstance(self.rows, np.ndarray) and self.rows.ndim > 0
         is_text = isinstance(self.rows, (str, bytes))
         if is_text or not (is_array or isinstance(self.rows, Sequence)):
@@ -54,11 +53,11 @@ class Partition:
 
     @classmethod
     def from_labels(cls, labels: npt.ArrayLike) -> "Partition":
-        """Build a partition from a column that says which client holds each row.
+        """Build a partition from a column of clients' names or numbers.
 
         Args:
-            labels: One label per row, shape `(num_rows,)`: integers, strings, or anything that
-                sorts.
+            labels: One label per row, shape `(num_rows,)`: integers, strings, or other sortable
+                values.
 
         Returns:
             One client per distinct label, in sorted order of the labels; rows keep their order.
@@ -84,7 +83,7 @@ class Partition:
         return tuple(len(rows) for rows in self.rows)
 
     def __repr__(self) -> str:
-        """Show sizes, not rows: a partition of a large table would otherwise fill the screen."""
+        """Show sizes instead of rows, which would fill the screen."""
         if self.num_clients <= 20:
             return f"Partition(num_clients={self.num_clients}, sizes={self.sizes})"
         return (
@@ -94,10 +93,10 @@ class Partition:
 
 
 def split_evenly(rng_key: jax.Array, num_rows: int, num_clients: int) -> Partition:
-    """Deal all rows at random to clients of equal size.
+    """Distribute all rows at random over clients of equal size.
 
-    Unlike `partition`, nothing is dropped: where the division leaves a remainder, the first clients
-    hold one row more.
+    Unlike `partition`, it drops no rows: if the division leaves a remainder, the first clients hold
+    one more row.
 
     Args:
         rng_key: A JAX key. The same key, and NumPy version, give the same partition.
@@ -121,24 +120,24 @@ def split_evenly(rng_key: jax.Array, num_rows: int, num_clients: int) -> Partiti
 
 
 def host_generator(rng_key: jax.Array) -> np.random.Generator:
-    """Seed a NumPy generator from a JAX key: a host shuffle is cheap and compiles nothing."""
+    """Seed a NumPy generator from a JAX key; shuffling on the host needs no compilation."""
     key = _validate.rng_key(rng_key)
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
 def check_counts(num_rows: int, num_clients: int, name: str = "num_clients") -> None:
-    """Refuse numbers that leave a client without a row; `name` is the caller's argument."""
+    """Refuse more clients than rows; `name` is the argument for the number of clients."""
     _validate.positive_int("num_rows", num_rows)
     _validate.positive_int(name, num_clients)
     if num_clients > num_rows:
         raise ValueError(
             f"{name} must not exceed the number of rows, got {num_clients} clients for "
-            f"{num_rows} rows: write {name}={num_rows} or less, as every client needs a row."
+            f"{num_rows} rows: write {name}={num_rows} or less, because every client needs a row."
         )
 
 
 def label_column(labels: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Return labels as an array, or refuse what is not one label per row."""
+    """Return labels as an array; refuse anything but one label per row."""
     column = _validate.host_array("labels", labels)
     if column.ndim != 1 or len(column) == 0:
         raise ValueError(
@@ -147,7 +146,7 @@ def label_column(labels: npt.ArrayLike) -> npt.NDArray[Any]:
         )
     if _has_missing(column):
         raise ValueError(
-            "labels must not be missing, got NaN or the like: write a label for every row, "
+            "labels must not be missing, got NaN or similar: write a label for every row, "
             "or leave such rows out of the data."
         )
     return column
@@ -155,7 +154,7 @@ def label_column(labels: npt.ArrayLike) -> npt.NDArray[Any]:
 
 def _has_missing(column: npt.NDArray[Any]) -> bool:
     try:
-        # NaN and NaT differ from themselves, as numbers and as objects; pandas.NA has no answer.
+        # NaN and NaT differ from themselves; comparing pandas.NA raises a TypeError.
         return bool(np.any(np.not_equal(column, column)))
     except TypeError:
         return True
@@ -168,7 +167,7 @@ def distinct(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
     except TypeError as error:
         kinds = " and ".join(sorted({type(label).__name__ for label in column}))
         raise ValueError(
-            f"labels must be of one type that sorts, got {kinds}: write strings, say."
+            f"labels must be of one sortable type, got {kinds}: write strings, say."
         ) from error
 
 

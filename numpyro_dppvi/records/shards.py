@@ -13,14 +13,14 @@ from numpyro_dppvi.records.clients import Partition
 
 
 class Shards(NamedTuple):
-    """Records of all clients in arrays of one shape, padded with zeros to the largest client.
+    """Records of all clients, padded with zeros to the size of the largest client.
 
     Sensitive: this is the data itself.
 
     Attributes:
-        records: Name of a model argument -> array of shape `(num_clients, capacity, ...)`. Rows
-            from `num_records` on are zeros and no records; `mask` tells them apart.
-        num_records: The number of records of each client, int32, shape `(num_clients,)`. Public.
+        records: Arrays of shape `(num_clients, capacity, ...)` by name of the model's argument.
+            Rows from `num_records` on are padding, which `mask` marks.
+        num_records: The (public) number of records of each client, int32, shape `(num_clients,)`.
     """
 
     records: dict[str, jax.Array]
@@ -28,12 +28,12 @@ class Shards(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """The number of rows that every client is padded to; right inside `vmap`, too."""
+        """The number of rows that every client is padded to; works inside `vmap`."""
         return int(next(iter(self.records.values())).shape[self.num_records.ndim])
 
     @property
     def mask(self) -> jax.Array:
-        """True where a row is a record, shape `(num_clients, capacity)`; right inside `vmap`."""
+        """True where a row is a record, shape `(num_clients, capacity)`; works inside `vmap`."""
         return jnp.arange(self.capacity) < self.num_records[..., None]
 
 
@@ -41,17 +41,17 @@ def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
     """Stack pooled data into one padded array per name, client by client.
 
     Args:
-        data: Name -> array with one row per record on the leading axis, `(num_rows, ...)`.
+        data: Arrays by name, with one row per record on the leading axis, `(num_rows, ...)`.
         partition: The rows of each client.
 
     Returns:
-        The shards. float64 becomes JAX's default float; integers and booleans stay what they are.
-        Numbers must be finite after that: 1e39 is none of float32. Masked entries are refused.
+        The shards. float64 becomes JAX's default float; integers and booleans keep their dtype.
+        Numbers must be finite after the cast, and masked entries are refused.
 
     Raises:
-        ValueError: If arrays differ in length or are no numbers that JAX holds, or the partition
-            names rows that the data does not have.
-        TypeError: If the partition is none.
+        ValueError: If arrays differ in length or hold numbers that JAX cannot, or the partition
+            has rows that the data does not have.
+        TypeError: If `partition` is not a `Partition`.
     """
     if not isinstance(partition, Partition):
         raise TypeError(
@@ -70,14 +70,14 @@ def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
 
 
 def stack_clients(data_per_client: Sequence[Mapping[str, npt.ArrayLike]]) -> Shards:
-    """Stack data that is already held client by client.
+    """Stack data that is given client by client.
 
     Args:
-        data_per_client: For every client a mapping of name -> array with one row per record on the
-            leading axis, `(num_records, ...)`; the same names and trailing axes at every client.
+        data_per_client: For every client arrays by name, with one row per record on the leading
+            axis, `(num_records, ...)`; with the same names and trailing axes at every client.
 
     Returns:
-        The shards. Where clients hold different dtypes under one name, NumPy's promotion decides.
+        The shards. Different dtypes of one array are promoted by NumPy's rules.
 
     Raises:
         ValueError: If there are no clients, a client has no records, or clients' names or trailing
@@ -108,13 +108,16 @@ def stack_clients(data_per_client: Sequence[Mapping[str, npt.ArrayLike]]) -> Sha
 
 
 def record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
-    """Return data as NumPy arrays of one length, in the dtypes in which JAX holds them.
+    """Return data as NumPy arrays of one length, cast to JAX's dtypes.
 
-    They hold at least one record, and finite numbers after they were cast.
+    There must be at least one record, and numbers must be finite after the cast.
+
+    Args:
+        data: Arrays by name.
+        name: What to call the data in error messages.
 
     Raises:
-        ValueError: In a sentence that names the array, and shows no record nor how many are at
-            fault.
+        ValueError: Names the array, but shows no record and no count of invalid ones.
     """
     _check_names(data, name)
     arrays = {key: _number_array(value, f"{name}[{key!r}]") for key, value in data.items()}
@@ -131,24 +134,28 @@ def record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
     for key, array in arrays.items():
         if array.size == 0:
             raise ValueError(
-                f"{name}[{key!r}] must hold at least one number a record, got shape "
+                f"{name}[{key!r}] must hold at least one number per record, got shape "
                 f"{array.shape}: leave the array out, or give it a column."
             )
     return arrays
 
 
 def record_shapes(records: Any, name: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes and dtypes of records as JAX holds them; only these count, and no value.
+    """Return shapes and dtypes of records, cast to JAX's dtypes, without looking at values.
+
+    Args:
+        records: Arrays or their shapes by name.
+        name: What to call the records in error messages.
 
     Raises:
-        ValueError: If they are no arrays of numbers with an entry a record.
+        ValueError: If they are not arrays of numbers with an entry per record.
     """
     _check_names(records, name)
     return {key: _shape(value, f"{name}[{key!r}]") for key, value in records.items()}
 
 
 def _check_names(data: Any, name: str) -> None:
-    """Refuse what is no mapping from arguments' names."""
+    """Refuse anything but a mapping from arguments' names."""
     if not isinstance(data, Mapping) or len(data) == 0:
         received = "an empty mapping" if isinstance(data, Mapping) else _validate.shown(data)
         raise ValueError(
@@ -158,7 +165,7 @@ def _check_names(data: Any, name: str) -> None:
     for key in data:
         if not isinstance(key, str):
             raise ValueError(
-                f"{name} must map names to arrays, got {_validate.shown(key)} for a name: "
+                f"{name} must map names to arrays, got the key {_validate.shown(key)}: "
                 'write {"X": X, "y": y}, with the names of the model\'s arguments.'
             )
 
@@ -176,21 +183,21 @@ def _shape(value: Any, name: str) -> jax.ShapeDtypeStruct:
 
 
 def _number_array(value: Any, name: str) -> npt.NDArray[Any]:
-    """Return one array of data as JAX holds it, or refuse what it cannot hold."""
+    """Return one array of data cast to JAX's dtype; refuse what cannot be cast."""
     if isinstance(value, Mapping):
         raise ValueError(
             f"{name} must be an array, got {_validate.shown(value)}: write one argument of the "
-            "model for each array in it, as nested mappings are not cut into records."
+            "model for each array, because nested mappings are not supported."
         )
     if isinstance(value, jax.core.Tracer):
         raise ValueError(
-            f"{name} must be an array, got one inside a JAX transformation: lay data out outside "
-            "of jit, vmap and the like."
+            f"{name} must be a concrete array, got one inside a JAX transformation: call this "
+            "outside of jit, vmap and similar."
         )
     if _is_masked(value):
         raise ValueError(
-            f"{name} must hold a number in every entry, got a masked array: drop or impute what is "
-            "masked first, or pass the mask as an array of its own."
+            f"{name} must hold a number in every entry, got a masked array: drop or impute masked "
+            "entries first, or pass the mask as another array."
         )
     try:
         array = np.asarray(value)
@@ -218,10 +225,10 @@ def _no_numbers(name: str, received: str) -> str:
 
 
 def _held_dtype(dtype: Any, name: str) -> np.dtype[Any]:
-    """The dtype in which JAX holds an array of this one, or a refusal."""
-    if dtype == jnp.bfloat16:  # which NumPy does not promote
+    """The dtype to which JAX casts an array; refuses what is not a dtype of numbers."""
+    if dtype == jnp.bfloat16:  # NumPy cannot promote it
         return np.dtype(np.float32)
-    kind = getattr(dtype, "kind", "")  # JAX's keys have none
+    kind = getattr(dtype, "kind", "")  # dtypes of JAX keys have none
     if kind == "c":
         raise ValueError(
             f"{name} must hold real numbers, got dtype {dtype}: pass real and imaginary parts as "
@@ -234,9 +241,10 @@ def _held_dtype(dtype: Any, name: str) -> np.dtype[Any]:
 
 
 def _held(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
-    """Cast to what JAX holds; refuse numbers that it does not hold.
+    """Cast to JAX's dtype; refuse numbers that do not fit.
 
-    The sentence depends on the dtype alone, and NumPy must not warn: both would tell of a record.
+    Messages depend on the dtype only and NumPy's warnings are suppressed, because either could
+    reveal something about a record.
     """
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
@@ -247,7 +255,7 @@ def _held(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArr
                 "values, or larger ones: drop or impute those records, or rescale the column."
             )
         return held
-    # JAX without x64 would wrap such integers around in silence.
+    # Without x64, JAX would silently wrap such integers around.
     if dtype.kind in "iu" and array.size > 0:
         limits = np.iinfo(dtype)
         if int(array.max()) > limits.max or int(array.min()) < limits.min:
@@ -259,7 +267,7 @@ def _held(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArr
 
 
 def _is_masked(value: Any) -> bool:
-    """Whether entries are masked, which NumPy forgets where arrays are stacked."""
+    """Whether entries are masked; NumPy drops masks when it stacks arrays."""
     if isinstance(value, (list, tuple)):
         return any(_is_masked(part) for part in value)
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
@@ -283,7 +291,7 @@ def _check_like_first(
 
 
 def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
-    """Copy every client's arrays into one array of zeros per name, then hand them to JAX."""
+    """Copy every client's arrays into one array per name, padded with zeros."""
     sizes = [len(next(iter(arrays.values()))) for arrays in clients]
     capacity = max(sizes)
     records = {}
@@ -292,6 +300,6 @@ def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
         padded = np.zeros((len(clients), capacity, *example.shape[1:]), dtype)
         for client, arrays in enumerate(clients):
             padded[client, : sizes[client]] = arrays[name]
-        # Two clients' dtypes may need a third, which JAX may not hold.
+        # Promotion may give a third dtype that JAX cannot hold.
         records[name] = jnp.asarray(_held(padded, _held_dtype(dtype, name), repr(name)))
     return Shards(records, jnp.asarray(sizes, jnp.int32))

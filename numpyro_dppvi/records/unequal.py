@@ -1,4 +1,4 @@
-"""The paper's scheme for clients that differ in size and in their balance of classes."""
+"""The paper's scheme for simulating clients of unequal sizes and class balance."""
 
 import math
 import numbers
@@ -27,43 +27,41 @@ def partition(
     size_factor: float = 0.0,
     class_balance_factor: float = 0.0,
 ) -> Partition:
-    """Deal rows to small and large clients with unlike classes: the paper's simulated consortium.
+    """Distribute rows over small and large clients with different classes, as in the paper.
 
     Half of the `num_clients` clients (M) are small and come first; the others are large
-    (Heikkilä et al. 2023, appendix "experimental details"). Of n rows, with size factor rho and
+    (Heikkilä et al. 2023, appendix "experimental details"). For n rows, size factor rho and
     class-balance factor kappa,
 
         n_small = floor(n / M * (1 - rho)),    n_large = floor(n / M * (1 + rho)),
         lambda_small = lambda + (1 - lambda) * kappa,
 
-    where lambda is the fraction of the majority class, that is of the most frequent label (of
-    labels equally frequent, the first in sorted order). Every small client gets
-    `floor(n_small * lambda_small)` rows of the majority class and fills up with rows of other
-    classes; large clients get a random mix of what remains. A client's rows are in random order.
+    where lambda is the fraction of the most frequent label (the first in sorted order, if several
+    are equally frequent). Every small client gets `floor(n_small * lambda_small)` rows of that
+    majority class and otherwise rows of other classes; large clients get a random mix of what
+    remains. Each client's rows are in random order.
 
-    Rows that the floors leave over are dropped, as in the paper: ten clients of 24 421 rows hold
-    2442 each and one row is not used. Where that is unwanted, use `split_evenly`.
+    Rows left over by rounding down are dropped, as in the paper: of 24 421 rows, ten clients hold
+    2442 each and one row is not used. `split_evenly` drops none.
 
-    Class-aware partitioning reads the labels of all clients at once. No federation can do that
-    without a release of its own, and no privacy statement covers it: give labels in simulations
-    only.
+    Labels are for simulations only: partitioning by class reads the labels of all clients at once,
+    which no privacy statement covers.
 
     Args:
         rng_key: A JAX key. The same key, and NumPy version, give the same partition.
         labels_or_num_rows: The class of every row, shape `(num_rows,)`; or the number of rows,
-            where classes are to play no part.
-        num_clients: The number of clients, M. Even, unless both factors are zero; an odd number of
-            balanced clients has one large client more.
-        size_factor: rho in [0, 1). 0 gives clients of equal size; towards 1 the small ones vanish.
-        class_balance_factor: kappa in [-lambda / (1 - lambda), 1]. At 0 the small clients have the
-            fraction of the whole, at 1 only the majority class, at the lower end none of it.
+            to ignore classes.
+        num_clients: The number of clients, M; even, unless both factors are zero.
+        size_factor: rho in [0, 1). At 0, clients have equal sizes; towards 1, small ones vanish.
+        class_balance_factor: kappa in [-lambda / (1 - lambda), 1]. At 0, small clients have the
+            overall fraction of the majority class, at 1 only that class, at the lower end none.
 
     Returns:
         The partition, small clients first.
 
     Raises:
-        ValueError: If the request cannot be met: more clients than rows, a factor out of its range,
-            an odd number of unequal clients, or more rows of a class than there are.
+        ValueError: If there are more clients than rows, a factor is out of range, the number of
+            unequal clients is odd, or a class has too few rows.
         TypeError: If `rng_key` is not a JAX key.
 
     Example:
@@ -110,14 +108,14 @@ def _deal_by_class(
     small_size: int,
     class_balance_factor: float,
 ) -> tuple[Rows, Rows]:
-    """Deal the small clients' rows class by class.
+    """Distribute the small clients' rows class by class.
 
     Returns:
         The small clients' rows, shape `(num_small, small_size)`, and all other rows in random
         order.
     """
     values, class_of_row = distinct(labels)
-    # argmax takes the first of equals, which settles ties, as in the paper's MIMIC-III data.
+    # argmax takes the first of several maxima, which breaks ties (as in the MIMIC-III data).
     is_majority = class_of_row == np.argmax(np.bincount(class_of_row))
     majority = generator.permutation(np.flatnonzero(is_majority))
     others = generator.permutation(np.flatnonzero(~is_majority))
@@ -147,14 +145,14 @@ def _deal_by_class(
     rest = np.concatenate(
         [majority[num_small * small_majority :], others[num_small * small_others :]]
     )
-    # Within a client, too: whoever cuts a client's rows into shards must not get one class a shard.
+    # Shuffled within clients, too, so that shards of consecutive rows do not hold one class each.
     return generator.permuted(small, axis=1), generator.permutation(rest)
 
 
 def _small_majority_fraction(
     num_majority: int, num_rows: int, class_balance_factor: float
 ) -> Fraction:
-    """Return lambda + (1 - lambda) * kappa, the majority fraction asked of small clients."""
+    """Return lambda + (1 - lambda) * kappa, the small clients' fraction of the majority class."""
     if num_majority == num_rows and class_balance_factor != 0:
         raise ValueError(
             f"class_balance_factor must be 0 where all labels are equal, got "
@@ -162,7 +160,7 @@ def _small_majority_fraction(
         )
     overall = Fraction(num_majority, num_rows)
     fraction = overall + (1 - overall) * _as_written(class_balance_factor)
-    # The lower end is seldom a round decimal: forgive its rounding, then undo it.
+    # The lower end is rarely a round decimal, so rounding errors there are tolerated and removed.
     if not -Fraction(1, 10**9) <= fraction <= 1:
         lowest = float(-overall / (1 - overall))
         raise ValueError(
@@ -174,9 +172,9 @@ def _small_majority_fraction(
 
 
 def _as_written(number: float) -> Fraction:
-    """Read a float as the decimal that its author wrote.
+    """Convert a float to the decimal fraction that the user wrote.
 
-    In binary, 10 * (1 - 0.9) is less than one, and a floor would give a client no row at all.
+    In binary, 10 * (1 - 0.9) is slightly less than 1, and rounding down would give no row at all.
     """
     return Fraction(repr(float(number)))
 

@@ -109,8 +109,8 @@ def running_means(X, y):
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        (half_of_the_weights, ["'layer'", "without a prior", "without a factor", "write prior="]),
-        (running_means, ["state of its own", "'network$state'", "take that layer out"]),
+        (half_of_the_weights, ["'layer'", "without a prior", "write prior="]),
+        (running_means, ["mutable state", "'network$state'", "remove that layer"]),
     ],
 )
 def test_what_is_no_prior_is_refused(network, words):

@@ -702,10 +702,14 @@ _AGGREGATOR = (
         "shares of noise that are too small",
         "return self.noise_std / math.sqrt(self.num_shares)\n\n    @property\n"
         "    def dp_event(self) -> dpa.DpEvent:\n"
-        '        """The event that one release is charged as (noise in units of a contribution).\n',
+        '        """The accounting event of one release, with noise in units of a '
+        'contribution."""\n'
+        "        # Weight",
         "return self.noise_std / self.num_shares\n\n    @property\n"
         "    def dp_event(self) -> dpa.DpEvent:\n"
-        '        """The event that one release is charged as (noise in units of a contribution).\n',
+        '        """The accounting event of one release, with noise in units of a '
+        'contribution."""\n'
+        "        # Weight",
         (f"{METHODS}test_with_an_aggregator_each_share_falls_and_the_sum_stays",),
     ),
     Mutant(

@@ -230,7 +230,7 @@ class TestAudit:
 
     @pytest.mark.parametrize("bad", [[1.0, 2.0, 3.0], [1.0, np.nan, 2.0, 3.0, 4.0]])
     def test_refuses_what_cannot_be_counted(self, bad):
-        with pytest.raises(ValueError, match="scores must be at least four numbers a data set"):
+        with pytest.raises(ValueError, match="scores must be at least four numbers per data set"):
             audit(gaussian_claim(1.0), np.array(bad), np.zeros(10))
 
     def test_prints_a_line_for_each_claim(self):

@@ -150,7 +150,9 @@ class TestWithoutIt:
             cache.cache_clear()
 
     def test_asking_for_it_is_refused_in_a_sentence(self):
-        with pytest.raises(RuntimeError, match=r"JAX \S+ does not take .* write SecretKeys\(gener"):
+        with pytest.raises(
+            RuntimeError, match=r"JAX \S+ does not accept .* write SecretKeys\(gener"
+        ):
             SecretKeys(generator="chacha20")
 
     def test_the_default_is_jaxs_own_and_says_so(self):

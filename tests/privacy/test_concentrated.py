@@ -62,7 +62,7 @@ class TestEpsilon:
         assert accounting.epsilon(mixed, 1e-5, "replace_one") == math.inf
 
     def test_what_is_not_proven_is_refused(self):
-        with pytest.raises(ValueError, match='relation="replace_one" alone, got'):
+        with pytest.raises(ValueError, match='relation="replace_one" only, got'):
             accounting.epsilon(of(1.0, 1), 1e-5, "add_or_remove_one")
         sampled = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.0))
         mixed = accounting.compose([(NOISE.dp_event(1.0), 1), (sampled, 1)])

@@ -266,7 +266,7 @@ class TestWords:
         for text in (str(statement), statement.to_markdown()):
             assert "discrete Gaussian noise, drawn exactly, on a sum of clipped changes" in text
             assert "concentrated differential privacy" in text
-            assert "OpenDP drew exactly" in text
+            assert "drawn exactly by OpenDP" in text
             assert "floating-point" not in text
         facts = json.loads(statement.to_json())
         assert facts["versions"]["opendp"]
@@ -307,7 +307,7 @@ class TestRefusals:
 
     def test_shares_of_noise(self):
         shared = privacy.GaussianShardSum(0.3, 4.0, 5, 50, num_shares=3, noise=NOISE)
-        with pytest.raises(ValueError, match="3 clients' shares of it add up"):
+        with pytest.raises(ValueError, match="3 clients each add a share"):
             shared.check(BUDGET)
 
     def test_a_seed(self, draws):

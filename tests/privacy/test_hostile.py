@@ -89,7 +89,7 @@ def shards_of(changed=(), padding=0.0):
     for client, place, (features, outcome) in changed:
         x[client, place], y[client, place] = features, outcome
     counts_ = jnp.asarray(SIZES, jnp.int32)
-    return dppvi.Shards({"x": jnp.asarray(x), "y": jnp.asarray(y)}, counts_)
+    return dppvi.records.Shards({"x": jnp.asarray(x), "y": jnp.asarray(y)}, counts_)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ def run(method, schedule, trusted=False):
     plan = dppvi.plan_privacy(method, budget, num_rounds=NUM_ROUNDS, **setting)
     algorithm = dppvi.pvi(normal_mean, None, shapes, method=method, plan=plan, **setting)
     state = algorithm.init(jax.random.key(0))
-    shards = dppvi.stack_clients(data)
+    shards = dppvi.records.stack_clients(data)
     for _ in range(NUM_ROUNDS):
         state, _ = algorithm.step(jax.random.key(0), state, shards)
     jax.block_until_ready(state.natural)
@@ -135,7 +135,7 @@ def test_no_secret_key_is_used_twice(name, uses):
 
 def same_key_every_round(monkeypatch):
     monkeypatch.setattr(
-        dppvi.SecretKeys,
+        dppvi.privacy.SecretKeys,
         "round_key",
         lambda self, number: keys._key(bytes(32), "chacha20"),
     )

@@ -202,7 +202,7 @@ class TestRefusal:
 
     @pytest.mark.parametrize("client", [-1, 2, 10])
     def test_of_a_client_without_a_budget(self, client):
-        with pytest.raises(ValueError, match=f"client with a budget, got {client}: .* 2 budgets"):
+        with pytest.raises(ValueError, match=f"client must be a number from 0 to 1, got {client}"):
             Ledger((BUDGET, BUDGET)).charge([entry(client)])
 
     @pytest.mark.parametrize("releases", [0, -5, 1.5, True])

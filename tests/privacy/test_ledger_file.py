@@ -260,7 +260,7 @@ class TestDamage:
     def test_what_is_added_to_the_last_line_takes_no_charge_away(self, path, whole, added):
         """A charge counts, or the file is refused; a repair may not turn one into nothing."""
         path.write_bytes(whole[:-1] + added)
-        with pytest.raises(ValueError, match=r"is damaged, and what was spent cannot be told"):
+        with pytest.raises(ValueError, match=r"is damaged, so it is unknown what was spent"):
             reopened(path)
         with pytest.raises(ValueError, match="is damaged"):
             LedgerFile(path).charge(Ledger(BUDGETS), [entry()])
@@ -307,7 +307,9 @@ class TestDamage:
     )
     def test_a_file_of_something_else_is_refused_and_left_alone(self, path, content):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="is no ledger file, and what was spent") as refusal:
+        with pytest.raises(
+            ValueError, match="is not a ledger file, so it is unknown what was spent"
+        ) as refusal:
             reopened(path)
         assert "\n" not in str(refusal.value)
         assert path.read_bytes() == content

@@ -261,7 +261,7 @@ def picture_facts(result):
     # The replays of `diagnose` take long and start from the released factors alone.
     contributors, share = diagnostics._shares(result)
     ones = np.ones(len(result.history.movement))
-    told = dppvi.Diagnostics(
+    told = dppvi.analysis.Diagnostics(
         ones, ones, 1.0, 1.0, 1.0, contributors, share, noise={"w": np.ones(2)}
     )
     figures = [plots.convergence(result), plots.privacy(result, told)]
@@ -439,12 +439,12 @@ def test_planted_leaks_are_found(tmp_path, capsys, monkeypatch):
 
 def test_what_clients_keep_to_themselves_would_be_found(tmp_path, capsys, monkeypatch):
     """The private factors of virtual clients follow records without noise, and stay behind."""
-    replace = dppvi.PVIState._replace
+    replace = dppvi.protocol.PVIState._replace
 
     def keep(state, **changes):
         return replace(state, **{k: v for k, v in changes.items() if k != "clients"})
 
-    monkeypatch.setattr(dppvi.PVIState, "_replace", keep)
+    monkeypatch.setattr(dppvi.protocol.PVIState, "_replace", keep)
     found = differing(*both(tmp_path, capsys, *METHODS["virtual clients"]))
     assert found
     assert all(".state.clients.private" in place for place in found)

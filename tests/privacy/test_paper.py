@@ -51,7 +51,7 @@ def test_nothing_in_the_library_relies_on_it():
         or (isinstance(node, ast.Name | ast.alias) and "paper_epsilon" in ast.unparse(node))
     }
     assert importers == {"privacy/__init__.py"}
-    assert "No guarantee" in paper_epsilon.__doc__.splitlines()[0]
+    assert "not a guarantee" in paper_epsilon.__doc__.splitlines()[0]
 
 
 @pytest.mark.parametrize(

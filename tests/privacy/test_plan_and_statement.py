@@ -136,7 +136,7 @@ class TestPlan:
     def test_shards_are_for_replacing_records_only(self):
         # A record is in the shard of its place: with one removed, all after it would move.
         budgets = [PrivacyBudget(1.0), PrivacyBudget(1.0, relation="add_or_remove_one")]
-        with pytest.raises(ValueError, match="relation must be 'replace_one' for methods that cut"):
+        with pytest.raises(ValueError, match="relation must be 'replace_one' for methods that divide"):
             of_changes(
                 budgets,
                 clip_norm=1.0,
@@ -173,7 +173,7 @@ class TestPlan:
         plan = full_batch_plan()
         title, header, *lines = str(plan).splitlines()
         lines = lines[:4]
-        assert "nothing has been read yet" in title
+        assert "no data has been read" in title
         rows = [dict(zip(cells(header), cells(line), strict=True)) for line in lines]
         assert [row["client"] for row in rows] == ["0-1", "2", "3", "4"]
         for row in rows:
@@ -259,7 +259,7 @@ class TestStatement:
             assert float(row[5]) >= client["epsilon_spent"]
         words = " ".join(text.split())
         overall = f"epsilon = {rounded_up(facts['max_epsilon'])} at delta = 1e-05."
-        assert f"one record of the whole is protected by {overall}" in words
+        assert f"over all clients, one record is protected by {overall}" in words
         assert facts["max_delta"] == 1e-5
         assert f"dp-accounting {facts['versions']['dp-accounting']}" in text
         assert "neighbours by replace_one" in text
@@ -302,7 +302,7 @@ class TestStatement:
         for form in (str, PrivacyStatement.to_json):
             assert "operating system" in form(secret)
             assert "known seed" not in form(secret)
-            assert "whoever knows it can remove the noise" in form(seeded)
+            assert "anyone who knows it can remove the noise" in form(seeded)
             assert "operating system" not in form(seeded)
 
     def test_of_a_run_that_released_nothing(self):
@@ -371,7 +371,8 @@ class TestStatement:
         assert "which of two records it holds" in words
         assert f"at most {percent((1 + worst['advantage']) / 2)} of cases" in words
         assert (
-            f"1 % false alarms it detects at most {percent(worst['true_positive_rate'])}." in words
+            "at a false-positive rate of 1 %, the true-positive rate is at most "
+            f"{percent(worst['true_positive_rate'])}." in words
         )
         assert words.split("In other words")[1].split("Not covered")[0].strip() in " ".join(
             str(plan).split()

@@ -147,7 +147,7 @@ def kept_lengths(name, message):
 @each_method
 def test_no_kept_change_is_longer_than_the_clip(name):
     run, *_ = visit(METHODS[name])
-    key = dppvi.SecretKeys(0).round_key(0)
+    key = dppvi.privacy.SecretKeys(0).round_key(0)
     step = noise_laws.grid_step(CLIP)
     integers = np.zeros(6, np.int32)
     drawn = noise_laws.StepNoise(jnp.asarray(integers), jnp.asarray(integers), jnp.asarray(step))
@@ -160,7 +160,7 @@ def test_no_kept_change_is_longer_than_the_clip(name):
 @pytest.mark.parametrize("name", ["virtual", "virtual, natural"])
 def test_a_change_within_the_clip_is_what_the_solve_found(name):
     """Each shard's, from q and its own cavity, as of a client without privacy."""
-    method, key = METHODS[name], dppvi.SecretKeys(0).round_key(0)
+    method, key = METHODS[name], dppvi.privacy.SecretKeys(0).round_key(0)
     kept = visit(method, clip_norm=1e6)[0](0.0, key).kept
     alone = dppvi.NonPrivate(method.num_local_steps, method.optimizer, method.expectation)
     for shard in range(4):
@@ -173,7 +173,7 @@ def test_a_change_within_the_clip_is_what_the_solve_found(name):
 def test_a_release_is_the_weighted_sum_and_its_noise(name):
     """To the last bit where natural parameters are what is clipped; else to rounding."""
     run, family, q = visit(METHODS[name])
-    key, std, method = dppvi.SecretKeys(0).round_key(0), 0.7, METHODS[name]
+    key, std, method = dppvi.privacy.SecretKeys(0).round_key(0), 0.7, METHODS[name]
     message = run(std, key)
     rule = method.optimizer
     if rule is None:
@@ -191,7 +191,7 @@ def test_a_release_is_the_weighted_sum_and_its_noise(name):
 @each_method
 def test_private_factors_do_not_see_the_noise(name):
     run, *_ = visit(METHODS[name])
-    first, second = (dppvi.SecretKeys(0).round_key(number) for number in range(2))
+    first, second = (dppvi.privacy.SecretKeys(0).round_key(number) for number in range(2))
     quiet = run(0.0, first).kept
     assert_equal(run(2.0, first).kept, quiet)
     assert_equal(run(2.0, second).kept, quiet)
@@ -219,7 +219,7 @@ def test_sums_that_get_noise_are_exact(monkeypatch):
     for order in (np.arange(size), np.random.default_rng(2).permutation(size)):
         held = {name: jnp.asarray(leaf[order]) for name, leaf in data.items()}
         params = visits.ClientParams(*(jnp.asarray(x) for x in (1.0, 1, 1.0, CLIP, 1.0)))
-        keys = (jax.random.key(0), dppvi.SecretKeys(0).round_key(0))
+        keys = (jax.random.key(0), dppvi.privacy.SecretKeys(0).round_key(0))
         likelihood = visits.OfRecords(
             space, family, method.expectation, layout, held, jnp.asarray(size), params
         )
@@ -236,7 +236,7 @@ def test_a_solve_that_fails_sends_nothing():
     """No NaN, which the server would have to refuse, and all others' changes with it."""
     method = dppvi.DPOptimization(CLIP, 1, optax.sgd(3e38), expectation=dppvi.MonteCarlo(2))
     run, *_ = visit(method, shard=0)
-    message = run(100.0, dppvi.SecretKeys(0).round_key(0))
+    message = run(100.0, dppvi.privacy.SecretKeys(0).round_key(0))
     assert message.failed
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(message.release))
 
@@ -275,7 +275,7 @@ class Rounds:
         self.algorithm = dppvi.pvi(
             logistic, None, shapes, method=self.method, plan=self.plan, damping=DAMPING, **setting
         )
-        self.shards = dppvi.stack_clients(self.data)
+        self.shards = dppvi.records.stack_clients(self.data)
         found = taken(self.algorithm, self.shards, rounds, "run_round")
         self.problem, self.params, self.first, _, self.groups, self.keys, _ = found
 
@@ -357,7 +357,7 @@ def test_a_record_shows_nothing_but_its_shards_clipped_change_in_any_round(run):
     data = [{name: leaf.copy() for name, leaf in part.items()} for part in mine.data]
     data[0]["X"][TOUCHED[1] + 4] = [40.0, -40.0, 3.0]
     data[0]["y"][TOUCHED[1] + 4] ^= 1
-    shards = dppvi.stack_clients(data)
+    shards = dppvi.records.stack_clients(data)
     now = other = mine.first
     for number in range(4):
         after, other_after = mine.after(now)[0], mine.after(other, shards)[0]
@@ -379,7 +379,7 @@ def test_a_shard_that_fails_is_not_told(run):
     mine = prepared(run)
     data = [{name: leaf.copy() for name, leaf in part.items()} for part in mine.data]
     data[0]["X"][TOUCHED[1]] = 3e38
-    shards = mine.shards._replace(records=dppvi.stack_clients(data).records)
+    shards = mine.shards._replace(records=dppvi.records.stack_clients(data).records)
     start = mine.some_rounds_later()
     after, info = mine.after(start, shards)
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(mine.kept(start, after)))
@@ -404,7 +404,7 @@ def test_a_refused_merge_happened_nowhere(run):
     params = mine.params._replace(clients=mine.params.clients._replace(noise_std=noise_std))
     outcomes = set()
     for seed in range(12):
-        keys = (mine.keys[0], dppvi.SecretKeys(seed).round_key(0))
+        keys = (mine.keys[0], dppvi.privacy.SecretKeys(seed).round_key(0))
         after, info = mine.after(start, params=params, keys=keys)
         outcomes.add(int(info.rejected))
         if info.rejected:

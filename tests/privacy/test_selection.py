@@ -68,9 +68,9 @@ class TestNumberOfRuns:
             ("mean must be a number above 0", lambda: PoissonRuns(-1)),
             ("mean must be a number above 0", lambda: PoissonRuns(math.inf)),
             ("mean must be above 1, got 1", lambda: NegativeBinomialRuns(1)),
-            ("shape must be a number not below 0 .* got -1", lambda: NegativeBinomialRuns(5, -1)),
+            ("shape must be a number between 0 and .* got -1", lambda: NegativeBinomialRuns(5, -1)),
             (
-                "shape must be a number not below 0 .* got nan",
+                "shape must be a number between 0 and .* got nan",
                 lambda: NegativeBinomialRuns(5, math.nan),
             ),
         ],
@@ -201,9 +201,9 @@ class TestPlan:
         plan = plan_selection(PrivacyBudget(1.0), RUNS[2], client_sizes=[50], score_bound=1.0)
         check_run(plan, [plan.fit_mus[0]])
         for mus, words in [
-            ([1.01 * plan.fit_mus[0]], "client 0 released more"),
-            ([math.nan], "client 0 released more"),
-            ([None], "accounted for full batches and shards alone"),
+            ([1.01 * plan.fit_mus[0]], "released more for client 0"),
+            ([math.nan], "released more for client 0"),
+            ([None], "must be FullBatch\\(\\)"),
             ([0.0, 0.0], "the 1 clients of the plan, got 2"),
         ]:
             with pytest.raises(ValueError, match=words):

@@ -270,7 +270,7 @@ class TestRefusals:
     @pytest.mark.parametrize("sampler", [PoissonSampling(0.1), FixedSizeSampling(20)])
     @pytest.mark.parametrize("sizes", [[20], [50]])
     def test_sampled_batches_are_for_single_records(self, sampler, sizes):
-        sentence = r"FullBatch\(\) where a budget protects a person with at most 3 .* got "
+        sentence = r"FullBatch\(\) if a budget protects a person with at most 3 .* got "
         with pytest.raises(ValueError, match=sentence + type(sampler).__name__):
             of_gradients(
                 [PERSON],
@@ -304,7 +304,7 @@ class TestRefusals:
             ClientPlan(PERSON, weak, 5, 1)
         shards = GaussianShardSum(1.0, 9.0, 5, 50, contributions=4)
         ClientPlan(PERSON, shards, 5, 1)
-        with pytest.raises(ValueError, match="at least 5 where a budget protects a client"):
+        with pytest.raises(ValueError, match="at least 5 if a budget protects a client"):
             ClientPlan(CLIENT, shards, 5, 1)
 
     @pytest.mark.parametrize(
@@ -375,6 +375,6 @@ def test_a_fit_says_what_it_protects(budget, method, unit, asked):
     for text in (str(statement), statement.to_markdown()):
         flat = " ".join(text.split())
         assert f"{unit};" in flat
-        assert f"{unit} of the whole is protected by epsilon =" in flat
+        assert f"over all clients, {unit} is protected by epsilon =" in flat
         assert asked in flat
     assert result.posterior.attrs["privacy"] == f"differential privacy, unit {unit}"

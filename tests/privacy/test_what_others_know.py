@@ -145,7 +145,7 @@ class TestParticipants:
         plan = changes(3, 3)
         told = f"epsilon = {rounded_up(plan.clients[0].epsilon_to_participant)} at delta = 1e-05"
         for text in forms(plan):
-            assert "put together by at least 3 clients, and each of them knows its own" in text
+            assert "At least 3 clients each add a share of a sum" in text
             assert f"against one of the others, one record is protected by {told}." in text
             assert "to participants" in text
         mine = statement(plan)
@@ -181,7 +181,7 @@ class TestParticipants:
         )
         assert plan.clients[0].mechanism.num_shares == 2
         assert np.ptp([c.epsilon_to_participant for c in plan.clients if c.num_visits == 5]) == 0
-        assert "put together by at least 2 clients" in flat(plan)
+        assert "At least 2 clients each add a share" in flat(plan)
 
 
 class TestNumberOfRecords:
@@ -190,9 +190,11 @@ class TestNumberOfRecords:
         for text in forms(plan):
             words = "one record; neighbours by add_or_remove_one, given the number of records of "
             assert words + "each client, which is public" in text
-            assert "In other words, the public number of records aside: whoever knows" in text
+            assert "In other words, leaving the public counts aside: an attacker who knows" in text
         for text in forms(plan)[1:]:
-            assert "how many records a client holds: add_or_remove_one alone would cover" in text
+            assert (
+                "how many records a client holds: add_or_remove_one would usually protect" in text
+            )
         facts = statement(plan).as_dict()
         assert facts["given"] == "the number of records of each client, which is public"
         assert any("how many records" in item for item in facts["not_covered"])
@@ -201,7 +203,7 @@ class TestNumberOfRecords:
         plan = gradients(FullBatch(), None)
         for text in forms(plan):
             assert "given" not in text
-            assert "In other words: whoever" in text
+            assert "In other words: an attacker" in text
             assert "how many records a client holds" not in text
 
     def test_one_client_under_the_other_relation_is_enough(self):
