@@ -95,7 +95,7 @@ def compiled_visit(method, num_rows, num_columns, num_shards):
 
     @jax.jit
     def run(X, y, noise_std, secret_key):
-        numbers = (noise_std, num_shards, weight, method.clip_norm, 1.0)
+        numbers = (noise_std, num_shards, weight, method.clip_norm, 1.0, 1.0)
         params = visits.ClientParams(*(jnp.asarray(x) for x in numbers))
         request = Request(prior, own, jax.random.key(0), jnp.asarray(0.05))
         records, count = {"X": X, "y": y}, jnp.asarray(num_rows)

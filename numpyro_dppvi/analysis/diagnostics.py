@@ -154,7 +154,7 @@ def diagnose(
     damping = result.run.damping
     contributors, share = _shares(result)
     noise_residual, sharpness, noise = None, None, {}
-    if not result.run.central and result.plan is not None and result.state.round:
+    if result.run.repeatable and result.plan is not None and result.state.round:
         replayed = replay.replay_of(result, key)
         found, sharpness = _replayed(replayed, natural, key, num_replays)
         noise = _spread(result.posterior, jax.tree.map(lambda leaf: leaf[-1], found))

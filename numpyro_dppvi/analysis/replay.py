@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PRNGKey
+from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.methods import values, visits
 from numpyro_dppvi.methods.local_solve import GradientFn
@@ -66,8 +66,11 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
         TypeError: If the server took the steps: what a client's likelihood is was not released.
     """
     run, state, posterior = result.run, result.state, result.posterior
-    if run.central:
-        raise TypeError("a run of GlobalVI() has no factors that could stand in for records.")
+    if not run.repeatable:
+        raise TypeError(
+            f"a run of {type(run.method).__name__}() releases nothing that could stand in for "
+            "records."
+        )
     num_clients, aggregated = run.num_clients, run.trusted is not None
     prior = first_factor(posterior.prior, posterior.family, posterior.space)
     params = algorithm.round_params(
@@ -194,6 +197,18 @@ class _OfFactor(NamedTuple):
         del sampler
         exact = self.of_shard(jnp.zeros((), int))(keys[0], coordinates)
         return add_noise(keys[1], exact, self.noise_std)
+
+    def released_sum(
+        self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
+    ) -> PyTree:
+        """A factor has no records whose contributions could be added up."""
+        raise TypeError("a factor has no records.")
+
+    def released_sum(
+        self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
+    ) -> PyTree:
+        """Nothing: a factor has no records whose contributions could be added up."""
+        raise TypeError("a factor has no records.")
 
 
 def _respond(

@@ -214,14 +214,14 @@ class FisherScoring:
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One noisy vector: scores, information, fractions that were clipped, scales."""
         told: Told = visit.told
-        space = likelihood.space
-        latents = functools.partial(_latents, space, visit.family)
 
-        def contribution(row: Mapping[str, Array], key: PRNGKey) -> PyTree:
+        def contribution(space: LatentSpace, row: Mapping[str, Array], key: PRNGKey) -> PyTree:
+            latents = functools.partial(_latents, space, visit.family)
+
             def score(outcome: PyTree) -> Array:
-                return jax.grad(
-                    lambda loc: space.log_likelihood_of(latents(loc), row, outcome)
-                )(told.loc)
+                return jax.grad(lambda loc: space.log_likelihood_of(latents(loc), row, outcome))(
+                    told.loc
+                )
 
             theta = latents(told.loc)
             keys = jax.random.split(key, self.num_replicates)
@@ -288,7 +288,7 @@ def _latents(space: LatentSpace, family: MeanField, loc: Array) -> Mapping[str, 
 
 
 def _precision(family: MeanField, natural: Natural) -> Array:
-    (name, _), = family.members
+    ((name, _),) = family.members
     return -2 * unpack(natural[name].quadratic)
 
 
@@ -390,7 +390,9 @@ def _take(
 
     def over(sums: Array, part: int, scale: Array | float) -> tuple[Array, Array]:
         """A part of the releases in its own units, and its noise; nothing where it has no share."""
-        by = jnp.where(roots[:, part] > 0, scale / jnp.where(roots[:, part] > 0, roots[:, part], 1), 0)
+        by = jnp.where(
+            roots[:, part] > 0, scale / jnp.where(roots[:, part] > 0, roots[:, part], 1), 0
+        )
         return sums * by.reshape(-1, *[1] * (sums.ndim - 1)), std * by
 
     # Scales.
@@ -401,9 +403,7 @@ def _take(
         counted=memory.counted + jnp.sum(jnp.where(scored, 0, num_records)),
     )
     unknown = memory.weight == 0
-    memory = memory._replace(
-        shape=jnp.where(unknown, jnp.diag(_scales_of(memory)), memory.shape)
-    )
+    memory = memory._replace(shape=jnp.where(unknown, jnp.diag(_scales_of(memory)), memory.shape))
     memory = memory._replace(
         visits=memory.visits.at[places].add(1.0),
     )
@@ -503,7 +503,7 @@ def _bend(memory: Memory, shape: Array, way: Array, num_records: Array) -> Array
 def _factors(received: Received, memory: Memory, places: Array) -> tuple[Natural, Array]:
     """Changes of the visited clients' factors, and where scores are to be taken next."""
     family, num_records = received.family, received.num_records
-    (name, _), = family.members
+    ((name, _),) = family.members
     size, sd = memory.loc.size, memory.prior_sd
     white, _ = _white(memory.shape)
     spread = jnp.sqrt(size / jnp.maximum(memory.weight, 1e-12))
@@ -514,9 +514,7 @@ def _factors(received: Received, memory: Memory, places: Array) -> tuple[Natural
 
     def naturals(middle: Array) -> NormalNatural:
         """Factors, given about where the posterior's mean is."""
-        noise = 1 / jnp.maximum(sure, 1e-30) + _bend(
-            memory, memory.shape, middle - at, num_records
-        )
+        noise = 1 / jnp.maximum(sure, 1e-30) + _bend(memory, memory.shape, middle - at, num_records)
         # n^2 / (n / level + noise) is A (A + Sigma)^-1 A in white coordinates.
         amount = known * num_records**2 / (num_records / memory.level + noise)
         amount = jnp.where(sure > 0, amount, 0)

@@ -139,15 +139,10 @@ class Likelihood(Protocol):
         """The noisy sum over all records of what each contributes, clipped.
 
         Args:
-            contribution: A function of a row and a key of its own.
+            contribution: A function of the model, a row and a key of its own.
             floats: Size of what it needs in memory.
             secret_key: The visit's secret key.
         """
-        ...
-
-    @property
-    def space(self) -> LatentSpace:
-        """The model."""
         ...
 
 
@@ -320,7 +315,6 @@ class OfRecords(NamedTuple):
         noisy = add_noise(secret.noise, total, params.noise_std, like=coordinates)
         return jax.tree.map(lambda leaf: leaf / params.inclusion_prob.astype(leaf.dtype), noisy)
 
-
     def released_sum(
         self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
     ) -> PyTree:
@@ -336,7 +330,7 @@ class OfRecords(NamedTuple):
 
         def of_row(row: Mapping[str, Any]) -> PyTree:
             key = jax.random.wrap_key_data(row["seed"], impl="threefry2x32")
-            return contribution(row["row"], key)
+            return contribution(self.space, row["row"], key)
 
         def sum_of(rows: Mapping[str, Any], mask: Array) -> PyTree:
             each = jax.vmap(of_row)(rows)
@@ -388,8 +382,8 @@ def _exact_sum(
 
 
 def _sum_in_chunks(
-    sum_of: Callable[[Mapping[str, Array], Array], Gradient],
-    rows: Mapping[str, Array],
+    sum_of: Callable[[Any, Array], Any],
+    rows: Mapping[str, Any],
     mask: Array,
     largest_chunk: int,
 ) -> Gradient:

@@ -51,6 +51,11 @@ class RunSpec(NamedTuple):
         return self.local.central
 
     @property
+    def repeatable(self) -> bool:
+        """Whether factors could stand in for records, to see what noise alone would do."""
+        return not self.central and self.local.releases != "sums"
+
+    @property
     def prior_left_out(self) -> float:
         """The power of the prior that a client's cavity lacks."""
         return 1 - 1 / self.num_clients if self.splits_prior else 0.0

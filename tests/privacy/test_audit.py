@@ -156,7 +156,7 @@ def test_the_size_of_a_batch_enters_nothing_but_the_sum():
     family = guides.family_of(None, normal_mean, space)
     method = dppvi.DPOptimization(2.0, sampler=POISSON, expectation=dppvi.MonteCarlo(2))
     layout = visits.Layout(POISSON.physical_size([10]), 1, 10)
-    params = visits.ClientParams(*(jnp.asarray(x) for x in (0.0, 1, 1.0, 2.0, 0.2)))
+    params = visits.ClientParams(*(jnp.asarray(x) for x in (0.0, 1, 1.0, 2.0, 0.2, 1)))
 
     def gradient(secret_key):
         keys = (jax.random.key(0), secret_key)

@@ -127,7 +127,7 @@ def visit(method, clip_norm=CLIP, shard=None):
 
     @jax.jit
     def run(noise_std, secret_key, drawn=None):
-        numbers = (noise_std, num_shards, weight_of(method), clip_norm, 1.0)
+        numbers = (noise_std, num_shards, weight_of(method), clip_norm, 1.0, 1.0)
         params = visits.ClientParams(*(jnp.asarray(number) for number in numbers))
         request = Request(q, own, jax.random.key(0), jnp.asarray(0.05))
         none, count = client.ClientState(), jnp.asarray(size)
@@ -218,7 +218,7 @@ def test_sums_that_get_noise_are_exact(monkeypatch):
     layout = visits.Layout(size, 1, size)
     for order in (np.arange(size), np.random.default_rng(2).permutation(size)):
         held = {name: jnp.asarray(leaf[order]) for name, leaf in data.items()}
-        params = visits.ClientParams(*(jnp.asarray(x) for x in (1.0, 1, 1.0, CLIP, 1.0)))
+        params = visits.ClientParams(*(jnp.asarray(x) for x in (1.0, 1, 1.0, CLIP, 1.0, size)))
         keys = (jax.random.key(0), dppvi.privacy.SecretKeys(0).round_key(0))
         likelihood = visits.OfRecords(
             space, family, method.expectation, layout, held, jnp.asarray(size), params
