@@ -204,12 +204,6 @@ class _OfFactor(NamedTuple):
         """A factor has no records whose contributions could be added up."""
         raise TypeError("a factor has no records.")
 
-    def released_sum(
-        self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
-    ) -> PyTree:
-        """Nothing: a factor has no records whose contributions could be added up."""
-        raise TypeError("a factor has no records.")
-
 
 def _respond(
     problem: Problem,

@@ -170,7 +170,7 @@ class LatentSpace:
 
     @functools.cached_property
     def can_draw(self) -> bool:
-        """Whether every outcome that a record enters can be drawn: a ``numpyro.factor`` has none."""
+        """Whether all outcomes of records can be drawn: a ``numpyro.factor`` has none."""
         theta = {latent.name: latent.struct for latent in self.latents}
         row = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in self.row.items()}
         found: list[bool] = []
@@ -182,7 +182,7 @@ class LatentSpace:
 
         try:
             jax.eval_shape(drawn, theta, row)
-        except Exception:  # a distribution without a sampler raises what it likes
+        except (NotImplementedError, TypeError, AttributeError):  # of a distribution without one
             return False
         return not any(found)
 
