@@ -54,7 +54,7 @@ _TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean sq
 # What was chosen by simulation (benchmarks/believe.py says on which studies).
 _FLAGS_SHARE = 0.04  # of a visit's squared norm, for the two clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
-_TARGET, _INFO_TARGET = 0.2, 0.1  # fractions that are to be clipped
+_TARGETS, _INFO_TARGETS = (0.01, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
 _TRUST = 2.0  # the longest step, in white length
 _CURVATURE, _UNSURE = 2.0, 0.1  # errors of the linear observation: of third and of second order
 
@@ -465,8 +465,13 @@ def _observe(
     flags, flags_std = over(released["clipped"], 2, np.sqrt(2))
     fractions = (jnp.sum(flags, axis=0) / records + 1) / 2
     trust = share / (1 + (jnp.sqrt(jnp.sum(flags_std**2)) / records / 2 / 0.1) ** 2)
-    ratio = jnp.clip(fractions[0] / _TARGET, 0.3, 3.0)
-    stretch = jnp.exp(jnp.clip(3 * (fractions[1] - _INFO_TARGET), -0.7, 0.7))
+    # A low clip costs information and leans on the model; a high one costs noise. Where noise is
+    # small beside the records' own spread, hardly anything is clipped.
+    noisy = jnp.mean(received.noise_std * clip / jnp.sqrt(num_records * size))
+    target = jnp.clip(_TARGETS[1] * noisy, *_TARGETS)
+    ratio = jnp.clip(fractions[0] / target, 0.3, 3.0)
+    info_target = jnp.clip(entry * np.sqrt(size), *_INFO_TARGETS)
+    stretch = jnp.exp(jnp.clip(3 * (fractions[1] - info_target), -0.7, 0.7))
 
     # Each client's own scores, averaged with what it had released before.
     sums, sums_std = over(released["score"], 0, clip)
