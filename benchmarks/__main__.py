@@ -1,6 +1,6 @@
 """Prints the project's tables of accuracy, likelihood and speed.
 
-python -m benchmarks                     all but selection, audits, calibration and example models
+python -m benchmarks                     the short ones
 python -m benchmarks accuracy --seeds 5
 """
 
@@ -9,6 +9,7 @@ import argparse
 from benchmarks import (
     accuracy,
     audit,
+    believe,
     calibration,
     examples,
     generic,
@@ -24,10 +25,11 @@ TABLES = {
     "selection": selection.table,
     "audit": lambda _seeds: audit.table(),
     "calibration": lambda _seeds: calibration.table(),
+    "believe": believe.table,
     "examples": lambda _seeds: examples.table(),
 }
 
-SPECIAL = ("selection", "audit", "calibration", "examples")
+SPECIAL = ("selection", "audit", "believe", "calibration", "examples")
 
 
 def main() -> None:

@@ -1,0 +1,230 @@
+"""Coverage and width of posteriors in synthetic studies that no method was tuned on.
+
+python -m benchmarks believe --seeds 20
+
+A cell is a model, clients, a budget and a design of columns. In each study the weights are drawn,
+records are made, and every method fits them with its defaults. Printed are the share of studies in
+which intervals of 50, 80, 90 and 95 % cover the truth, weights and the spread of outcomes apart;
+the median width over that of the posterior of all records without privacy; and the limit: the width
+if the whole budget went into one release at the mode, clipped at the average score's length.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from scipy.stats import norm
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi.privacy import FullBatch
+from numpyro_dppvi.privacy.calibrate import noise_multiplier
+
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+DELTA = 1e-5
+# Mean and spread of columns in clinical units: age, pressure, a score, rate, a share.
+UNITS = ((60.0, 15.0), (120.0, 20.0), (0.0, 1.0), (20.0, 5.0), (0.5, 0.1))
+METHODS: dict[str, Callable[[], Any]] = {
+    "DPOptimization()": dppvi.DPOptimization,
+    "FisherScoring()": dppvi.FisherScoring,
+}
+
+
+def logistic(x: jax.Array, y: jax.Array, width: jax.Array) -> None:
+    """Weights, and a binary outcome."""
+    w = numpyro.sample("w", dist.Normal(0, width).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def linear(x: jax.Array, y: jax.Array, width: jax.Array) -> None:
+    """Weights, an unknown spread, and a continuous outcome."""
+    w = numpyro.sample("w", dist.Normal(0, width).to_event(1))
+    spread = numpyro.sample("spread", dist.LogNormal(0, 3))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, spread), obs=y)
+
+
+def poisson(x: jax.Array, y: jax.Array, width: jax.Array) -> None:
+    """Weights, and counts."""
+    w = numpyro.sample("w", dist.Normal(0, width).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
+
+
+MODELS = {"logistic": logistic, "linear": linear, "poisson": poisson}
+
+
+class Cell(NamedTuple):
+    """A kind of study.
+
+    Attributes:
+        model: Name of the model.
+        sizes: Records of each client.
+        epsilon: The budget.
+        columns: ``"independent"``, ``"correlated"`` (.7) or ``"raw units"``.
+        num_weights: Weights, the intercept among them.
+    """
+
+    model: str
+    sizes: tuple[int, ...]
+    epsilon: float
+    columns: str = "independent"
+    num_weights: int = 6
+
+
+CELLS = [
+    *(Cell(model, (1000,) * 5, epsilon) for model in MODELS for epsilon in (1.0, 3.0, 10.0)),
+    *(Cell(model, (200,) * 5, 3.0) for model in MODELS),
+    *(Cell(model, (1000,) * 5, 3.0, "correlated") for model in MODELS),
+    *(Cell(model, (1000,) * 5, 3.0, "raw units") for model in MODELS),
+    *(Cell(model, (400, 2000, 8000), 2.0, num_weights=3) for model in MODELS),
+]
+
+
+class Study(NamedTuple):
+    """One study's data, truth, prior widths and posterior without privacy."""
+
+    data: list[dict[str, np.ndarray]]
+    truth: np.ndarray
+    widths: np.ndarray
+    exact: np.ndarray
+
+
+def study(cell: Cell, seed: int) -> Study:
+    """Draws a study. The posterior without privacy is Laplace's, at its mode."""
+    rng = np.random.default_rng([seed, len(cell.sizes), cell.num_weights])
+    num_records, num_columns = sum(cell.sizes), cell.num_weights - 1
+    correlation = 0.7 if cell.columns == "correlated" else 0.0
+    shared = rng.normal(size=(num_records, 1))
+    own = rng.normal(size=(num_records, num_columns))
+    columns = math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own
+    truth = 0.5 * rng.normal(size=cell.num_weights)
+    widths = np.full(cell.num_weights, 3.0)
+    if cell.columns == "raw units":
+        means, spreads = np.array(UNITS[:num_columns]).T
+        columns = means + spreads * columns
+        truth[1:] /= spreads
+        truth[0] -= truth[1:] @ means
+        widths[0] = 30.0
+    x = np.column_stack([np.ones(num_records), columns]).astype(np.float32)
+    eta = x.astype(np.float64) @ truth
+    if cell.model == "logistic":
+        y = (rng.uniform(size=num_records) < 1 / (1 + np.exp(-eta))).astype(np.int32)
+    elif cell.model == "poisson":
+        y = rng.poisson(np.exp(eta)).astype(np.int32)
+    else:
+        y = (eta + 0.5 * rng.normal(size=num_records)).astype(np.float32)
+        truth = np.append(truth, math.log(0.5))
+    ends = np.cumsum(cell.sizes)
+    data = [
+        {"x": x[end - size : end], "y": y[end - size : end]}
+        for size, end in zip(cell.sizes, ends, strict=True)
+    ]
+    information = _information(cell, x.astype(np.float64), eta)
+    information[np.arange(len(widths)), np.arange(len(widths))] += widths**-2.0
+    return Study(data, truth, widths, np.sqrt(np.diag(np.linalg.inv(information))))
+
+
+def _information(cell: Cell, x: np.ndarray, eta: np.ndarray) -> np.ndarray:
+    """Expected information of all records at the truth."""
+    if cell.model == "logistic":
+        weight = 1 / (2 + np.exp(eta) + np.exp(-eta))
+    elif cell.model == "poisson":
+        weight = np.exp(eta)
+    else:
+        weight = np.full(len(eta), 4.0)
+    found = (x.T * weight) @ x
+    if cell.model != "linear":
+        return found
+    whole = np.zeros((len(found) + 1,) * 2)
+    whole[:-1, :-1], whole[-1, -1] = found, 2 * len(eta)
+    return whole
+
+
+def posterior(cell: Cell, made: Study, method: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of all base values, weights first."""
+    result = dppvi.fit(
+        MODELS[cell.model],
+        None,
+        made.data,
+        rng_key=jax.random.key(seed),
+        method=method,
+        budget=dppvi.PrivacyBudget(cell.epsilon, DELTA),
+        model_kwargs={"width": made.widths.astype(np.float32)},
+        progress_bar=False,
+        insecure_noise_seed=seed,
+    )
+    family = result.posterior.family
+    draws = family.sample(
+        jax.random.key(seed), family.coordinates(result.posterior.natural), (4000,)
+    )
+    names = ["w", "spread"] if cell.model == "linear" else ["w"]
+    table = np.column_stack([np.asarray(draws[name]).reshape(4000, -1) for name in names])
+    return table.mean(axis=0), table.std(axis=0)
+
+
+def limit(cell: Cell) -> float:
+    """Width over the exact one if all budget went into one release at the mode."""
+    size = cell.num_weights + (cell.model == "linear")
+    total = sum(cell.sizes)
+    noise = noise_multiplier(
+        dppvi.PrivacyBudget(cell.epsilon, DELTA),
+        num_releases=1,
+        sampler=FullBatch(),
+        num_records=total,
+        physical_size=total,
+    )
+    return math.sqrt(1 + noise**2 * size * len(cell.sizes) / total)
+
+
+def measured(cell: Cell, method: Any, studies: int) -> dict[str, Any]:
+    """Coverage of weights and of the spread, and median width."""
+    errors, widths = [], []
+    for seed in range(studies):
+        made = study(cell, seed)
+        mean, std = posterior(cell, made, method, seed)
+        errors.append((mean - made.truth) / std)
+        widths.append(std / made.exact)
+    errors, widths = np.array(errors), np.array(widths)
+    bounds = norm.ppf(0.5 + np.array(LEVELS) / 2)
+    weights = np.abs(errors[:, : cell.num_weights])
+    spread = np.abs(errors[:, cell.num_weights :])
+    return {
+        "weights": [float(np.mean(weights < bound)) for bound in bounds],
+        "spread": [float(np.mean(spread < bound)) for bound in bounds] if spread.size else [],
+        "width": float(np.median(widths)),
+        "worst width": float(np.max(np.median(widths, axis=1))),
+    }
+
+
+def rows(studies: int) -> Iterator[str]:
+    """The table, line by line."""
+    yield (
+        "| study | epsilon | columns | method | 50/80/90/95 % of weights | of the spread | "
+        "width, worst of a study | limit |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for cell in CELLS:
+        for name, make in METHODS.items():
+            found = measured(cell, make(), studies)
+            sizes = "+".join(map(str, cell.sizes))
+            if len(set(cell.sizes)) == 1:
+                sizes = f"{len(cell.sizes)} x {cell.sizes[0]}"
+            shares = [" ".join(f"{x:.2f}" for x in found[of]) for of in ("weights", "spread")]
+            yield (
+                f"| {cell.model}, {sizes} | {cell.epsilon:g} | {cell.columns} | {name} | "
+                f"{shares[0]} | {shares[1]} | {found['width']:.2f}, {found['worst width']:.1f} | "
+                f"{limit(cell):.2f} |"
+            )
+
+
+def table(studies: int) -> None:
+    """Prints the table."""
+    print("\nCoverage and width in synthetic studies")
+    for line in rows(studies):
+        print(line, flush=True)
