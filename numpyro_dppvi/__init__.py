@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpyro_dppvi import families, privacy
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.analysis import citation, compare, diagnose, plots, select
+from numpyro_dppvi.analysis import citation, compare, diagnose, plots, recommend, select
 from numpyro_dppvi.methods import (
     BayesianCommitteeMachine,
     DPOptimization,
@@ -63,6 +63,7 @@ __all__ = [
     "plan_privacy",
     "plots",
     "pvi",
+    "recommend",
     "select",
     # methods
     "BayesianCommitteeMachine",

@@ -41,7 +41,7 @@ from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods.local_solve import Descent
-from numpyro_dppvi.methods.objective import Automatic, Expectation
+from numpyro_dppvi.methods.objective import Automatic
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
 from numpyro_dppvi.privacy import FullBatch, GaussianSum, PrivacyPlan, plan
 
@@ -140,7 +140,7 @@ class FisherScoring:
     central: ClassVar[bool] = False
     damped: ClassVar[bool] = False
     num_local_steps: ClassVar[int] = 1
-    expectation: ClassVar[Expectation] = Automatic()
+    expectation: ClassVar[Automatic] = Automatic()
 
     num_replicates: int = 8
 
@@ -276,10 +276,10 @@ class FisherScoring:
         )
 
     def take(
-        self, received: Received, released: PyTree, memory: Memory, places: Array
+        self, received: Received, releases: PyTree, memory: Memory, places: Array
     ) -> tuple[Natural, Memory]:
         """What a group's releases say, in factors that know their noise."""
-        return _take(self, received, released, memory, places)
+        return _take(self, received, releases, memory, places)
 
 
 def _latents(space: LatentSpace, family: MeanField, loc: Array) -> Mapping[str, Array]:
