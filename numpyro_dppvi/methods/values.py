@@ -249,28 +249,28 @@ def _solver(self: Any, learning_rate: Array | float) -> Solver:
     return Descent(optax.adam(learning_rate) if self.optimizer is None else self.optimizer)
 
 
-def _as_asked(self: Any, guide: Any, model: Model) -> Any:
+def as_asked(self: Any, guide: Any, model: Model) -> Any:
     """The one that is asked for."""
     del self, model
     return guide
 
 
-def _any_model(self: Any, space: LatentSpace, family: MeanField) -> None:
+def any_model(self: Any, space: LatentSpace, family: MeanField) -> None:
     """Refuses none."""
     objective.rule_for(self.expectation, space, family)
 
 
-def _nothing(self: Any, family: MeanField, q: Natural, num_factors: int) -> None:
+def remembers_nothing(self: Any, family: MeanField, q: Natural, num_factors: int) -> None:
     """Nothing."""
     del self, family, q, num_factors
 
 
-def _no_word(self: Any, memory: PyTree, place: Array | int) -> None:
+def tells_nothing(self: Any, memory: PyTree, place: Array | int) -> None:
     """Nothing."""
     del self, memory, place
 
 
-def _release_itself(
+def takes_releases(
     self: Any, received: Received, releases: Natural, memory: None, places: Array
 ) -> tuple[Natural, None]:
     """The releases are the changes."""
@@ -429,8 +429,8 @@ class DPOptimization:
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    guide, check, told = _as_asked, _any_model, _no_word
-    solver, memory, take, weights = _solver, _nothing, _release_itself, _ones
+    guide, check, told = as_asked, any_model, tells_nothing
+    solver, memory, take, weights = _solver, remembers_nothing, takes_releases, _ones
     plan, planned = _plan_of_gradients, _planned_gradients
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
@@ -472,8 +472,8 @@ class NonPrivate:
         _set_steps(self)
         _check_pieces(self.optimizer, self.expectation, natural=True)
 
-    guide, check, told = _as_asked, _any_model, _no_word
-    solver, memory, take, weights = _solver, _nothing, _release_itself, _ones
+    guide, check, told = as_asked, any_model, tells_nothing
+    solver, memory, take, weights = _solver, remembers_nothing, takes_releases, _ones
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """One that suits exact gradients."""
@@ -535,8 +535,8 @@ class ParameterPerturbation:
     def __post_init__(self) -> None:
         _check_shard_method(self)
 
-    guide, check, told = _as_asked, _any_model, _no_word
-    solver, memory, take, weights = _solver, _nothing, _release_itself, _weights
+    guide, check, told = as_asked, any_model, tells_nothing
+    solver, memory, take, weights = _solver, remembers_nothing, takes_releases, _weights
     learning_rate, plan, planned = _small_rate, _plan_of_changes, _planned_changes
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
@@ -586,8 +586,8 @@ class LocalAveraging:
     def __post_init__(self) -> None:
         _check_shard_method(self)
 
-    guide, check, told = _as_asked, _any_model, _no_word
-    solver, memory, take, weights = _solver, _nothing, _release_itself, _weights
+    guide, check, told = as_asked, any_model, tells_nothing
+    solver, memory, take, weights = _solver, remembers_nothing, takes_releases, _weights
     learning_rate, plan, planned = _small_rate, _plan_of_changes, _planned_changes
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
@@ -636,8 +636,8 @@ class VirtualClients:
     def __post_init__(self) -> None:
         _check_shard_method(self)
 
-    guide, check, told = _as_asked, _any_model, _no_word
-    solver, memory, take, weights = _solver, _nothing, _release_itself, _weights
+    guide, check, told = as_asked, any_model, tells_nothing
+    solver, memory, take, weights = _solver, remembers_nothing, takes_releases, _weights
     learning_rate, plan, planned = _small_rate, _plan_of_changes, _planned_changes
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
@@ -722,7 +722,7 @@ class GlobalVI:
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    guide, check, told = _as_asked, _any_model, _no_word
+    guide, check, told = as_asked, any_model, tells_nothing
     weights, plan, planned = _ones, _plan_of_gradients, _planned_gradients
 
     def solver(self, learning_rate: Array | float) -> Descent:

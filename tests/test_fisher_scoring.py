@@ -1,0 +1,299 @@
+"""Private Fisher scoring: limits, sensitivity, centred scores, calibration, what it refuses."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from scipy.stats import norm
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import latents
+from numpyro_dppvi.families.full_normal import unpack
+from numpyro_dppvi.methods import fisher_scoring, visits
+from numpyro_dppvi.privacy import SecretKeys
+
+SIZES = (300, 200, 500)
+
+
+def logistic(x, y, width):
+    w = numpyro.sample("w", dist.Normal(0, width).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def normal(x, y, width):
+    w = numpyro.sample("w", dist.Normal(0, width).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+def study(model, seed=0, units=1.0, sizes=SIZES):
+    """Records of two columns, in units of one's own; and the truth."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(sum(sizes), 2)) @ [[1.0, 0.5], [0.0, 1.0]]
+    truth = rng.normal(size=2) * 0.7
+    if model is logistic:
+        y = (rng.uniform(size=len(x)) < 1 / (1 + np.exp(-x @ truth))).astype(np.int32)
+    else:
+        y = (x @ truth + 0.5 * rng.normal(size=len(x))).astype(np.float32)
+    at = np.cumsum((0, *sizes))
+    x = (x * units).astype(np.float32)
+    data = [{"x": x[a:b], "y": y[a:b]} for a, b in itertools.pairwise(at)]
+    return data, truth
+
+
+def fitted(model, data, epsilon, units=1.0, **options):
+    settings = {
+        "rng_key": jax.random.key(0),
+        "method": dppvi.FisherScoring(),
+        "budget": dppvi.PrivacyBudget(epsilon, 1e-5),
+        "model_kwargs": {"width": np.full(2, 3.0 / units, np.float32)},
+        "progress_bar": False,
+        "insecure_noise_seed": 3,
+    }
+    return dppvi.fit(model, None, data, **(settings | options))
+
+
+def moments(result):
+    """Mean and covariance of the posterior."""
+    (natural,) = result.posterior.natural.values()
+    covariance = np.linalg.inv(-2 * np.asarray(unpack(natural.quadratic), np.float64))
+    return covariance @ np.asarray(natural.linear, np.float64), covariance
+
+
+def exact(data):
+    """The posterior of the normal model, in closed form."""
+    x = np.concatenate([client["x"] for client in data]).astype(np.float64)
+    y = np.concatenate([client["y"] for client in data])
+    covariance = np.linalg.inv(x.T @ x / 0.25 + np.eye(2) / 9)
+    return covariance @ x.T @ y / 0.25, covariance
+
+
+@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
+def test_with_hardly_any_noise_it_gives_the_exact_posterior(schedule):
+    data, _ = study(normal)
+    mean, covariance = moments(fitted(normal, data, 1000.0, schedule=schedule))
+    true_mean, true_covariance = exact(data)
+    root = np.linalg.cholesky(np.linalg.inv(true_covariance))
+    ratio = np.sqrt(np.linalg.eigvalsh(root.T @ covariance @ root))
+    # Drawn outcomes and clipping cost a tenth or two of the information.
+    assert np.all((ratio > 0.98) & (ratio < 1.3)), ratio
+    off = root.T @ (mean - true_mean)
+    assert np.all(np.abs(off) < 0.6), off
+
+
+def test_units_of_the_columns_do_not_matter():
+    plain, scaled = (
+        moments(fitted(normal, study(normal, units=units)[0], 3.0, units))
+        for units in (1.0, 1024.0)
+    )
+    np.testing.assert_allclose(scaled[0] * 1024, plain[0], rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(scaled[1] * 1024**2, plain[1], rtol=2e-2, atol=1e-5)
+
+
+def test_an_aggregator_helps_and_clients_of_all_kinds_of_schedules_work():
+    data, _ = study(normal)
+    alone = moments(fitted(normal, data, 1.0, schedule=dppvi.synchronous))[1]
+    summed = fitted(normal, data, 1.0, schedule=dppvi.synchronous, trusted_aggregator=True)
+    assert np.linalg.det(moments(summed)[1]) < np.linalg.det(alone)
+    some = fitted(normal, data, 3.0, schedule=dppvi.random_subset(2, seed=0))
+    assert np.all(np.isfinite(moments(some)[0]))
+
+
+def test_a_client_without_a_visit_has_no_factor():
+    def first_two(round_number, num_clients):
+        return np.array([[0, 1]])
+
+    data, _ = study(normal)
+    result = fitted(normal, data, 3.0, schedule=first_two)
+    for leaf in jax.tree.leaves(result.state.factors):
+        assert [bool(np.any(mine)) for mine in leaf] == [True, True, False]
+
+
+def test_tiny_budgets_leave_the_prior():
+    data, _ = study(normal)
+    mean, covariance = moments(fitted(normal, data, 1e-3))
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), 3.0, rtol=0.2)
+    assert np.all(np.abs(mean) < 6)
+
+
+def test_diagnose_and_citation_take_it():
+    result = fitted(normal, study(normal)[0], 3.0)
+    found = dppvi.diagnose(result)
+    assert found.noise == {}
+    assert "precision" in str(found)
+    assert "FisherScoring" in str(result.privacy_statement())
+    assert result.ledger.spent().max() <= 3.0
+
+
+# ---------------------------------------------------------------------------------------------
+# Sensitivity.
+
+HOSTILE = {
+    "zero": ([0.0, 0.0], 0.0),
+    "far": ([1000.0, -1000.0], 3.0),
+    "huge": ([1e20, 1e20], 1.0),
+    "largest": ([3e38, -3e38], 3e38),
+    "tiny": ([1e-30, -1e-40], 1e-40),
+    "infinite": ([np.inf, 1.0], 1.0),
+    "no number": ([np.nan, np.nan], np.nan),
+}
+
+
+@functools.cache
+def client():
+    """The pieces of a visit: a function of records and of whether scales are known already."""
+    data, _ = study(normal)
+    mine = {name: jnp.asarray(leaf) for name, leaf in data[1].items()}
+    method = dppvi.FisherScoring(num_replicates=3)
+    space = latents.from_model(normal, mine, {"width": np.full(2, 3.0, np.float32)})
+    family = dppvi.protocol.algorithm.guides.family_of(
+        AutoMultivariateNormal(normal), normal, space
+    )
+    size, std = SIZES[1], 7.0
+    params = visits.ClientParams(*(jnp.asarray(x) for x in (std, 1, 1.0, 1.0, 1.0, size)))
+    memory = method.memory(family, family.natural(family.standard()), 1)
+
+    @functools.partial(jax.jit, static_argnames="scored")
+    def release(records, secret_key, scored):
+        known = memory._replace(weight=jnp.ones(()), visits=jnp.ones(1)) if scored else memory
+        layout = visits.Layout(size, 1, size)
+        likelihood = visits.OfRecords(
+            space, family, method.expectation, layout, records, jnp.asarray(size), params
+        )
+        asked = visits.Visit(
+            family=family,
+            layout=layout,
+            solver=method.solver(0.0),
+            num_steps=1,
+            q=family.natural(family.standard()),
+            own=family.natural(family.standard()),
+            params=params,
+            rng_key=jax.random.key(0),
+            secret_key=secret_key,
+            drawn=None,
+            told=method.told(known, 0),
+        )
+        return method.visit(asked, likelihood).release
+
+    return mine, release
+
+
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_record_moves_a_release_by_more_than_its_sensitivity(name, scored):
+    mine, release = client()
+    features, outcome = HOSTILE[name]
+    other = {
+        "x": mine["x"].at[17].set(jnp.asarray(features)),
+        "y": mine["y"].at[17].set(outcome),
+    }
+    key = SecretKeys(0).round_key(0)
+    both = [release(records, key, scored) for records in (mine, other)]
+    moved = [
+        np.ravel(a - b).astype(np.float64) for a, b in zip(*map(jax.tree.leaves, both), strict=True)
+    ]
+    everything = np.concatenate(moved)
+    assert np.all(np.isfinite(everything))
+    # Noise is the same in both, and each entry is rounded to a grid far below it.
+    assert np.linalg.norm(everything) <= 2.0 + 1e-3
+
+
+def test_noise_is_the_plans():
+    """Two keys: the difference has sqrt(2) times the noise, in every part."""
+    mine, release = client()
+    a, b = (release(mine, SecretKeys(seed).round_key(0), True) for seed in (0, 1))
+    scales = np.ravel(a["scales"] - b["scales"]) / np.sqrt(2)
+    assert abs(np.std(scales) / 7.0 - 1) < 5 / np.sqrt(2 * scales.size)
+    for part in ("score", "information", "clipped"):
+        assert np.all(np.ravel(a[part] - b[part]) != 0)
+
+
+# ---------------------------------------------------------------------------------------------
+# Centred scores, and calibration.
+
+
+def test_a_clipped_score_has_no_expectation_under_the_model():
+    """With a clip that bends nearly everything; without a centre it is off by 30 errors."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40_000, 2)) + np.array([2.0, 0.0])
+    prob = 1 / (1 + np.exp(-x @ [-1.0, 0.5]))  # rare and skewed
+    y = rng.uniform(size=(40_000, 9)) < prob[:, None]
+    scores = (y - prob[:, None])[:, :, None] * x[:, None, :]
+    told = fisher_scoring.Told(
+        loc=jnp.zeros(2),
+        white=2 * jnp.eye(2),
+        clip=jnp.asarray(0.5),
+        info_clip=jnp.asarray(0.5),
+        shares=jnp.array([1.0, 0.0, 0.0, 0.0]),
+        prior_sd=jnp.ones(2),
+    )
+    each = jax.jit(jax.vmap(lambda s: fisher_scoring._contribution(told, s)["score"]))(
+        jnp.asarray(scores, jnp.float32)
+    )
+    each = np.asarray(each, np.float64)
+    errors = each.mean(axis=0) / (each.std(axis=0) / np.sqrt(len(each)))
+    assert np.all(np.abs(errors) < 4), errors  # one in 8000 by chance
+
+
+@pytest.mark.slow
+def test_intervals_cover_what_they_say():
+    """80 studies, two weights each: 90 % intervals, whose coverage has a standard error of .024."""
+    hits, wide = [], []
+    sizes = (400, 400, 400)
+    for seed in range(80):
+        data, truth = study(logistic, seed, sizes=sizes)
+        mean, covariance = moments(
+            fitted(logistic, data, 3.0, rng_key=jax.random.key(seed), insecure_noise_seed=seed)
+        )
+        spread = np.sqrt(np.diag(covariance))
+        hits.append(np.abs(mean - truth) < norm.ppf(0.95) * spread)
+        wide.append(spread)
+    assert 0.82 <= np.mean(hits) <= 0.98
+    assert np.median(wide) < 0.25  # without privacy .08
+
+
+# ---------------------------------------------------------------------------------------------
+# What it refuses.
+
+
+def test_a_diagonal_posterior_is_refused():
+    data, _ = study(normal)
+    with pytest.raises(dppvi.UnsupportedModelError, match="one normal distribution over all"):
+        dppvi.fit(
+            normal,
+            AutoNormal(normal),
+            data,
+            rng_key=jax.random.key(0),
+            method=dppvi.FisherScoring(),
+            budget=dppvi.PrivacyBudget(1.0),
+            model_kwargs={"width": np.ones(2, np.float32)},
+        )
+
+
+def test_outcomes_that_cannot_be_drawn_are_refused():
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(0, 1))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.factor("y", -((y - w * x) ** 2))
+
+    with pytest.raises(dppvi.UnsupportedModelError, match="cannot be drawn"):
+        dppvi.fit(
+            model,
+            None,
+            [{"x": np.ones(20), "y": np.ones(20)}],
+            rng_key=jax.random.key(0),
+            method=dppvi.FisherScoring(),
+            budget=dppvi.PrivacyBudget(1.0),
+        )
+
+
+def test_the_number_of_replicates_is_checked():
+    with pytest.raises(ValueError, match="num_replicates must be"):
+        dppvi.FisherScoring(num_replicates=0)
