@@ -136,7 +136,9 @@ class TestPlan:
     def test_shards_are_for_replacing_records_only(self):
         # A record is in the shard of its place: with one removed, all after it would move.
         budgets = [PrivacyBudget(1.0), PrivacyBudget(1.0, relation="add_or_remove_one")]
-        with pytest.raises(ValueError, match="relation must be 'replace_one' for methods that divide"):
+        with pytest.raises(
+            ValueError, match="relation must be 'replace_one' for methods that divide"
+        ):
             of_changes(
                 budgets,
                 clip_norm=1.0,
