@@ -187,7 +187,7 @@ def test_gradients_of_records_are_those_of_the_summed_expectation(rule):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_run_ends_at_a_mean_field_optimum(clients):
     """In probabilities; the log odds of what is as good as certain move on slowly."""
     optimizer = optax.adam(optax.exponential_decay(0.1, 100, 0.5))
