@@ -148,7 +148,7 @@ def test_one_client_without_privacy_is_numpyro_svi():
     [
         (4, dppvi.sequential, 0.4),
         pytest.param(12, dppvi.sequential, 0.4, marks=pytest.mark.slow),
-        (4, dppvi.synchronous, 0.25),
+        pytest.param(4, dppvi.synchronous, 0.25, marks=pytest.mark.slow),
     ],
 )
 def test_many_clients_end_where_one_does(x64, num_clients, schedule, damping):
@@ -283,6 +283,8 @@ def test_without_noise_or_clipping_the_private_method_is_the_non_private_one():
     assert limit.ledger.spent().tolist() == [float("inf")] * 3
 
 
+# tests/privacy/test_hostile.py holds every method to it, with worse records.
+@pytest.mark.slow
 def test_the_released_change_does_not_depend_on_one_record_more_than_the_clip_allows():
     """A record of any size moves one noise-free gradient step by no more than the clip."""
     X, y = logistic_data(50)
