@@ -73,7 +73,11 @@ def at_a_level():
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     ("sizes", "schedule"),
-    [([18], dppvi.sequential), ([3, 7, 8], dppvi.sequential), ([3, 7, 8], dppvi.synchronous)],
+    [
+        pytest.param([18], dppvi.sequential, marks=pytest.mark.slow),
+        ([3, 7, 8], dppvi.sequential),
+        pytest.param([3, 7, 8], dppvi.synchronous, marks=pytest.mark.slow),
+    ],
 )
 def test_the_posterior_is_exact_for_any_partition(sizes, schedule):
     """Each client's likelihood of one discrete latent is a factor of the family."""
@@ -434,6 +438,8 @@ def test_a_continuous_latent_of_the_same_name_is_another(private, tmp_path):
         dppvi.load(tmp_path / "study.npz", other)
 
 
+# test_diagnostics.py and test_plots.py, but for latents that are integers.
+@pytest.mark.slow
 def test_diagnostics_and_pictures(private):
     found = dppvi.diagnose(private, num_replays=4)
     assert set(found.share) == {"w"}
