@@ -383,7 +383,17 @@ def test_every_family_is_tested():
     assert {family for _, family in BY_DISTRIBUTION} <= {type(c.family) for c in CASES.values()}
 
 
-@pytest.fixture(scope="module", params=CASES.values(), ids=CASES.keys())
+# Their members are cases of their own, and products of several that of the last case.
+SLOW = ("vector of categoricals", "mean field with a discrete latent", "mean field of two latents")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(case, marks=pytest.mark.slow if name in SLOW else (), id=name)
+        for name, case in CASES.items()
+    ],
+)
 def case(request):
     return request.param
 
