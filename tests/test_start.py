@@ -240,6 +240,8 @@ def test_committees_solve_from_there(x64):
         np.testing.assert_allclose(found, np.broadcast_to(new - old, found.shape), rtol=1e-6)
 
 
+# test_methods.py ends at the same posterior from the prior.
+@pytest.mark.slow
 def test_global_vi_begins_there_and_ends_at_the_posterior(x64):
     method = dppvi.GlobalVI(
         UNBOUNDED, optax.adam(0.05), expectation=dppvi.methods.SphericalCubature()
