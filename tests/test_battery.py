@@ -130,7 +130,7 @@ def first_rows(example, number=N):
     }
 
 
-# `python -m benchmarks examples` fits the others, and test_latents.py reads their kinds of statements.
+# The rest are fitted by `python -m benchmarks examples`; test_latents.py reads such statements.
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in EXAMPLES else n for n in ALL]
 )

@@ -83,7 +83,7 @@ class TestResume:
         result = run(path)
         np.testing.assert_array_equal(result.history.natural["mu"].linear[:2], kept)
 
-    # test_checkpoint.py runs them with a checkpoint, and what a ledger adds is no matter of the method.
+    # test_checkpoint.py stops them without a ledger, to which all methods are alike.
     @pytest.mark.slow
     @pytest.mark.parametrize("name", ["VirtualClients", "GlobalVI", "Asynchronous"])
     def test_every_kind_of_run_goes_on(self, path, monkeypatch, name):
