@@ -8,7 +8,6 @@ fast. Rounding differs in last bits. `XLA_FLAGS= make test` compiles as users do
 `make slow`, `make mutants` and, in `make test`, the files that the Makefile names.
 """
 
-import gc
 import os
 from pathlib import Path
 
@@ -24,5 +23,3 @@ os.environ.setdefault(
     "--xla_backend_optimization_level=0"
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
 )
-# Tracing makes many objects that live on, which are not worth looking through every 700.
-gc.set_threshold(100_000)
