@@ -447,7 +447,7 @@ def test_diagnostics_and_pictures(private):
     assert all(np.all(np.isfinite(x)) for x in found.noise.values())
     plots.convergence(private)
     plots.clients(private, found)
-    with pytest.raises(ValueError, match="cannot draw 'included', because it is discrete"):
+    with pytest.raises(ValueError, match="got the discrete latent 'included'"):
         dppvi.compare(private, {}, rng_key=jax.random.key(0))
 
 

@@ -198,7 +198,7 @@ def test_noise_under_an_aggregator_covers_whoever_moves_the_mean_furthest():
     ("made", "error"),
     [
         (lambda: dppvi.NaturalGradient(0.0), "location_rate must lie above 0"),
-        (lambda: dppvi.NaturalGradient(0.2, -1.0), "ridge must be a number not below 0"),
+        (lambda: dppvi.NaturalGradient(0.2, -1.0), "ridge must be a number between 0 and"),
         (lambda: dppvi.NaturalGradient(0.2, 1.0, 0.0), "spread_weight must be a number above 0"),
         (lambda: dppvi.DPOptimization(optimizer=EXACT), "optimizer must be an optax optimiser"),
         (lambda: dppvi.VirtualClients(3, optimizer=dppvi.NaturalGradient), "NaturalGradient"),
