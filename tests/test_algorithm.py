@@ -67,7 +67,14 @@ PRECISE = dppvi.NonPrivate(
 
 
 @pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
-@pytest.mark.parametrize("sizes", [(23,), (1, 2, 20), (20, 2, 1), (6, 6, 6, 5)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (23,),
+        (1, 2, 20),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in ((20, 2, 1), (6, 6, 6, 5))),
+    ],
+)
 def test_a_conjugate_model_gives_the_closed_form(x64, sizes, schedule):
     y = np.random.default_rng(1).normal(1.0, 2.0, size=(23, 2))
     data = [{"y": part} for part in np.split(y, np.cumsum(sizes)[:-1])]
@@ -138,7 +145,11 @@ def test_one_client_without_privacy_is_numpyro_svi():
 
 @pytest.mark.parametrize(
     ("num_clients", "schedule", "damping"),
-    [(4, dppvi.sequential, 0.4), (12, dppvi.sequential, 0.4), (4, dppvi.synchronous, 0.25)],
+    [
+        (4, dppvi.sequential, 0.4),
+        pytest.param(12, dppvi.sequential, 0.4, marks=pytest.mark.slow),
+        pytest.param(4, dppvi.synchronous, 0.25, marks=pytest.mark.slow),
+    ],
 )
 def test_many_clients_end_where_one_does(x64, num_clients, schedule, damping):
     """A fixed point of partitioned inference is one of global inference (Ashman et al. 2022)."""
@@ -272,6 +283,8 @@ def test_without_noise_or_clipping_the_private_method_is_the_non_private_one():
     assert limit.ledger.spent().tolist() == [float("inf")] * 3
 
 
+# tests/privacy/test_hostile.py holds every method to it, with worse records.
+@pytest.mark.slow
 def test_the_released_change_does_not_depend_on_one_record_more_than_the_clip_allows():
     """A record of any size moves one noise-free gradient step by no more than the clip."""
     X, y = logistic_data(50)

@@ -130,7 +130,10 @@ def first_rows(example, number=N):
     }
 
 
-@pytest.mark.parametrize("name", ALL)
+# The rest are fitted by `python -m benchmarks examples`; test_latents.py reads such statements.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in EXAMPLES else n for n in ALL]
+)
 def test_it_is_read_adds_up_and_has_gradients(name):
     example = ALL[name]
     records = first_rows(example)
@@ -174,7 +177,9 @@ def test_at_least_twelve_kinds_come_with_data():
         assert len({len(column) for column in example.records.values()}) == 1
 
 
-@pytest.mark.parametrize("name", ["series by a loop", "missing and weighted"])
+@pytest.mark.parametrize(
+    "name", ["series by a loop", pytest.param("missing and weighted", marks=pytest.mark.slow)]
+)
 def test_it_can_be_fitted_in_private(name):
     example = MORE[name]
     result = dppvi.fit(

@@ -83,6 +83,8 @@ class TestResume:
         result = run(path)
         np.testing.assert_array_equal(result.history.natural["mu"].linear[:2], kept)
 
+    # test_checkpoint.py stops them without a ledger, to which all methods are alike.
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["VirtualClients", "GlobalVI", "Asynchronous"])
     def test_every_kind_of_run_goes_on(self, path, monkeypatch, name):
         arguments = one_file.METHODS[name]
@@ -274,7 +276,9 @@ class TestSharing:
         together = accounting.compose([*before, (event, 2)])
         assert 0.998 * 4 <= accounting.epsilon(together, BUDGET.delta, "replace_one") <= 4
 
-    @pytest.mark.parametrize("share", [0.01, 0.5, 0.99, 0.9989])
+    @pytest.mark.parametrize(
+        "share", [0.01, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.5, 0.99)), 0.9989]
+    )
     @pytest.mark.parametrize("sampler", [dppvi.FullBatch(), dppvi.PoissonSampling(0.1)])
     def test_any_rest_is_used_and_kept(self, share, sampler):
         """However much was spent before; all of it together is accounted at once."""

@@ -157,7 +157,13 @@ def test_a_run_that_is_killed_ends_as_if_it_had_not_been(
     assert_same(run(path), unbroken("DPOptimization"))
 
 
-@pytest.mark.parametrize("name", METHODS.keys())
+# A run of the first is killed above; the others keep nothing that the rest does not.
+SLOW = ("DPOptimization", "trusted aggregator", "NonPrivate")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in METHODS]
+)
 def test_every_kind_of_run_goes_on(path, unbroken, monkeypatch, name):
     with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 2):
         run(path, **METHODS[name])

@@ -58,15 +58,20 @@ def test_the_default_cites_gradients_and_the_closed_form(default):
             {"method": of(dppvi.FixedSizeSampling(8))},
             {"ashman2022pvi", "abadi2016dpsgd", "doroshenko2022dots", "zhu2022characteristic"},
         ),
-        ({"method": dppvi.LocalAveraging(4)}, {"ashman2022pvi", "balle2018gaussian"}),
+        pytest.param(
+            {"method": dppvi.LocalAveraging(4)},
+            {"ashman2022pvi", "balle2018gaussian"},
+            marks=pytest.mark.slow,
+        ),
         ({"method": dppvi.NonPrivate(1), "budget": None}, {"ashman2022pvi"}),
         (
             {"method": dppvi.BayesianCommitteeMachine("split", dppvi.DPOptimization())},
             {"tresp2000bcm", "abadi2016dpsgd", "balle2018gaussian"},
         ),
-        (
+        pytest.param(
             {"method": dppvi.GlobalVI(), "trusted_aggregator": True},
             {"jalko2017dpvi", "abadi2016dpsgd", "balle2018gaussian"},
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["Poisson", "fixed size", "averaging", "not private", "committee", "global"],

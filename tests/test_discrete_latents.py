@@ -73,7 +73,11 @@ def at_a_level():
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     ("sizes", "schedule"),
-    [([18], dppvi.sequential), ([3, 7, 8], dppvi.sequential), ([3, 7, 8], dppvi.synchronous)],
+    [
+        pytest.param([18], dppvi.sequential, marks=pytest.mark.slow),
+        ([3, 7, 8], dppvi.sequential),
+        pytest.param([3, 7, 8], dppvi.synchronous, marks=pytest.mark.slow),
+    ],
 )
 def test_the_posterior_is_exact_for_any_partition(sizes, schedule):
     """Each client's likelihood of one discrete latent is a factor of the family."""
@@ -187,7 +191,7 @@ def test_gradients_of_records_are_those_of_the_summed_expectation(rule):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_run_ends_at_a_mean_field_optimum(clients):
     """In probabilities; the log odds of what is as good as certain move on slowly."""
     optimizer = optax.adam(optax.exponential_decay(0.1, 100, 0.5))
@@ -434,6 +438,8 @@ def test_a_continuous_latent_of_the_same_name_is_another(private, tmp_path):
         dppvi.load(tmp_path / "study.npz", other)
 
 
+# test_diagnostics.py and test_plots.py, but for latents that are integers.
+@pytest.mark.slow
 def test_diagnostics_and_pictures(private):
     found = dppvi.diagnose(private, num_replays=4)
     assert set(found.share) == {"w"}
@@ -441,7 +447,7 @@ def test_diagnostics_and_pictures(private):
     assert all(np.all(np.isfinite(x)) for x in found.noise.values())
     plots.convergence(private)
     plots.clients(private, found)
-    with pytest.raises(ValueError, match="cannot draw 'included', because it is discrete"):
+    with pytest.raises(ValueError, match="got the discrete latent 'included'"):
         dppvi.compare(private, {}, rng_key=jax.random.key(0))
 
 

@@ -314,7 +314,8 @@ GUIDES = {"written": regression_guide, "full": AutoMultivariateNormal(regression
 FEW_STEPS = dppvi.DPOptimization(num_local_steps=3)
 
 
-@pytest.fixture(scope="module", params=GUIDES.keys())
+# Runs with a full covariance are in test_start.py too.
+@pytest.fixture(scope="module", params=["written", pytest.param("full", marks=pytest.mark.slow)])
 def result(request):
     return fit(GUIDES[request.param], method=FEW_STEPS)
 

@@ -33,6 +33,9 @@ from numpyro_dppvi.latents import from_model
 from numpyro_dppvi.posterior import file
 from numpyro_dppvi.posterior.posterior import Posterior, shapes
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile, PrivacyBudget
+from numpyro_dppvi.protocol.algorithm import PVIState
+from numpyro_dppvi.protocol.client import ClientState
+from numpyro_dppvi.protocol.server import ServerState
 from numpyro_dppvi.run.checkpoint import Journal, locked
 from numpyro_dppvi.run.history import History
 
@@ -46,16 +49,6 @@ ENTRIES = tuple(
         (dpa.GaussianDpEvent(30.0), dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(40.1)))
     )
 )
-
-
-class State(NamedTuple):
-    """As the states of ``pvi`` are, without a model."""
-
-    round: int
-    prior: Any
-    factors: Any
-    ledger: Ledger
-    private: Any
 
 
 def natural(*lead, seed=0):
@@ -78,7 +71,8 @@ def journal(path):
 def state(number, seed):
     ledger = Ledger((PrivacyBudget(np.inf),) * NUM_CLIENTS)
     private = natural(NUM_CLIENTS, 2, seed=seed + 2)
-    return State(number, natural(seed=seed), natural(NUM_CLIENTS, seed=seed + 1), ledger, private)
+    known = ServerState(natural(seed=seed), natural(NUM_CLIENTS, seed=seed + 1))
+    return PVIState(number, known, ClientState(private), ledger)
 
 
 def history(rounds):

@@ -123,4 +123,4 @@ def test_a_table_has_a_line_an_entry_and_says_what_it_leaves_out():
     assert lines[3].split() == ["s", "2", "1", "0.3551", "2", "3.645"]
     short = marginals.table({"w": dist.Normal(jnp.zeros(50), 1).to_event(1)}, max_lines=10)
     assert len(short.splitlines()) == 12
-    assert short.endswith("... and 40 entries more")
+    assert short.endswith("... and 40 more entries")

@@ -293,7 +293,9 @@ def test_the_noise_of_a_local_average_falls_with_the_number_of_shards():
     np.testing.assert_allclose([stds[1] / stds[4], stds[1] / stds[16]], [4, 16], rtol=1e-6)
 
 
-@pytest.mark.parametrize("num_shards", [1, 3, (2, 5)])
+@pytest.mark.parametrize(
+    "num_shards", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3)), (2, 5)]
+)
 @pytest.mark.parametrize("kind", [dppvi.LocalAveraging, dppvi.VirtualClients])
 def test_in_a_conjugate_family_the_number_of_shards_does_not_matter(
     x64, normal_data, kind, num_shards

@@ -180,6 +180,7 @@ def test_a_record_that_sees_no_latent_has_a_finite_gradient():
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(gradient))
 
 
+@pytest.mark.slow
 def test_quadrature_and_many_draws_end_at_the_same_posterior():
     run = functools.partial(
         dppvi.fit,

@@ -61,7 +61,9 @@ fit = functools.partial(
 )
 
 
-@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
+@pytest.mark.parametrize(
+    "schedule", [dppvi.sequential, pytest.param(dppvi.synchronous, marks=pytest.mark.slow)]
+)
 def test_studies_in_sequence_are_one_study_on_all_data(schedule):
     with jax.enable_x64(True):
         prior, seen = None, 0

@@ -187,8 +187,15 @@ def test_damping_forgets_it_geometrically(x64):
     assert np.all(np.abs(begin - prior) > 0.1)
 
 
-@pytest.mark.parametrize("aggregated", [False, True])
-@pytest.mark.parametrize("method", [dppvi.LocalAveraging, dppvi.VirtualClients])
+@pytest.mark.parametrize(
+    ("method", "aggregated"),
+    [
+        (dppvi.LocalAveraging, False),
+        (dppvi.VirtualClients, True),
+        pytest.param(dppvi.LocalAveraging, True, marks=pytest.mark.slow),
+        pytest.param(dppvi.VirtualClients, False, marks=pytest.mark.slow),
+    ],
+)
 def test_shards_forget_it_where_nothing_is_clipped(x64, method, aggregated):
     result = fit(
         method=method((2, 3, 4), UNBOUNDED, **STEPS),
@@ -203,7 +210,7 @@ def test_shards_forget_it_where_nothing_is_clipped(x64, method, aggregated):
 
 
 @pytest.mark.parametrize("prior", ["same", "split"])
-@pytest.mark.parametrize("init_scale", [None, INIT_SCALE])
+@pytest.mark.parametrize("init_scale", [pytest.param(None, marks=pytest.mark.slow), INIT_SCALE])
 def test_committees_do_not_keep_it(x64, prior, init_scale):
     local = dppvi.DPOptimization(UNBOUNDED, **STEPS)
     method = dppvi.BayesianCommitteeMachine(prior, local)
@@ -233,6 +240,8 @@ def test_committees_solve_from_there(x64):
         np.testing.assert_allclose(found, np.broadcast_to(new - old, found.shape), rtol=1e-6)
 
 
+# test_methods.py ends at the same posterior from the prior.
+@pytest.mark.slow
 def test_global_vi_begins_there_and_ends_at_the_posterior(x64):
     method = dppvi.GlobalVI(
         UNBOUNDED, optax.adam(0.05), expectation=dppvi.methods.SphericalCubature()

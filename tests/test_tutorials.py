@@ -10,8 +10,6 @@ from tutorials import TUTORIALS, rendering
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "tutorials"
 HEADINGS = ("Data", "Model", "Inference", "Diagnostics", "Prediction", "References")
-# Quick enough for every run of the tests; the others are slow, and have a job of their own.
-QUICKEST = "hello"
 
 
 def source(name):
@@ -22,10 +20,9 @@ def cells(name):
     return rendering.cells(source(name).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == QUICKEST else pytest.param(n, marks=pytest.mark.slow) for n in TUTORIALS],
-)
+# They have a job of their own in continuous integration.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TUTORIALS)
 @pytest.mark.filterwarnings("default")
 def test_it_runs_from_scratch(name, tmp_path, monkeypatch):
     monkeypatch.setenv("QUICK_TUTORIALS", "1")

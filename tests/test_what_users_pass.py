@@ -894,8 +894,9 @@ OWN = {
     "score": {"builtin", "distribution"},
     "mean": {"tracer"},
 }
-# What takes many seconds even for few values.
-DEAREST = {"load", "Posterior.to_arviz", "Posterior.to_arviz, one of each"}
+# What takes many seconds even for few values. Mistakes in fits are in test_bad_input.py, too, and
+# those in plans above.
+DEAREST = {"fit", "load", "pvi", "select", "Posterior.to_arviz", "Posterior.to_arviz, one of each"}
 
 
 @pytest.fixture

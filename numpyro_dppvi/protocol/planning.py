@@ -16,7 +16,7 @@ from numpyro_dppvi.protocol.server import TrustedAggregator
 
 
 class RunSpec(NamedTuple):
-    """How a run is run: what was asked for, and what its method fixes. Make one by :func:`resolve`.
+    """How a run is run: what was asked for, and what its method fixes. Make one by ``resolve``.
 
     Attributes:
         method: The method as it was asked for.

@@ -16,7 +16,7 @@ class Problem(NamedTuple):
     Attributes:
         space: The model.
         family: The family of q.
-        method: What a client does, as of :func:`~numpyro_dppvi.methods.values.program_of`.
+        method: What a client does, as of ``values.program_of``.
         layout: Sizes.
         rest: Latents whose prior does not lie in the family.
         refined: Members of the family whose part of the prior's factor is refined.

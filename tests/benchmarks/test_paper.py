@@ -132,6 +132,8 @@ class TestTable:
             table.between_marks(page, "y", "new")
 
 
+# Of the benchmarks alone; no part of the library draws it.
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", STUDIES)
 def test_a_figure_is_drawn_from_any_results(tmp_path, figure):
     place = draw.draw(figure, [], tmp_path)

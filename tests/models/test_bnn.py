@@ -34,7 +34,11 @@ def simulated(num_records, seed):
     return {"X": X, "y": (logits > rng.logistic(size=num_records)).astype(np.int32)}
 
 
-@pytest.fixture(scope="module", params=NAMES, ids=lambda model: model.__name__)
+@pytest.fixture(
+    scope="module",
+    params=[bnn, pytest.param(linen_bnn, marks=pytest.mark.slow), nnx_bnn],
+    ids=lambda model: model.__name__,
+)
 def model(request):
     return request.param
 

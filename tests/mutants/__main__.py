@@ -68,6 +68,8 @@ def run_tests(tests: Collection[str], root: Path) -> Outcome:
         # A mutant may be as long as what it replaces, and written in the same second.
         "PYTHONDONTWRITEBYTECODE": "1",
         "JAX_COMPILATION_CACHE_DIR": store,
+        # Compiled as users do (tests/conftest.py).
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
     options = ["-x", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     try:

@@ -29,9 +29,18 @@ RUNS = 8000
 CASES = dict(audits.cases())
 POISSON = PoissonSampling(0.2)
 UNEQUAL = "the second of clients that differ, q=.2, 20 steps"
+# A sampled sum of gradients and a joint sum over shards; the sums of the others are bounded exactly
+# in test_sabotage.py and test_unequal_clients.py.
+FIRST = (
+    "full batches, 10 steps",
+    "Poisson q=.2, 20 steps",
+    "virtual clients, 2 rounds, joint noise",
+)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name in CASES]
+)
 def test_no_release_shows_more_than_is_claimed(name):
     found = audits.report(CASES[name](), RUNS)
     assert found.holds, found
@@ -100,6 +109,7 @@ class FixedSizeAsPoisson(PoissonSampling):
         return Batch(rows, jnp.arange(physical_size) < capacity // 2)
 
 
+@pytest.mark.slow
 def test_another_clients_numbers_are_found(planted):
     # The first client clips at 4 and draws with probability .5, the audited one 1 and .2.
     case, clipped_sum, draw = CASES[UNEQUAL], visits.clipped_sum, PoissonSampling.draw
@@ -120,6 +130,7 @@ def test_fixed_size_batches_accounted_as_poisson_are_found():
     refuted(audits.gradients(FixedSizeAsPoisson(0.5), num_steps=3, others=-1.0), 1.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_record_that_reaches_another_shards_factor_is_found(trusted, planted):
     """What clients keep to themselves in one round shows in the next if shards share it."""

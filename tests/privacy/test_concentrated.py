@@ -66,7 +66,7 @@ class TestEpsilon:
             accounting.epsilon(of(1.0, 1), 1e-5, "add_or_remove_one")
         sampled = dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.0))
         mixed = accounting.compose([(NOISE.dp_event(1.0), 1), (sampled, 1)])
-        with pytest.raises(ValueError, match="on all records alone, got a PoissonSampledDpEvent"):
+        with pytest.raises(ValueError, match="on all records, got a PoissonSampledDpEvent"):
             accounting.epsilon(mixed, 1e-5, "replace_one")
 
     def test_it_is_no_gaussian_for_those_who_ask(self):

@@ -163,9 +163,9 @@ def same_key_for_noise_and_batches(monkeypatch):
     "mistake",
     [
         same_key_every_round,
-        same_key_at_every_client,
-        same_key_at_every_step,
-        same_key_for_noise_and_batches,
+        pytest.param(same_key_at_every_client, marks=pytest.mark.slow),
+        pytest.param(same_key_at_every_step, marks=pytest.mark.slow),
+        pytest.param(same_key_for_noise_and_batches, marks=pytest.mark.slow),
     ],
 )
 def test_a_planted_second_use_is_found(mistake, uses, monkeypatch):

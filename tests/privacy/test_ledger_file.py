@@ -412,6 +412,8 @@ class TestKilledProcesses:
     def test_at_every_place_of_a_charge(self, tmp_path):
         assert len(killed(tmp_path, "charges")) == 6
 
+    # test_both_files.py stops whole runs at every moment without a process for each.
+    @pytest.mark.slow
     def test_in_the_middle_of_a_release_of_a_whole_run(self, tmp_path):
         assert killed(tmp_path, "fit", "releasing") == ["releasing"]
 

@@ -374,7 +374,17 @@ METHODS = {
 
 
 # Of virtual clients see the last but one test, which runs them with one leak planted.
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "virtual clients"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gradients",
+        "joint local averaging",
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("joint natural gradients", "global steps")
+        ),
+    ],
+)
 def test_nothing_but_releases_comes_out(name, tmp_path, capsys):
     one, other = both(tmp_path, capsys, *METHODS[name])
     assert differing(one, other) == []

@@ -254,7 +254,7 @@ class TestPlans:
             client_sizes=[50, 80],
             num_shares=2,
         )
-        with pytest.raises(ValueError, match=r"same share of every client's .* 0.125 to 0.2"):
+        with pytest.raises(ValueError, match=r"same fraction of every client's .* 0.125 to 0.2"):
             of_gradients(
                 budgets,
                 sampler,
