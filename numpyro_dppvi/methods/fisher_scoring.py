@@ -56,6 +56,7 @@ _FLAGS_SHARE = 0.04  # of a visit's squared norm, for the two clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
 _TARGETS, _INFO_TARGETS = (0.01, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
 _TRUST = 2.0  # the longest step, in white length
+_SHAPE_DRIFT = 0.3  # variance of an entry of the shape after a step of white length 1, times d
 _CURVATURE, _UNSURE = 2.0, 0.1  # errors of the linear observation: of third and of second order
 
 
@@ -410,7 +411,14 @@ def _take(
     after = _observe(received, released, memory, told, places, over, scored, share)
     memory = jax.tree.map(lambda new, old: jnp.where(jnp.any(scored), new, old), after, memory)
     naturals, loc = _factors(received, memory, places)
-    return naturals, memory._replace(loc=jnp.where(jnp.any(scored), loc, memory.loc))
+    loc = jnp.where(jnp.any(scored), loc, memory.loc)
+    # The shape depends on where scores are taken: what was seen elsewhere counts for less.
+    way = (loc - memory.loc) / memory.prior_sd
+    moved = memory.level * jnp.einsum("i,ij,j", way, memory.shape, way)
+    stays = 1 / (1 + memory.weight * _SHAPE_DRIFT * moved / size)
+    return naturals, memory._replace(
+        loc=loc, seen=memory.seen * stays, weight=memory.weight * stays
+    )
 
 
 def _observe(
@@ -441,7 +449,8 @@ def _observe(
     # Level: a scalar Kalman filter, with drift because the clip and x move.
     drift = memory.level_var + share * (0.3 * memory.level) ** 2
     gain = drift / (drift + 2 * entry**2 / size)
-    level = jnp.clip(memory.level + gain * (seen_level - memory.level), 0.02, 5.0)
+    level = memory.level + gain * (seen_level - memory.level)
+    level = jnp.clip(level, 0.2 * memory.level, 5.0 * memory.level)
     level_var = (1 - gain) * drift
 
     # Shape: the weighted mean of all that were released, of which noise hides the small deviations.
@@ -449,7 +458,12 @@ def _observe(
     seen = memory.seen + own * (back.T @ (now / level) @ back)
     weight = memory.weight + own
     spread = jnp.sqrt(size / weight)
-    before, before_back = _white(memory.shape)
+    # The diagonal is known sqrt(d) times better than the spectrum: by James and Stein's rule.
+    stray = jnp.diagonal(seen / weight) / jnp.diagonal(memory.shape) - 1
+    worth = jnp.clip(1 - 2 * size / weight / jnp.maximum(jnp.sum(stray**2), 1e-12), 0, 1)
+    rescaled = jnp.sqrt(jnp.clip(1 + worth * stray, 0.3, 3.0))
+    old_shape = memory.shape * rescaled[:, None] * rescaled
+    before, before_back = _white(old_shape)
     values, vectors = jnp.linalg.eigh(_symmetric(before.T @ (seen / weight) @ before))
     stray = values - 1
     kept = jnp.sign(stray) * jnp.sqrt(jnp.maximum(stray**2 - 4 * spread**2, 0))
@@ -499,10 +513,13 @@ def _observe(
 
 
 def _bend(memory: Memory, shape: Array, way: Array, num_records: Array) -> Array:
-    """Variance of a score's error by linear extrapolation over ``way``, in white units."""
+    """Variance of a score's error by linear extrapolation over ``way``, in white units.
+
+    All clients' errors are alike and do not average out: each counts as if it were theirs all.
+    """
     squared = jnp.einsum("...i,ij,...j", way, shape, way)
     unsure = _UNSURE**2 + 1 / jnp.maximum(memory.weight, 1e-12)
-    return num_records**2 * (_CURVATURE * squared**2 / 2 + unsure * squared)
+    return memory.visits.size * num_records**2 * (_CURVATURE * squared**2 / 2 + unsure * squared)
 
 
 def _factors(received: Received, memory: Memory, places: Array) -> tuple[Natural, Array]:
