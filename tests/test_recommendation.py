@@ -1,0 +1,81 @@
+"""What is recommended, from public facts; and the limit of what a budget buys."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_dppvi as dppvi
+
+
+def logistic(x, y):
+    w = numpyro.sample("w", dist.Normal(0, 3).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def by_factor(x, y):
+    w = numpyro.sample("w", dist.Normal(0, 3).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.factor("y", -((y - x @ w) ** 2))
+
+
+def recommended(num_latents, sizes, epsilon, model=logistic, **options):
+    num_records = sum(sizes)
+    shapes = {
+        "x": jax.ShapeDtypeStruct((num_records, num_latents), jnp.float32),
+        "y": jax.ShapeDtypeStruct((num_records,), jnp.float32),
+    }
+    return dppvi.recommend(model, shapes, sizes, dppvi.PrivacyBudget(epsilon, 1e-5), **options)
+
+
+def test_few_latents_and_many_records_get_fisher_scoring():
+    found = recommended(6, [1000] * 5, 1.0)
+    assert found.method == dppvi.FisherScoring()
+    assert str(found).startswith("method=FisherScoring(num_replicates=8)\n  the information matrix")
+
+
+@pytest.mark.parametrize(
+    ("num_latents", "sizes", "epsilon"),
+    [(109, [2442] * 10, 1.0), (6, [40] * 5, 1.0), (6, [1000] * 5, 0.05)],
+)
+def test_many_latents_few_records_or_little_budget_get_gradients(num_latents, sizes, epsilon):
+    found = recommended(num_latents, sizes, epsilon)
+    assert found.method == dppvi.DPOptimization()
+    assert "too many for this budget and these records" in str(found)
+
+
+def test_what_fisher_scoring_refuses_gets_gradients():
+    diagonal = recommended(6, [1000] * 5, 1.0, guide=AutoNormal(logistic))
+    factors = recommended(6, [1000] * 5, 1.0, model=by_factor)
+    assert diagonal.method == factors.method == dppvi.DPOptimization()
+    assert "one normal distribution over all latents" in str(diagonal)
+    assert "cannot be drawn" in str(factors)
+
+
+def test_the_limit_is_that_of_one_release():
+    """Five clients of 1000, six latents, epsilon 1: r = 2 sqrt(d M / N) / mu with mu = .2679."""
+    found = recommended(6, [1000] * 5, 1.0)
+    noise = 2 * np.sqrt(6 * 5 / 5000) / 0.2679
+    np.testing.assert_allclose(found.width_together, np.sqrt(1 + noise**2), rtol=2e-3)
+    np.testing.assert_allclose(found.width_alone, np.sqrt(5.0), rtol=1e-6)
+    summed = recommended(6, [1000] * 5, 1.0, trusted_aggregator=True)
+    np.testing.assert_allclose(summed.width_together, np.sqrt(1 + noise**2 / 5), rtol=2e-3)
+
+
+def test_a_client_that_gains_nothing_is_told():
+    found = recommended(6, [100, 200, 8000], 0.5)
+    assert "joining cannot pay for client 2:" in str(found)
+    assert "joining cannot pay" not in str(recommended(6, [1000] * 5, 3.0))
+
+
+def test_no_record_is_read():
+    shapes = {"x": jax.ShapeDtypeStruct((300, 2), jnp.float32)}
+    shapes["y"] = jax.ShapeDtypeStruct((300,), jnp.float32)
+    arrays = {name: np.full(s.shape, np.nan, np.float32) for name, s in shapes.items()}
+    budget = dppvi.PrivacyBudget(1.0)
+    both = [dppvi.recommend(logistic, data, [100, 200], budget) for data in (shapes, arrays)]
+    assert str(both[0]) == str(both[1])
