@@ -55,6 +55,7 @@ _TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean sq
 _FLAGS_SHARE = 0.04  # of a visit's squared norm, for the two clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
 _TARGETS, _INFO_TARGETS = (0.01, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
+_CLIPS, _INFO_CLIPS = np.array([0.1, 3.0]), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
 _SHAPE_DRIFT = 0.3  # variance of an entry of the shape after a step of white length 1, times d
 _CURVATURE, _UNSURE = 2.0, 0.1  # errors of the linear observation: of third and of second order
@@ -467,7 +468,7 @@ def _observe(
     values, vectors = jnp.linalg.eigh(_symmetric(before.T @ (seen / weight) @ before))
     stray = values - 1
     kept = jnp.sign(stray) * jnp.sqrt(jnp.maximum(stray**2 - 4 * spread**2, 0))
-    least = jnp.clip(0.5 * spread, 0.05, 0.5)
+    least = jnp.clip(2 * spread, 0.05, 1.0)  # what lies below the edge cannot be told from it
     values = jnp.maximum(1 + kept, least)
     shape = _symmetric(before_back.T @ (vectors * values) @ vectors.T @ before_back)
     # What was seen in other coordinates has another noise in the new ones.
@@ -504,8 +505,9 @@ def _observe(
         weight=weight * forget,
         level=level,
         level_var=level_var,
-        clip=memory.clip * ratio ** (0.6 * trust),
-        info_clip=memory.info_clip * stretch**trust,
+        # In white coordinates lengths are of the order of sqrt(d): a clip far from it is a mistake.
+        clip=jnp.clip(memory.clip * ratio ** (0.6 * trust), *np.sqrt(size) * _CLIPS),
+        info_clip=jnp.clip(memory.info_clip * stretch**trust, *_INFO_CLIPS),
         sure=memory.sure.at[places].set(sure),
         score=memory.score.at[places].set(old_score + part * (score - old_score)),
         at=memory.at.at[places].set(old_at + part * (here - old_at)),
