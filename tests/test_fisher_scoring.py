@@ -328,7 +328,8 @@ def test_densities_that_are_rescaled_are_refused(scale):
     def model(y):
         mean = numpyro.sample("mean", dist.Normal(0, 1))
         by = y**2 if scale == "of records" else scale
-        with numpyro.handlers.scale(scale=by), numpyro.plate("records", 100, subsample_size=20):
+        plate = numpyro.plate("records", 100, subsample_size=y.shape[0])
+        with numpyro.handlers.scale(scale=by), plate:
             numpyro.sample("y", dist.Normal(mean, 1), obs=y)
 
     assert "handlers.scale changes the density of 'y'" in refusal(model, ONE_NUMBER)
@@ -378,7 +379,41 @@ def test_draws_are_the_models_where_outcomes_are_whole_numbers():
 
     space = latents.from_model(model, {"y": np.ones(20, np.int32)})
     keys = jax.random.split(jax.random.key(0), 2000)
-    draw = jax.vmap(lambda key: space.draw({"mean": jnp.asarray(0.5)}, {"y": jnp.array(1)}, key)["y"])
+    draw = jax.vmap(
+        lambda key: space.draw({"mean": jnp.asarray(0.5)}, {"y": jnp.array(1)}, key)["y"]
+    )
     drawn = np.asarray(jax.jit(draw)(keys))
     assert abs(drawn.mean() - 0.5) < 5 / np.sqrt(2000)  # cut off it is 0.3
     assert abs(drawn.std() - 1) < 5 / np.sqrt(4000)
+
+
+# ---------------------------------------------------------------------------------------------
+# Recommendations.
+
+
+def one_mean(y):
+    mean = numpyro.sample("mean", dist.Normal(0, 10))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+
+def noise_share(trusted=False, **budget):
+    """What a recommendation takes for the noise's share of the variance."""
+    asked = dppvi.PrivacyBudget(1.0, **budget)
+    found = dppvi.recommend(one_mean, ONE_NUMBER[0], [900, 600], asked, trusted_aggregator=trusted)
+    return found.width_together**2 - 1
+
+
+def test_a_recommendation_counts_the_noise_that_a_plan_has():
+    alone = noise_share()
+    assert noise_share(max_records_per_person=3) == pytest.approx(9 * alone)
+    assert noise_share(relation="add_or_remove_one") == pytest.approx(alone / 4, rel=1e-2)
+    assert noise_share(True) == pytest.approx(alone / 2)
+    assert noise_share(dppvi.TrustedAggregator(max_dropouts=1)) == pytest.approx(alone)
+
+
+def test_what_fit_would_refuse_is_not_recommended():
+    with pytest.raises(ValueError, match="unit must be 'record'"):
+        noise_share(unit="client")
+    with pytest.raises(ValueError, match="max_dropouts must be below"):
+        noise_share(dppvi.TrustedAggregator(max_dropouts=2))

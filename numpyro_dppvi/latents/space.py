@@ -189,8 +189,8 @@ class LatentSpace:
 
         try:
             found = eval_provenance(values, **zeros, **{"$data": row})
-        except UnsupportedModelError:
-            raise
+        except UnsupportedModelError as refusal:
+            raise UnsupportedModelError(str(refusal)) from None  # without JAX's note on frames
         except (NotImplementedError, TypeError, AttributeError, ValueError):  # no such method
             return False
         return not any(factors) and not any(names & {*zeros} for names in found.values())
