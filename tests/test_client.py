@@ -80,6 +80,16 @@ RUNS = {
         "init_scale": 0.1,
     },
     "without privacy": {"method": dppvi.NonPrivate(**QUICK)},
+    "scores": {"method": dppvi.FisherScoring(2)},
+    "a sum of scores": {
+        "method": dppvi.FisherScoring(2),
+        "schedule": dppvi.synchronous,
+        "trusted_aggregator": True,
+    },
+    "scores, at their own pace": {
+        "method": dppvi.FisherScoring(2),
+        "schedule": dppvi.Asynchronous((1.0, 1.5, 2.5)),
+    },
 }
 
 
@@ -157,6 +167,7 @@ def together(steps, shards):
 
 # One of each kind answers at once; `make slow` runs them all.
 SLOW = {"virtual, at their own pace", "a hierarchy", "from a public start", "without privacy"}
+SLOW |= {"a sum of scores", "scores, at their own pace"}
 ALL = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 
 

@@ -297,3 +297,123 @@ def test_outcomes_that_cannot_be_drawn_are_refused():
 def test_the_number_of_replicates_is_checked():
     with pytest.raises(ValueError, match="num_replicates must be"):
         dppvi.FisherScoring(num_replicates=0)
+
+
+def refusal(model, data, **options):
+    """What is said before anything is released."""
+    given = {"method": dppvi.FisherScoring(), "budget": dppvi.PrivacyBudget(1.0)} | options
+    with pytest.raises(ValueError, match=r"^[^\n]+\.$") as refused:
+        dppvi.fit(model, None, data, rng_key=jax.random.key(0), **given)
+    return str(refused.value)
+
+
+ONE_NUMBER = [{"y": np.ones(20, np.float32)}]
+
+
+def test_a_residual_is_no_outcome():
+    """It does not move with the latents where it is drawn: all drawn scores would be zero."""
+
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(0, 1), obs=y - mean)
+
+    assert "an observed value that latents enter" in refusal(model, ONE_NUMBER)
+
+
+@pytest.mark.parametrize("scale", [0.1, "of records"])
+def test_densities_that_are_rescaled_are_refused(scale):
+    """The spread of scores is the square of the scale, and the slope of their sum the scale."""
+
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        by = y**2 if scale == "of records" else scale
+        plate = numpyro.plate("records", 100, subsample_size=y.shape[0])
+        with numpyro.handlers.scale(scale=by), plate:
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    assert "handlers.scale changes the density of 'y'" in refusal(model, ONE_NUMBER)
+
+
+def test_plates_over_a_part_and_masks_are_not_taken_for_scales():
+    def model(y, seen):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with (
+            numpyro.plate("records", 70, subsample_size=y.shape[0]),
+            numpyro.handlers.mask(mask=seen),
+        ):
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    row = {"y": jnp.ones(20), "seen": jnp.ones(20, bool)}
+    assert latents.from_model(model, row).can_draw
+
+
+def test_one_round_is_refused_before_anything_is_spent():
+    """It would release scales, and leave the prior."""
+
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    assert "num_rounds must be at least 2" in refusal(model, ONE_NUMBER, num_rounds=1)
+    some = {"schedule": dppvi.random_subset(2), "client_sizes": [20] * 4}
+    aggregator = dppvi.TrustedAggregator(max_dropouts=2)
+    for number in range(1, 4):
+        options = {"num_rounds": number, "trusted_aggregator": aggregator, **some}
+        budget = dppvi.PrivacyBudget(1.0)
+        if number == 1:
+            with pytest.raises(ValueError, match="num_rounds must be at least 2"):
+                dppvi.plan_privacy(dppvi.FisherScoring(), budget, **options)
+        else:
+            dppvi.plan_privacy(dppvi.FisherScoring(), budget, **options)
+
+
+def test_draws_are_the_models_where_outcomes_are_whole_numbers():
+    """Cut off to whole numbers they would have another mean, and bias the posterior by it."""
+
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+    space = latents.from_model(model, {"y": np.ones(20, np.int32)})
+    keys = jax.random.split(jax.random.key(0), 2000)
+    draw = jax.vmap(
+        lambda key: space.draw({"mean": jnp.asarray(0.5)}, {"y": jnp.array(1)}, key)["y"]
+    )
+    drawn = np.asarray(jax.jit(draw)(keys))
+    assert abs(drawn.mean() - 0.5) < 5 / np.sqrt(2000)  # cut off it is 0.3
+    assert abs(drawn.std() - 1) < 5 / np.sqrt(4000)
+
+
+# ---------------------------------------------------------------------------------------------
+# Recommendations.
+
+
+def one_mean(y):
+    mean = numpyro.sample("mean", dist.Normal(0, 10))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+
+def noise_share(trusted=False, **budget):
+    """What a recommendation takes for the noise's share of the variance."""
+    asked = dppvi.PrivacyBudget(1.0, **budget)
+    found = dppvi.recommend(one_mean, ONE_NUMBER[0], [900, 600], asked, trusted_aggregator=trusted)
+    return found.width_together**2 - 1
+
+
+def test_a_recommendation_counts_the_noise_that_a_plan_has():
+    alone = noise_share()
+    assert noise_share(max_records_per_person=3) == pytest.approx(9 * alone)
+    assert noise_share(relation="add_or_remove_one") == pytest.approx(alone / 4, rel=1e-2)
+    assert noise_share(True) == pytest.approx(alone / 2)
+    assert noise_share(dppvi.TrustedAggregator(max_dropouts=1)) == pytest.approx(alone)
+
+
+def test_what_fit_would_refuse_is_not_recommended():
+    with pytest.raises(ValueError, match="unit must be 'record'"):
+        noise_share(unit="client")
+    with pytest.raises(ValueError, match="max_dropouts must be below"):
+        noise_share(dppvi.TrustedAggregator(max_dropouts=2))

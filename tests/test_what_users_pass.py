@@ -343,6 +343,7 @@ METHODS: dict[str, Call] = {
     "BayesianCommitteeMachine": Call(
         dppvi.BayesianCommitteeMachine, {"prior": "same", "local": METHOD}
     ),
+    "FisherScoring": Call(dppvi.FisherScoring, {"num_replicates": 8}),
     **{
         method.__name__: Call(
             method,
@@ -670,6 +671,22 @@ DEAR: dict[str, Call] = {
             "num_samples": 1,
         },
     ),
+    "recommend": Call(
+        dppvi.recommend,
+        {
+            "model": model,
+            "records": DATA[0],
+            "client_sizes": [2, 2],
+            "budget": BUDGET,
+            "guide": None,
+            "model_kwargs": {"spread": 1.0},
+            "trusted_aggregator": False,
+        },
+        {"guide": ("guide",)},
+    ),
+    "recommend, one array": Call(
+        lambda y: dppvi.recommend(model, {"y": y}, [2, 2], BUDGET), {"y": np.ones(3)}
+    ),
     "diagnose": Call(dppvi.diagnose, {"result": fitted, "rng_key": KEY, "num_replays": 2}),
     "Posterior.sample": Call(of_posterior("sample"), {"rng_key": KEY, "shape": (2,)}),
     "Posterior.distribution": Call(of_posterior("distribution"), {"latent": "mean"}),
@@ -820,11 +837,11 @@ LEFT_OUT = {
         f"{method}.{part}": CARRIED
         for method in (
             *("DPOptimization", "NonPrivate", "ParameterPerturbation", "LocalAveraging"),
-            *("VirtualClients", "GlobalVI"),
+            *("VirtualClients", "GlobalVI", "FisherScoring"),
         )
         for part in (
-            *("solver", "learning_rate", "visit", "memory", "update", "weights"),
-            *("plan", "planned"),
+            *("guide", "check", "solver", "learning_rate", "visit", "memory", "told", "take"),
+            *("weights", "plan", "planned"),
         )
     },
     **{

@@ -12,7 +12,7 @@ from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.methods import DPOptimization, FisherScoring
 from numpyro_dppvi.methods.values import Method
-from numpyro_dppvi.privacy import FullBatch, PrivacyBudget
+from numpyro_dppvi.privacy import FullBatch, PrivacyBudget, units
 from numpyro_dppvi.privacy.budget import budget_of_each
 from numpyro_dppvi.privacy.calibrate import noise_multiplier
 from numpyro_dppvi.protocol import server
@@ -80,6 +80,7 @@ def recommend(
 
     Raises:
         UnsupportedModelError: If the model cannot be fitted.
+        ValueError: If a budget protects whole clients, or more of them may drop out than there are.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -102,7 +103,9 @@ def recommend(
     num_records, trusted = sum(sizes), server.aggregator(trusted_aggregator)
     # Variance of the noise on the sum of all clients' sums, clipped at norm 1.
     variances = [_noise(each, size) ** 2 for each, size in zip(budgets, sizes, strict=True)]
-    variance = max(variances) if trusted is not None else sum(variances)
+    variance = sum(variances)
+    if trusted is not None:  # a share of the noise comes from everyone, whoever may drop out
+        variance = max(variances) * len(sizes) / trusted.num_shares(len(sizes))
     noise = math.sqrt(variance * num_latents / num_records)
     spread = math.sqrt(variance / _INFO_SHARE / 2) * _INFO_CLIP * num_latents**1.5 / num_records
     together = math.sqrt(1 + noise**2)
@@ -120,10 +123,11 @@ def recommend(
 
 
 def _noise(budget: PrivacyBudget, size: int) -> float:
-    """The noise multiplier of one release with all of a budget."""
-    return noise_multiplier(
+    """Noise on one release with all of a budget, of records that are clipped at norm 1."""
+    multiplier = noise_multiplier(
         budget, num_releases=1, sampler=FullBatch(), num_records=size, physical_size=size
     )
+    return multiplier * units.records_changed(budget)
 
 
 def _method(
@@ -144,8 +148,8 @@ def _method(
             f"deviations (at most {_MOST_NOISE:g})."
         )
     return scoring, (
-        f"the information matrix of {num_latents} latents can be released with an error of about "
-        f"{spread:.2g} of it, so that factors can know their noise."
+        f"the information matrix of {num_latents} latent{'s' * (num_latents > 1)} can be "
+        f"released with an error of about {spread:.2g} of it, so that factors can know their noise."
     )
 
 

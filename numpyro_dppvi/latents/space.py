@@ -29,6 +29,7 @@ from numpyro_dppvi.latents.trace import (
     Site,
     Trace,
     log_prob,
+    rescaled,
     run_model,
     structure,
 )
@@ -108,7 +109,7 @@ class LatentSpace:
         log_likelihood_of: ``(theta, row, outcomes) -> scalar``: the same with other values of the
             observed sites, by site.
         draw: ``(theta, row, rng_key) -> outcomes``: values of the observed sites, drawn from the
-            model.
+            model. Refuses densities that ``handlers.scale`` changes: nothing has them.
         together: ``(theta, rows, seed) -> {site: scalar}``: log likelihood of several records by
             observed site, from one run of the model on all of them. Inference never uses it; it
             should equal the sum over single records (:mod:`numpyro_dppvi.latents.additive`).
@@ -170,21 +171,29 @@ class LatentSpace:
 
     @functools.cached_property
     def can_draw(self) -> bool:
-        """Whether all outcomes of records can be drawn: a ``numpyro.factor`` has none."""
-        theta = {latent.name: latent.struct for latent in self.latents}
-        row = {name: jax.ShapeDtypeStruct(s.shape, s.dtype) for name, s in self.row.items()}
-        found: list[bool] = []
+        """Whether all outcomes of records can be drawn.
 
-        def drawn(theta: Mapping[str, Array], row: Mapping[str, Array]) -> dict[str, Array]:
-            trace = self.trace(theta, row)
-            found.extend(isinstance(trace[name]["fn"], dist.Unit) for name in self.client_side)
-            return self.draw(theta, row, jax.random.key(0))
+        A ``numpyro.factor`` has none. And what is a function of latents (a residual, say) is no
+        outcome: another value in its place would not move with them.
+        """
+        zeros = {lt.name: jnp.zeros(lt.shape, lt.dtype) for lt in self.latents}
+        row = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.row.items()}
+        factors: list[bool] = []
+
+        def values(**given: Any) -> dict[str, Array]:
+            row = given.pop("$data")
+            trace = self.trace(given, row)
+            factors.extend(isinstance(trace[name]["fn"], dist.Unit) for name in self.client_side)
+            self.draw(given, row, jax.random.key(0))
+            return {name: trace[name]["value"] for name in self.client_side}
 
         try:
-            jax.eval_shape(drawn, theta, row)
-        except (NotImplementedError, TypeError, AttributeError):  # of a distribution without one
+            found = eval_provenance(values, **zeros, **{"$data": row})
+        except UnsupportedModelError as refusal:
+            raise UnsupportedModelError(str(refusal)) from None  # without JAX's note on frames
+        except (NotImplementedError, TypeError, AttributeError, ValueError):  # no such method
             return False
-        return not any(found)
+        return not any(factors) and not any(names & {*zeros} for names in found.values())
 
     def log_prior(self, base: Mapping[str, Array], names: frozenset[str]) -> Array:
         """Log density of the named latents' base values, and of observed sites without records.
@@ -271,10 +280,17 @@ def from_model(
     ) -> dict[str, Array]:
         trace = run(theta, row)
         keys = jax.random.split(rng_key, len(client_side))
-        return {
-            name: trace[name]["fn"].sample(key).astype(jnp.result_type(trace[name]["value"]))
-            for name, key in zip(client_side, keys, strict=True)
-        }
+        drawn = {}
+        for name, key in zip(client_side, keys, strict=True):
+            if rescaled(trace[name], trace, plates):
+                raise UnsupportedModelError(
+                    f"handlers.scale changes the density of {name!r}, so that its outcomes are "
+                    "drawn from another one: leave it out, or write method=DPOptimization()."
+                )
+            value = trace[name]["fn"].sample(key)
+            # Whole numbers may be given where the model has a density, but not be made of draws.
+            drawn[name] = value.astype(jnp.result_type(value.dtype, trace[name]["value"]))
+        return drawn
 
     def log_density(theta: Mapping[str, Array], names: frozenset[str]) -> Array:
         trace = run(theta, zeros)

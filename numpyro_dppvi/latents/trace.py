@@ -285,3 +285,14 @@ def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Arra
             size, num_rows = trace[frame.name]["args"]
             value = value * (num_rows / size)
     return jnp.sum(value)
+
+
+def rescaled(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> bool:
+    """Whether :func:`log_prob` is not the distribution's own, but for masks."""
+    scale = 1.0 if site["scale"] is None else site["scale"]
+    for frame in site["cond_indep_stack"]:
+        if frame.name in plates and frame.name in trace:
+            size, num_rows = trace[frame.name]["args"]
+            scale = scale * (num_rows / size)
+    # A number may be off by rounding; whatever is no number is of records or latents.
+    return not (isinstance(scale, int | float) and abs(scale - 1) < 1e-6)

@@ -164,9 +164,9 @@ class FisherScoring:
             )
         if not space.can_draw:
             raise UnsupportedModelError(
-                "the model's outcomes cannot be drawn (a numpyro.factor that records enter, or a "
-                "distribution without sample), which FisherScoring() needs to centre scores: "
-                "write method=DPOptimization()."
+                "the model's outcomes cannot be drawn (a numpyro.factor that records enter, an "
+                "observed value that latents enter, or a distribution without sample), which "
+                "FisherScoring() needs to centre scores: write method=DPOptimization()."
             )
 
     def solver(self, learning_rate: Array | float) -> Descent:
@@ -183,7 +183,18 @@ class FisherScoring:
         return np.ones(len(num_shards))
 
     def plan(self, study: Any) -> PrivacyPlan:
-        """One noisy vector a visit, to which a record contributes at most norm 1."""
+        """One noisy vector a visit, to which a record contributes at most norm 1.
+
+        Raises:
+            ValueError: If there is nothing but first visits, which would leave the prior.
+        """
+        if sum(study.num_visits) < 2 * (study.num_shares or 1) or (
+            study.num_shares is None and max(study.num_visits) < 2
+        ):
+            raise ValueError(
+                "num_rounds must be at least 2 for FisherScoring(), whose first visits only find "
+                "the scales of the records: write num_rounds=10, say."
+            )
         return plan.of_gradients(
             study.budgets,
             FullBatch(),

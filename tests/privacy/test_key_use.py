@@ -120,15 +120,18 @@ RUNS = {
         True,
     ),
     "global steps": (dppvi.GlobalVI(sampler=dppvi.PoissonSampling(0.5)), dppvi.synchronous, True),
+    "scores, whose outcomes are drawn": (dppvi.FisherScoring(2), dppvi.sequential),
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_no_secret_key_is_used_twice(name, uses):
     num_sums = run(*RUNS[name])
-    sampled = isinstance(getattr(RUNS[name][0], "sampler", None), dppvi.PoissonSampling)
-    # Each noisy sum drew its noise, and its batch if it has one: nothing escaped the watch.
-    assert sum(use.purpose == BITS for use in uses) == num_sums * (2 if sampled else 1)
+    method = RUNS[name][0]
+    drawn = isinstance(getattr(method, "sampler", None), dppvi.PoissonSampling)
+    drawn |= isinstance(method, dppvi.FisherScoring)
+    # Each noisy sum drew its noise, and its batch or outcomes if any: nothing escaped the watch.
+    assert sum(use.purpose == BITS for use in uses) == num_sums * (2 if drawn else 1)
     assert num_sums >= NUM_CLIENTS * NUM_ROUNDS
     assert reused(uses) == []
 

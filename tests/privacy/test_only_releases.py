@@ -370,6 +370,8 @@ METHODS = {
         True,
     ),
     "global steps": (dppvi.GlobalVI(expectation=dppvi.MonteCarlo(2)), True),
+    "scores": (dppvi.FisherScoring(2),),
+    "sums of scores": (dppvi.FisherScoring(2), True),
 }
 
 
@@ -379,9 +381,10 @@ METHODS = {
     [
         "gradients",
         "joint local averaging",
+        "scores",
         *(
             pytest.param(n, marks=pytest.mark.slow)
-            for n in ("joint natural gradients", "global steps")
+            for n in ("joint natural gradients", "global steps", "sums of scores")
         ),
     ],
 )
