@@ -22,10 +22,10 @@ PYTEST := $(RUN) pytest -n logical --maxprocesses=4 --dist loadfile
 EXACT := $(patsubst %,tests/privacy/test_%.py,clipping exact inverse noise)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo readme docs tutorials test slow mutants oldest lint types check format bench paper clean
+.PHONY: help setup demo readme docs tutorials test slow mutants oldest lint types check format bench bench-believe paper clean
 
 help: ## print this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## create the virtual environment and install all that the rest needs
 
@@ -73,6 +73,9 @@ format: setup ## mend what ruff can mend by itself, and format the code
 
 bench: setup ## print the tables of accuracy, likelihood and speed
 	$(RUN) benchmarks
+
+bench-believe: setup ## print coverage and width of posteriors in synthetic studies, and on real columns
+	$(RUN) benchmarks believe columns --seeds 16
 
 paper: setup ## run the paper's experiments again, draw its figures and write docs/reproduction.md
 	$(RUN) benchmarks.paper $(PAPER)

@@ -26,10 +26,11 @@ TABLES = {
     "audit": lambda _seeds: audit.table(),
     "calibration": lambda _seeds: calibration.table(),
     "believe": believe.table,
+    "columns": believe.columns,
     "examples": lambda _seeds: examples.table(),
 }
 
-SPECIAL = ("selection", "audit", "believe", "calibration", "examples")
+SPECIAL = ("selection", "audit", "believe", "columns", "calibration", "examples")
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Coverage and width of posteriors in synthetic studies that no method was tuned on.
 
-python -m benchmarks believe --seeds 20
+python -m benchmarks believe --seeds 16
+python -m benchmarks columns --seeds 3
 
 A cell is a model, clients, a budget and a design of columns. In each study the weights are drawn,
 records are made, and every method fits them with its defaults. Printed are the share of studies in
@@ -21,6 +22,9 @@ import numpyro.distributions as dist
 from scipy.stats import norm
 
 import numpyro_dppvi as dppvi
+from models import support2
+from models.logistic_regression import logistic_regression
+from models.tabular import TabularData, selection_split
 from numpyro_dppvi.privacy import FullBatch
 from numpyro_dppvi.privacy.calibrate import noise_multiplier
 
@@ -228,3 +232,39 @@ def table(studies: int) -> None:
     print("\nCoverage and width in synthetic studies")
     for line in rows(studies):
         print(line, flush=True)
+
+
+def columns(seeds: int) -> None:
+    """Prints held-out log predictive density on random columns of SUPPORT2, ten clients."""
+    whole = selection_split(support2.load())
+    num_columns = whole.X_train.shape[1]
+    draws = [np.random.default_rng(n).choice(num_columns - 1, 11, replace=False) for n in range(4)]
+    kept = [np.append(0, 1 + drawn) for drawn in draws] + [np.arange(num_columns)]
+    print("\nSUPPORT2, ten clients, mean held-out log predictive density")
+    print("| columns | epsilon | " + " | ".join(METHODS) + " |\n| --- | --- | --- | --- |")
+    for number, picked in enumerate(kept):
+        data = whole._replace(X_train=whole.X_train[:, picked], X_test=whole.X_test[:, picked])
+        name = f"draw {number}" if number < len(draws) else "all"
+        for epsilon in (1.0, 3.0, 10.0):
+            scores = [
+                np.mean([_held_out(data, make(), epsilon, seed) for seed in range(seeds)])
+                for make in METHODS.values()
+            ]
+            print(f"| {name} | {epsilon:g} | " + " | ".join(f"{x:.4f}" for x in scores) + " |")
+
+
+def _held_out(data: TabularData, method: Any, epsilon: float, seed: int) -> float:
+    result = dppvi.fit(
+        logistic_regression,
+        None,
+        {"X": data.X_train, "y": data.y_train},
+        clients=10,
+        rng_key=jax.random.key(seed),
+        method=method,
+        budget=dppvi.PrivacyBudget(epsilon, DELTA),
+        progress_bar=False,
+        insecure_noise_seed=seed,
+    )
+    weights = np.asarray(result.posterior.sample(jax.random.key(1), (400,))["w"])
+    prob = np.mean(1 / (1 + np.exp(-data.X_test @ weights.T)), axis=1)
+    return float(np.mean(np.where(data.y_test == 1, np.log(prob), np.log1p(-prob))))
