@@ -36,6 +36,7 @@ ALGORITHM = _of("tests", "algorithm")
 AUDIT = _of("tests/privacy", "audit")
 BUDGET = _of("tests/privacy", "budget")
 CHECKPOINT = _of("tests", "checkpoint")
+CLIENT = _of("tests", "client")
 CLIPPING = _of("tests/privacy", "clipping")
 CONCENTRATED = _of("tests/privacy", "concentrated")
 DISCRETE = _of("tests/privacy", "discrete_noise")
@@ -959,6 +960,59 @@ _SELECTION = (
     ),
 )
 
+# One client as a value of its own, outside a compiled round.
+_ALONE = (
+    Mutant(
+        "a client on its own that is not charged",
+        "ledger = self._charged(number)",
+        "ledger = self.ledger",
+        (f"{CLIENT}test_a_client_is_charged_before_it_computes",),
+    ),
+    Mutant(
+        "a client on its own that forgets its charges",
+        "after = dataclasses.replace(self, ledger=ledger, unanswered=outcome.kept)",
+        "after = dataclasses.replace(self, unanswered=outcome.kept)",
+        (f"{CLIENT}test_a_client_refuses_what_its_budget_does_not_cover",),
+    ),
+    Mutant(
+        "a client on its own that leaves the ledger file out",
+        "return self.ledger_file.charge(self.ledger, [entry])",
+        "return self.ledger.charge([entry])",
+        (f"{CLIENT}test_a_client_is_charged_before_it_computes",),
+    ),
+    Mutant(
+        "a client on its own, the steps of a visit charged as one",
+        "event, count = self.plan.mechanism.dp_event, self.plan.releases_per_visit",
+        "event, count = self.plan.mechanism.dp_event, 1",
+        (f"{CLIENT}test_one_client_at_a_time_is_the_compiled_round[full batches]",),
+    ),
+    Mutant(
+        "a client on its own with one key for all rounds",
+        "round_key = self.secret_keys.round_key(number)",
+        "round_key = self.secret_keys.round_key(0)",
+        (f"{CLIENT}test_one_client_at_a_time_is_the_compiled_round[full batches]",),
+    ),
+    Mutant(
+        "clients on their own with one key for all of them",
+        "secret_key_of_visit(self.problem, round_key, group=group, client=self.number)",
+        "secret_key_of_visit(self.problem, round_key, group=group, client=0)",
+        (f"{CLIENT}test_one_client_at_a_time_is_the_compiled_round[full batches]",),
+    ),
+    Mutant(
+        "a client on its own with one key for all groups of a round",
+        "secret_key_of_visit(self.problem, round_key, group=group, client=self.number)",
+        "secret_key_of_visit(self.problem, round_key, group=0, client=self.number)",
+        (f"{CLIENT}test_one_client_at_a_time_is_the_compiled_round[at their own pace]",),
+    ),
+    Mutant(
+        "a client on its own without the noise that the host draws",
+        "return draw_noise([self.plan.mechanism], np.asarray(0), size)",
+        "drawn = draw_noise([self.plan.mechanism], np.asarray(0), size)\n"
+        "        return jax.tree.map(np.zeros_like, drawn)",
+        (f"{CLIENT}test_discrete_noise_is_drawn_by_the_client",),
+    ),
+)
+
 MUTANTS = (
     *_NOISE,
     *_DISCRETE,
@@ -975,4 +1029,5 @@ MUTANTS = (
     *_UNITS,
     *_ROWS,
     *_SELECTION,
+    *_ALONE,
 )
