@@ -321,6 +321,7 @@ def test_a_residual_is_no_outcome():
     assert "an observed value that latents enter" in refusal(model, ONE_NUMBER)
 
 
+@pytest.mark.filterwarnings("ignore:the density of 'y' is multiplied:UserWarning")
 @pytest.mark.parametrize("scale", [0.1, "of records"])
 def test_densities_that_are_rescaled_are_refused(scale):
     """The spread of scores is the square of the scale, and the slope of their sum the scale."""
