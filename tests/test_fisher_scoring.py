@@ -132,6 +132,15 @@ def test_diagnose_and_citation_take_it():
     assert result.ledger.spent().max() <= 3.0
 
 
+def test_what_is_saved_is_loaded_with_the_guide_that_is_named(tmp_path):
+    result = fitted(normal, study(normal)[0], 3.0)
+    result.posterior.save(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"AutoMultivariateNormal\(model\) if FisherScoring"):
+        dppvi.load(tmp_path / "saved", normal)
+    again = dppvi.load(tmp_path / "saved", normal, AutoMultivariateNormal(normal))
+    np.testing.assert_array_equal(again.mean["w"], result.posterior.mean["w"])
+
+
 # ---------------------------------------------------------------------------------------------
 # Sensitivity.
 
