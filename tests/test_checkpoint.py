@@ -71,6 +71,7 @@ METHODS = {
     "GlobalVI": {"method": dppvi.GlobalVI(), "trusted_aggregator": True},
     "Asynchronous": {"schedule": dppvi.Asynchronous((1.0, 1.5, 2.5))},
     "NonPrivate": {"method": dppvi.NonPrivate(num_local_steps=1), "budget": None},
+    "FisherScoring": {"method": dppvi.FisherScoring(2)},
 }
 
 

@@ -132,6 +132,15 @@ def test_diagnose_and_citation_take_it():
     assert result.ledger.spent().max() <= 3.0
 
 
+def test_what_is_saved_is_loaded_with_the_guide_that_is_named(tmp_path):
+    result = fitted(normal, study(normal)[0], 3.0)
+    result.posterior.save(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"AutoMultivariateNormal\(model\) if FisherScoring"):
+        dppvi.load(tmp_path / "saved", normal)
+    again = dppvi.load(tmp_path / "saved", normal, AutoMultivariateNormal(normal))
+    np.testing.assert_array_equal(again.mean["w"], result.posterior.mean["w"])
+
+
 # ---------------------------------------------------------------------------------------------
 # Sensitivity.
 
@@ -321,6 +330,7 @@ def test_a_residual_is_no_outcome():
     assert "an observed value that latents enter" in refusal(model, ONE_NUMBER)
 
 
+@pytest.mark.filterwarnings("ignore:the density of 'y' is multiplied:UserWarning")
 @pytest.mark.parametrize("scale", [0.1, "of records"])
 def test_densities_that_are_rescaled_are_refused(scale):
     """The spread of scores is the square of the scale, and the slope of their sum the scale."""

@@ -224,5 +224,5 @@ def _check_latents(
     if repr(family) != facts["family"]:
         raise ValueError(
             f"{path} was fitted with another guide than the one given: pass the guide that it was "
-            "fitted with."
+            "fitted with, which is AutoMultivariateNormal(model) if FisherScoring() was given none."
         )
