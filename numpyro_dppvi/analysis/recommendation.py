@@ -156,5 +156,5 @@ def _method(
 def _together(width: float, num_records: int) -> str:
     return (
         f"intervals will be at least {width:.3g} times as wide as those of all {num_records} "
-        "records without privacy, whatever the method."
+        "records without privacy."
     )
