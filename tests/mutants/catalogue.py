@@ -41,6 +41,7 @@ CLIPPING = _of("tests/privacy", "clipping")
 CONCENTRATED = _of("tests/privacy", "concentrated")
 DISCRETE = _of("tests/privacy", "discrete_noise")
 EXACT = _of("tests/privacy", "exact")
+FISHER = _of("tests", "fisher_scoring")
 HOSTILE = _of("tests/privacy", "hostile")
 KEY_USE = _of("tests/privacy", "key_use")
 LEDGER = _of("tests/privacy", "ledger")
@@ -63,6 +64,24 @@ _NOISE = (
         "noisy = add_noise(secret.noise, total, params.noise_std, like=coordinates)",
         "noisy = add_noise(secret.noise, total, 0.8 * params.noise_std, like=coordinates)",
         (f"{ALGORITHM}test_the_noise_that_is_drawn_is_the_noise_that_is_accounted[full]",),
+    ),
+    Mutant(
+        "noise on scores and information, a fifth too little",
+        "add_noise(secret.noise, total, params.noise_std, like=jax.eval_shape",
+        "add_noise(secret.noise, total, 0.8 * params.noise_std, like=jax.eval_shape",
+        (f"{FISHER}test_noise_is_the_plans",),
+    ),
+    Mutant(
+        "outcomes of scores, drawn from the key of the noise",
+        "seeds = jax.random.bits(secret.batch, (capacity, 2), jnp.uint32)",
+        "seeds = jax.random.bits(secret.noise, (capacity, 2), jnp.uint32)",
+        (f"{KEY_USE}test_no_secret_key_is_used_twice[scores, whose outcomes are drawn]",),
+    ),
+    Mutant(
+        "scores, of rows that do not count",
+        "mask = jnp.arange(capacity) < self.num_records",
+        "mask = jnp.arange(capacity) < capacity",
+        (f"{HOSTILE}test_padding_reaches_nothing[1e+30-scores]",),
     ),
     Mutant(
         "noise on changes, a fifth too little",
