@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed
 # A worker for each core, but no more of them than are worth their start-up; tests of a file share what they compile.
 PYTEST := $(RUN) pytest -n logical --maxprocesses=4 --dist loadfile
 # What claims to hold to the last bit is compiled as users do, the rest in haste: tests/conftest.py.
-EXACT := $(patsubst %,tests/privacy/test_%.py,clipping exact inverse noise)
+EXACT := $(patsubst %,tests/privacy/test_%.py,clipping exact inverse noise) tests/test_client.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo readme docs tutorials test slow mutants oldest lint types check format bench bench-believe paper clean

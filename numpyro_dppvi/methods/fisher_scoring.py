@@ -23,6 +23,7 @@ or scale of columns is chosen by the user:
 """
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -48,14 +49,14 @@ from numpyro_dppvi.privacy import FullBatch, GaussianSum, PrivacyPlan, plan
 # Bins of the scale histograms: powers of two of a record's root information, in prior units.
 _LOWEST, _BINS = -20, 44
 # log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
-_TEMPLATE = np.array([0.05, 0.1, 0.18, 0.3, 0.28, 0.09])
+_TEMPLATE = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
 _TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean square
 
 # What was chosen by simulation (benchmarks/believe.py says on which studies).
 _FLAGS_SHARE = 0.04  # of a visit's squared norm, for the two clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
 _TARGETS, _INFO_TARGETS = (0.01, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
-_CLIPS, _INFO_CLIPS = np.array([0.1, 3.0]), (0.1, 5.0)  # of scores, times sqrt(d); of information
+_CLIPS, _INFO_CLIPS = (0.1, 3.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
 _SHAPE_DRIFT = 0.3  # variance of an entry of the shape after a step of white length 1, times d
 _CURVATURE, _UNSURE = 2.0, 0.1  # errors of the linear observation: of third and of second order
@@ -374,7 +375,7 @@ def _scales_of(memory: Memory) -> Array:
 
     A quantile of noisy counts would pick bins that hold nothing but noise.
     """
-    template = jnp.asarray(_TEMPLATE)
+    template = jnp.array(_TEMPLATE, memory.counts.dtype)
     length = jnp.sqrt(jnp.sum(template**2))
     number = _BINS - len(_TEMPLATE) + 1
     windows = jnp.arange(number)[:, None] + jnp.arange(len(_TEMPLATE))
@@ -517,7 +518,9 @@ def _observe(
         level=level,
         level_var=level_var,
         # In white coordinates lengths are of the order of sqrt(d): a clip far from it is a mistake.
-        clip=jnp.clip(memory.clip * ratio ** (0.6 * trust), *np.sqrt(size) * _CLIPS),
+        clip=jnp.clip(
+            memory.clip * ratio ** (0.6 * trust), *(math.sqrt(size) * bound for bound in _CLIPS)
+        ),
         info_clip=jnp.clip(memory.info_clip * stretch**trust, *_INFO_CLIPS),
         sure=memory.sure.at[places].set(sure),
         score=memory.score.at[places].set(old_score + part * (score - old_score)),
