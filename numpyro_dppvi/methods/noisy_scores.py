@@ -1,0 +1,455 @@
+"""What the server of :class:`~numpyro_dppvi.FisherScoring` learns from noisy releases.
+
+Nothing here sees a record. Two things are tracked by Kalman filters, in units of the prior:
+
+* *The shape*: the information J of an average record. A release is W'JW + e, with coordinates W
+  that it was made in and noise e of one size. In other coordinates that noise is N^(1/2) e N^(1/2),
+  so that what was learnt is kept as a mean and one matrix, N^-1, ``shape_known``.
+* *The scores* of each client at the current location, with their precision matrix. When the
+  location moves by w, a sum of n scores changes by -n J w, known as well as J is.
+
+Directions matter: far from zero, raw columns are all but multiples of the intercept, and what is
+left of them has a hundredth of the information. It shows only in coordinates that stretch it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi._typing import Array, Natural, PyTree
+from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families.diagonal_normal import NormalNatural
+from numpyro_dppvi.families.full_normal import pack, unpack
+from numpyro_dppvi.methods.visits import Received
+
+# Bins of the scale histograms: powers of two of a record's root information, in prior units.
+LOWEST, BINS = -20, 44
+# log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
+_TEMPLATE = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
+_TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean square
+_FOUND = 4.5  # a column is taken for seen if its template stands out by so many deviations of noise
+
+# What was chosen by simulation (docs/believe.md says on which studies).
+_FLAGS_SHARE = 0.04  # of a visit's squared norm, for the two clipped fractions
+_INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
+_TARGETS, _INFO_TARGETS = (0.01, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
+_CLIPS, _INFO_CLIPS = (0.1, 3.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
+_TRUST = 2.0  # the longest step, in white length
+_SHAPE_DRIFT = 0.3  # variance of an entry of the shape after a step of white length 1, times d
+_LEVEL_DRIFT = 0.3  # relative change of the level in a round
+_CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
+_FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
+
+
+class Told(NamedTuple):
+    """What the server tells a client; made of releases only.
+
+    Attributes:
+        loc: Where scores are taken: base values of all latents in one vector, shape ``(d,)``.
+        white: Columns span white coordinates, shape ``(d, d)``.
+        clip: Bound on the norm of a white score.
+        info_clip: Bound on the Frobenius norm of a record's white information.
+        shares: Shares of a release's squared norm: score, information, fractions, scales.
+        prior_sd: Standard deviations of the prior, shape ``(d,)``.
+    """
+
+    loc: Array
+    white: Array
+    clip: Array
+    info_clip: Array
+    shares: Array
+    prior_sd: Array
+
+
+class Memory(NamedTuple):
+    """What the server remembers; everything was released. In prior units, but for ``loc``.
+
+    Attributes:
+        loc: Where scores are taken next, base values.
+        prior_sd: Standard deviations of the prior.
+        level: How strongly clipped scores respond, in units of ``shape``.
+        shape: Information of an average record up to ``level``, shape ``(d, d)``.
+        seen: Mean of the shapes that were released.
+        shape_known: N^-1, if the noise of ``seen`` is N^(1/2) e N^(1/2), e symmetric with standard
+            normal entries.
+        clip: Bound on the norm of a white score.
+        info_clip: Bound on a record's information in units of ``clip`` squared.
+        counts: Noisy histograms of the records' scales, shape ``(d, bins)``.
+        counts_var: Variance of their noise.
+        counted: Records in them.
+        visits: How often each client was visited, shape ``(num_factors,)``.
+        records: How many records each client has, once it was visited.
+        score: Sum of each client's scores at ``loc`` over the level, shape ``(num_factors, d)``.
+        score_known: The inverse of its covariance, shape ``(num_factors, d, d)``.
+    """
+
+    loc: Array
+    prior_sd: Array
+    level: Array
+    shape: Array
+    seen: Array
+    shape_known: Array
+    clip: Array
+    info_clip: Array
+    counts: Array
+    counts_var: Array
+    counted: Array
+    visits: Array
+    records: Array
+    score: Array
+    score_known: Array
+
+
+class _White(NamedTuple):
+    """Coordinates z of changes: ``change = white @ z`` and ``z = back @ change``, in prior units."""
+
+    white: Array
+    back: Array
+
+    def known(self, matrix: Array) -> Array:
+        """An inverse covariance in these coordinates; of many, on leading axes."""
+        return _symmetric(self.back @ matrix @ self.back.T)
+
+    def unknown(self, matrix: Array) -> Array:
+        """The same, back in prior units."""
+        return _symmetric(self.white @ matrix @ self.white.T)
+
+    def information(self, matrix: Array) -> Array:
+        """An information matrix in these coordinates."""
+        return _symmetric(self.white.T @ matrix @ self.white)
+
+    def outside(self, matrix: Array) -> Array:
+        """The same, back in prior units."""
+        return _symmetric(self.back.T @ matrix @ self.back)
+
+
+# A part of the releases in its own units, and its noise: (sums, number of the part, scale).
+_Part: TypeAlias = Callable[[Array, int, Array | float], tuple[Array, Array]]
+
+
+def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
+    """What is remembered before the first visit: the prior."""
+    ((name, normal),) = family.members
+    size = normal.size
+    zero, one, square = jnp.zeros(()), jnp.ones(()), jnp.zeros((size, size))
+    return Memory(
+        loc=normal.location(family.coordinates(q)[name]),
+        prior_sd=jnp.sqrt(jnp.diagonal(jnp.linalg.inv(-2 * unpack(q[name].quadratic)))),
+        level=0.6 * one,
+        shape=jnp.eye(size),
+        seen=square,
+        shape_known=square,
+        clip=jnp.sqrt(size * one),
+        info_clip=1.5 * one,
+        counts=jnp.zeros((size, BINS)),
+        counts_var=zero,
+        counted=zero,
+        visits=jnp.zeros(num_factors),
+        records=jnp.zeros(num_factors),
+        score=jnp.zeros((num_factors, size)),
+        score_known=jnp.zeros((num_factors, size, size)),
+    )
+
+
+def told(memory: Memory, place: Array | int) -> Told:
+    """Where to take scores, in which coordinates, and how to share out the release."""
+    visits = memory.visits[place]
+    first = (visits == 0) & ~_any_shape(memory)
+    info = jnp.maximum(_INFO_SHARES[2], _INFO_SHARES[0] * _INFO_SHARES[1] ** visits)
+    usual = jnp.array([1 - info - _FLAGS_SHARE, info, _FLAGS_SHARE, 0.0])
+    return Told(
+        loc=memory.loc,
+        white=memory.prior_sd[:, None] * _coordinates(memory.shape).white,
+        clip=memory.clip,
+        info_clip=memory.info_clip * memory.clip**2,
+        shares=jnp.where(first, jnp.array([0.0, 0.0, 0.0, 1.0]), usual),
+        prior_sd=memory.prior_sd,
+    )
+
+
+def take(
+    received: Received, released: PyTree, memory: Memory, places: Array
+) -> tuple[Natural, Memory]:
+    """What a group's releases change: the group's factors, and what is remembered."""
+    said = jax.vmap(told, (None, 0))(memory, places)
+    roots = jnp.sqrt(said.shares)
+    scored = said.shares[:, 0] > 0
+
+    def part(sums: Array, number: int, scale: Array | float) -> tuple[Array, Array]:
+        root = roots[:, number]
+        by = jnp.where(root > 0, scale / jnp.where(root > 0, root, 1), 0)
+        return sums * by.reshape(-1, *[1] * (sums.ndim - 1)), received.noise_std * by
+
+    memory = _counted(received, released, memory, places, part, scored)
+    seen = _observed(received, released, memory, said, places, part, scored)
+    memory = jax.tree.map(lambda new, old: jnp.where(jnp.any(scored), new, old), seen, memory)
+    change, loc = _factors(received, memory, places)
+    return change, _moved(memory, jnp.where(jnp.any(scored), loc, memory.loc))
+
+
+def _counted(
+    received: Received, released: PyTree, memory: Memory, places: Array, part: _Part, scored: Array
+) -> Memory:
+    """After the first visits: scales of all columns from the histograms so far."""
+    counts, std = part(released["scales"], 3, np.sqrt(memory.loc.size))
+    memory = memory._replace(
+        counts=memory.counts + jnp.sum(counts, axis=0),
+        counts_var=memory.counts_var + jnp.sum(std**2),
+        counted=memory.counted + jnp.sum(jnp.where(scored, 0, received.num_records)),
+        visits=memory.visits.at[places].add(1.0),
+        records=memory.records.at[places].set(received.num_records),
+    )
+    scales = jnp.diag(_scales(memory))
+    return memory._replace(shape=jnp.where(_any_shape(memory), memory.shape, scales))
+
+
+def _scales(memory: Memory) -> Array:
+    """The diagonal of the information, from noisy histograms, by a matched filter.
+
+    A quantile of noisy counts would pick bins that hold nothing but noise.
+    """
+    template = jnp.array(_TEMPLATE, memory.counts.dtype)
+    length = jnp.sqrt(jnp.sum(template**2))
+    windows = jnp.arange(BINS - len(_TEMPLATE) + 1)[:, None] + jnp.arange(len(_TEMPLATE))
+    fit = memory.counts[:, windows] @ template / length
+    height = jnp.max(fit, axis=1)
+    octave = LOWEST + jnp.argmax(fit, axis=1) + _TEMPLATE_RMS
+    mass = jnp.clip(height / length / jnp.maximum(memory.counted, 1), 1e-6, 1)
+    found = height > _FOUND * jnp.sqrt(memory.counts_var)
+    log_scale = octave * np.log(2) + 0.5 * jnp.log(mass)
+    # A column that noise hides is taken for an average one.
+    usual = jnp.sum(jnp.where(found, log_scale, 0)) / jnp.maximum(1, jnp.sum(found))
+    return jnp.exp(2 * jnp.where(found, log_scale, usual))
+
+
+def _observed(
+    received: Received,
+    released: PyTree,
+    memory: Memory,
+    said: Told,
+    places: Array,
+    part: _Part,
+    scored: Array,
+) -> Memory:
+    """What scores, information and fractions say."""
+    size = memory.loc.size
+    white = said.white[0] / memory.prior_sd[:, None]
+    axes = _White(white, jnp.linalg.inv(white))  # what clients were told
+    clip, info_clip = said.clip[0], said.info_clip[0]
+    records = jnp.maximum(jnp.sum(jnp.where(scored, received.num_records, 0)), 1)
+    # Of all records: what a round's visits change together, one after the other or at once.
+    share = jnp.sum(received.num_records) / received.total_records
+
+    packed, std = part(released["information"], 1, info_clip)
+    now = unpack(jnp.sum(packed, axis=0)) / records
+    error = jnp.sqrt(jnp.sum(std**2)) / records / np.sqrt(2)  # packed entries are sqrt(2) as large
+    level, seen, known = _shape_seen(memory, axes, now, error, share)
+    shape = _shrunk(memory.shape, axes, seen, known)
+
+    # Clips follow the released fractions, slowly where these are noisy.
+    flags, std = part(released["clipped"], 2, np.sqrt(2))
+    fractions = (jnp.sum(flags, axis=0) / records + 1) / 2
+    flags_error = jnp.sqrt(jnp.sum(std**2)) / records / 2
+    trust = jnp.sqrt(share) / (1 + (flags_error / 0.1) ** 2)
+    # A low clip costs information and leans on the model; a high one costs noise. Where noise is
+    # small beside the records' own spread, hardly anything is clipped.
+    noisy = jnp.mean(received.noise_std * clip / jnp.sqrt(received.num_records * size))
+    ratio = jnp.clip(fractions[0] / jnp.clip(_TARGETS[1] * noisy, *_TARGETS), 0.3, 3.0)
+    info_target = jnp.clip(error * np.sqrt(size), *_INFO_TARGETS)
+    stretch = jnp.exp(jnp.clip(3 * (fractions[1] - info_target), -0.7, 0.7))
+    # New coordinates make scores longer or shorter, by what was seen itself, not by its shape: if
+    # the clip followed the length of what it clips, both would run away.
+    turned = axes.back @ _coordinates(shape).white
+    lengths = jnp.trace(turned.T @ seen @ turned), jnp.trace(seen)
+    longer = jnp.where(
+        (lengths[0] > 0) & (lengths[1] > 0),
+        jnp.sqrt(jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0)),
+        1.0,
+    )
+    bounds = [math.sqrt(size) * bound for bound in _CLIPS]
+
+    # Each client's own scores, averaged with what is known of them.
+    sums, std = part(released["score"], 0, clip)
+    fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-12), 0)
+    before, score = axes.known(memory.score_known[places]), memory.score[places] @ white
+    after = before + fresh[:, None, None] * jnp.eye(size)
+    sums = jnp.einsum("mij,mj->mi", before, score) + fresh[:, None] * sums / level
+    mean = jnp.linalg.solve(after + 1e-12 * jnp.eye(size), sums[..., None])[..., 0]
+    score = jnp.where(scored[:, None], mean, score)
+    return memory._replace(
+        level=level,
+        shape=shape,
+        seen=axes.outside(seen),
+        shape_known=axes.unknown(known),
+        clip=jnp.clip(memory.clip * longer * ratio ** (0.6 * trust), *bounds),
+        info_clip=jnp.clip(memory.info_clip * stretch**trust, *_INFO_CLIPS),
+        score=memory.score.at[places].set(score @ axes.back),
+        score_known=memory.score_known.at[places].set(axes.unknown(after)),
+    )
+
+
+def _shape_seen(
+    memory: Memory, axes: _White, now: Array, error: Array, share: Array
+) -> tuple[Array, Array, Array]:
+    """The level, the mean of all released shapes and what is known of it, in ``axes``.
+
+    Args:
+        memory: What is remembered; its shape is the identity in ``axes``.
+        axes: The coordinates of the release.
+        now: The information that was released, a record.
+        error: Noise on its entries.
+        share: Of all records, those behind it.
+    """
+    # In the eigenvectors u_i of what is known, with eigenvalues p_i, entry (i, j) of the mean has
+    # the standard error (p_i p_j)^(-1/2), and a release has the same one for every entry.
+    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    p = jnp.maximum(p, 0)
+    seen = turn.T @ axes.information(memory.seen) @ turn
+    now = turn.T @ now @ turn
+    # Level: a scalar Kalman filter on the diagonal, where the shape is known; it drifts because
+    # the clip and the location move.
+    by = 1 / (error**2 / memory.level**2 + 1 / jnp.maximum(p, 1e-6) ** 2)
+    ratio = jnp.sum(by * jnp.diagonal(now)) / jnp.sum(by) / memory.level
+    drift = share * _LEVEL_DRIFT**2
+    gain = drift / (drift + 2 / jnp.sum(by))
+    level = memory.level * jnp.clip(1 + gain * (ratio - 1), 0.2, 5.0)
+    error = jnp.maximum(error / level, 1e-6)
+    old = p[:, None] * p
+    seen = (old * seen + now / level / error**2) / (old + error**-2)
+    # Exact on the diagonal; elsewhere it claims a little too much (Cauchy-Schwarz).
+    p = jnp.sqrt(p**2 + error**-2)
+    return level, _symmetric(turn @ seen @ turn.T), _symmetric((turn * p) @ turn.T)
+
+
+def _shrunk(shape: Array, axes: _White, seen: Array, known: Array) -> Array:
+    """The new shape: the old one, and of the difference to what was seen what is not noise."""
+    size = len(shape)
+    p, turn = jnp.linalg.eigh(known)
+    # The diagonal is known sqrt(d) times better than the spectrum: by James and Stein's rule.
+    columns = axes.back.T @ turn
+    noise = columns**2 @ (1 / p) / jnp.diagonal(shape)
+    stray = jnp.diagonal(axes.outside(seen)) / jnp.diagonal(shape) - 1
+    worth = 1 - 2 * jnp.sum(noise**2) / jnp.maximum(jnp.sum(stray**2), 1e-12)
+    by = jnp.sqrt(jnp.clip(1 + jnp.clip(worth, 0, 1) * stray, 0.3, 3.0))
+    target = axes.information(by[:, None] * shape * by)
+    # In coordinates where noise is white, eigenvalues of noise alone end at the edge 2 sqrt(d).
+    # One that was v without noise is found near sqrt(v^2 + edge^2) (Gavish and Donoho 2017).
+    root = (turn * jnp.sqrt(p)) @ turn.T
+    undo = (turn / jnp.sqrt(p)) @ turn.T
+    edge = 2 * math.sqrt(size)
+    values, vectors = jnp.linalg.eigh(_symmetric(root @ (seen - target) @ root))
+    kept = jnp.sign(values) * jnp.sqrt(jnp.maximum(values**2 - edge**2, 0))
+    # What is small already shrinks no further than to the noise.
+    had = jnp.einsum("ik,ij,jk->k", vectors, root @ target @ root, vectors)
+    kept = jnp.maximum(kept, -jnp.maximum(had - _FLOOR * edge, 0))
+    found = _symmetric(target + undo @ (vectors * kept) @ vectors.T @ undo)
+    values, vectors = jnp.linalg.eigh(found)
+    return axes.outside((vectors * jnp.maximum(values, 0.02)) @ vectors.T)
+
+
+def _error(memory: Memory, axes: _White, way: Array, num_records: Array) -> Array:
+    """Covariance of a score's error by linear extrapolation over ways, in ``axes``.
+
+    The ways have a leading axis or none. All clients' errors are alike and do not average out: each
+    counts as if it were theirs all.
+    """
+    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    noise = (turn / jnp.maximum(p, 1e-6)) @ turn.T
+    way = way @ axes.back.T
+    squared = jnp.sum(way**2)
+    alike = _CURVATURE * squared**2 / 2 + _UNSURE**2 * squared
+    one = alike * jnp.eye(way.size) + (way @ noise @ way) * noise
+    return memory.visits.size * num_records[:, None, None] ** 2 * one
+
+
+def _moved(memory: Memory, loc: Array) -> Memory:
+    """What is remembered, seen from where scores are taken next."""
+    axes, size = _coordinates(memory.shape), loc.size
+    way = (loc - memory.loc) / memory.prior_sd
+    # The shape depends on where scores are taken: what was seen elsewhere counts for less.
+    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    p = jnp.maximum(p, 0)
+    moved = memory.level * jnp.sum((axes.back @ way) ** 2)
+    p = p / jnp.sqrt(1 + p**2 * _SHAPE_DRIFT * moved / size)
+    # (K^-1 + E)^-1 = (1 + K E)^-1 K, which K = 0 leaves at 0.
+    known = axes.known(memory.score_known)
+    error = _error(memory, axes, way, memory.records)
+    known = _symmetric(jnp.linalg.solve(jnp.eye(size) + known @ error, known))
+    score = memory.score - memory.records[:, None] * (memory.shape @ way)
+    told_something = jnp.any(memory.score_known != 0, axis=(1, 2))
+    return memory._replace(
+        loc=loc,
+        shape_known=axes.unknown((turn * p) @ turn.T),
+        score=jnp.where(told_something[:, None], score, 0),
+        score_known=axes.unknown(known),
+    )
+
+
+def _factors(received: Received, memory: Memory, places: Array) -> tuple[Natural, Array]:
+    """Changes of the visited clients' factors, and where scores are to be taken next."""
+    ((name, _),) = received.family.members
+    size, sd, num_records = memory.loc.size, memory.prior_sd, received.num_records
+    axes = _coordinates(memory.shape)
+    # Less is made of directions in which noise could hide correlation: J (J + sqrt(d) N)^-1 J.
+    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    p = jnp.maximum(p, 1e-9)
+    sure = (turn * (p / (p + math.sqrt(size)))) @ turn.T
+    half = (turn * jnp.sqrt(p / (p + math.sqrt(size)))) @ turn.T
+    known = axes.known(memory.score_known[places])
+    here = memory.loc / sd
+    # Each client's own maximum, by one Newton step.
+    own = here + memory.score[places] @ axes.white @ axes.white.T / num_records[:, None]
+
+    def naturals(middle: Array) -> NormalNatural:
+        """Factors, given about where the posterior's mean is."""
+        # In white coordinates A = n level, so that A (A + Sigma)^-1 A is n^2 (n / level + V)^-1 for
+        # scores over the level with error V, and with K = V^-1 it is n^2 (1 + K n / level)^-1 K.
+        error = _error(memory, axes, middle - here, num_records)
+        amount = num_records[:, None, None] / memory.level * jnp.eye(size) + error
+        amount = jnp.linalg.solve(jnp.eye(size) + known @ amount, known)
+        amount = num_records[:, None, None] ** 2 * (half @ _symmetric(amount) @ half)
+        precision = axes.outside(amount) / (sd[:, None] * sd)
+        linear = jnp.einsum("mij,mj->mi", precision, own * sd)
+        return NormalNatural(linear, pack(-0.5 * precision))
+
+    def mean(found: NormalNatural) -> Array:
+        change = jax.tree.map(lambda a, b: jnp.sum(a - b, axis=0), found, received.factor[name])
+        q = jax.tree.map(jnp.add, received.q[name], change)
+        precision = -2 * unpack(q.quadratic)
+        root = jnp.sqrt(jnp.diagonal(precision))
+        scaled = precision / (root[:, None] * root)
+        return jnp.linalg.solve(scaled, q.linear / root) / root
+
+    def step(found: NormalNatural) -> Array:
+        way = sure @ (axes.back @ (mean(found) / sd - here))
+        length = jnp.sqrt(jnp.sum(way**2))
+        way = axes.white @ way * jnp.minimum(1.0, _TRUST / jnp.maximum(length, 1e-12))
+        return jnp.where(jnp.all(jnp.isfinite(way)), here + way, here)
+
+    middle = here
+    for _ in range(3):
+        middle = step(naturals(middle))
+    found = naturals(middle)
+    change = jax.tree.map(jnp.subtract, found, received.factor[name])
+    return Natural({name: change}), middle * sd
+
+
+def _coordinates(shape: Array) -> _White:
+    """Coordinates in which the shape is the identity; by correlations, which are well scaled."""
+    root = jnp.sqrt(jnp.diagonal(shape))
+    values, vectors = jnp.linalg.eigh(shape / (root[:, None] * root))
+    values = jnp.sqrt(jnp.maximum(values, 1e-5))
+    return _White(vectors / values / root[:, None], (vectors * values).T * root)
+
+
+def _any_shape(memory: Memory) -> Array:
+    """Whether any information was released."""
+    return jnp.trace(memory.shape_known) > 0
+
+
+def _symmetric(matrix: Array) -> Array:
+    return (matrix + jnp.swapaxes(matrix, -1, -2)) / 2
