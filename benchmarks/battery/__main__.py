@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import battery
-from benchmarks.battery import designs, runs, sets
+from benchmarks.battery import designs, runs, sets, table
 
 
 def _names(arguments: argparse.Namespace) -> list[str]:
@@ -42,6 +42,10 @@ def main() -> None:
     )
     if arguments.command == "run":
         runs.all_of(wanted, arguments.folder, arguments.processes)
+    elif arguments.command == "table":
+        table.printed([line for line in runs.read(arguments.folder) if wanted.has(line.run)])
+    else:
+        print("\n".join(table.set_rows()))
 
 
 if __name__ == "__main__":

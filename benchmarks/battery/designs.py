@@ -135,7 +135,7 @@ def problem(name: str, design: str) -> Problem:
         moved = centre / times if kind == "linear" else np.log(scale)
         intercept = times * np.sqrt(INTERCEPT_WIDTH**2 + np.sum((means / sds) ** 2) + moved**2)
         widths = times / sds
-        kwargs = {name: scale for name in kwargs}
+        kwargs = dict.fromkeys(kwargs, scale)
         # Of the density of an outcome, or of a time that ended in the event. The Poisson form of
         # the exponential model has neither unit.
         if kind in ("linear", "weibull"):

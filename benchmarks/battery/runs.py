@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import numpyro_dppvi as dppvi
-from benchmarks.battery import designs, scores, sets
+from benchmarks.battery import designs, scores
 
 METHODS: dict[str, Callable[[], Any]] = {
     "default": lambda: None,  # whatever fit takes
@@ -54,6 +54,17 @@ class Wanted(NamedTuple):
     splits: Sequence[str]
     epsilons: Sequence[float]
     seeds: int
+
+    def has(self, run: Run) -> bool:
+        """Whether a run is among these."""
+        return (
+            run.name in self.names
+            and run.method in self.methods
+            and (run.design in self.designs or run.method in REFERENCES)
+            and run.split in (*self.splits, "any")
+            and run.epsilon in (*self.epsilons, float("inf"))
+            and run.seed < self.seeds
+        )
 
 
 def listed(wanted: Wanted) -> Iterator[list[Run]]:

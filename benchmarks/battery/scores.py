@@ -27,6 +27,8 @@ DELTA = 1e-5
 # The settings of central private gradient descent, fixed before anything was run: full batches,
 # gradients of records clipped at norm 1, plain steps, the mean of the last half of the iterates.
 CENTRAL_STEPS, CENTRAL_CLIP, CENTRAL_RATE = 100, 1.0, 0.25
+# Where searches begin: at logits of exactly 0, NumPyro's Bernoulli has a wrong gradient.
+_START = 1e-3
 # Held-out records that are scored at a time.
 _ROWS = 4096
 
@@ -97,7 +99,9 @@ def _flat(task: Problem) -> _Flat:
         if site["type"] == "sample" and not site["is_observed"]
     }
     bijections = {name: biject_to(site["fn"].support) for name, site in sites.items()}
-    zero, unravel = ravel_pytree({name: jnp.zeros(np.shape(s["value"])) for name, s in sites.items()})
+    zero, unravel = ravel_pytree(
+        {name: jnp.zeros(np.shape(s["value"])) for name, s in sites.items()}
+    )
 
     def latents(vector: jax.Array) -> dict[str, jax.Array]:
         return {name: bijections[name](value) for name, value in unravel(vector).items()}
@@ -106,9 +110,7 @@ def _flat(task: Problem) -> _Flat:
         return potential_energy(task.model, (), {**records, **task.kwargs}, unravel(vector))
 
     def record_loss(vector: jax.Array, records: Records) -> jax.Array:
-        found = log_likelihood(
-            task.model, latents(vector), batch_ndims=0, **records, **task.kwargs
-        )
+        found = log_likelihood(task.model, latents(vector), batch_ndims=0, **records, **task.kwargs)
         return -sum((jnp.sum(site) for site in found.values()), start=jnp.zeros(()))
 
     return _Flat(loss, record_loss, latents, zero)
@@ -126,7 +128,7 @@ def laplace(task: Problem, records: Records, seed: int = 0) -> dict[str, jax.Arr
         hessian = jax.jit(jax.hessian(lambda vector: flat.loss(vector, records)))
         found = minimize(
             lambda vector: tuple(np.asarray(part) for part in value(vector)),
-            np.asarray(flat.zero),
+            np.asarray(flat.zero) + _START,
             jac=True,
             hess=lambda vector: np.asarray(hessian(vector)),
             method="trust-exact",
@@ -145,6 +147,7 @@ def laplace(task: Problem, records: Records, seed: int = 0) -> dict[str, jax.Arr
 def central(task: Problem, epsilon: float, seed: int) -> dict[str, jax.Array]:
     """The mode by private gradient descent on pooled records: one draw, without spread."""
     flat = _flat(task)
+    zero = flat.zero
     num_records = len(task.train["x"])
     noise = noise_multiplier(
         dppvi.PrivacyBudget(epsilon, DELTA),
@@ -173,7 +176,7 @@ def central(task: Problem, epsilon: float, seed: int) -> dict[str, jax.Array]:
             vector = vector + update
             return (vector, (noisy, plain)), vector
 
-        start = (flat.zero, (private.init(flat.zero), descent.init(flat.zero)))
+        start = (zero + _START, (private.init(zero), descent.init(zero)))
         return jax.lax.scan(step, start, length=CENTRAL_STEPS)[1]
 
     path = run(jnp.float32(noise), jax.random.key(seed), rows)

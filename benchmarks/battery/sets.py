@@ -21,9 +21,23 @@ MOST_ROWS = 50_000
 
 # What stands for a value of SUPPORT2 that was not measured: what the study's authors recommend.
 _SUPPORT2_USUAL = {
-    **{"age": 60.0, "num.co": 2.0, "scoma": 0.0, "meanbp": 85.0, "hrt": 95.0, "resp": 22.0},
-    **{"temp": 37.0, "pafi": 333.3, "alb": 3.5, "sod": 138.0, "ph": 7.4, "wblc": 9.0},
-    **{"bili": 1.01, "crea": 1.01, "glucose": 100.0, "bun": 6.51, "urine": 2502.0},
+    "age": 60.0,
+    "num.co": 2.0,
+    "scoma": 0.0,
+    "meanbp": 85.0,
+    "hrt": 95.0,
+    "resp": 22.0,
+    "temp": 37.0,
+    "pafi": 333.3,
+    "alb": 3.5,
+    "sod": 138.0,
+    "ph": 7.4,
+    "wblc": 9.0,
+    "bili": 1.01,
+    "crea": 1.01,
+    "glucose": 100.0,
+    "bun": 6.51,
+    "urine": 2502.0,
 }
 _SUPPORT2_OFTEN_MISSING = ("pafi", "alb", "bili", "ph", "glucose", "bun", "urine")
 _SUPPORT2_CATEGORIES = ("sex", "race", "dzgroup", "diabetes", "dementia", "ca")
@@ -84,7 +98,11 @@ def _bundled(package: str, item: str) -> pd.DataFrame:
 
 
 def _ames() -> pd.DataFrame:
-    return _bundled("modeldata", "ames").select_dtypes("number").drop(columns=["Longitude", "Latitude"])
+    return (
+        _bundled("modeldata", "ames")
+        .select_dtypes("number")
+        .drop(columns=["Longitude", "Latitude"])
+    )
 
 
 def _adult() -> pd.DataFrame:
