@@ -21,7 +21,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=("run", "table", "sets"))
-    parser.add_argument("--folder", type=Path, default=Path("battery-output"))
+    parser.add_argument("--folder", type=Path, default=Path("benchmarks/results/battery"))
     parser.add_argument("--half", choices=("chosen", "reported", "both"), default="chosen")
     parser.add_argument("--sets", nargs="+", choices=sets.BY_NAME, metavar="SET")
     every = (*runs.REFERENCES, *runs.METHODS)
