@@ -117,7 +117,30 @@ def _flat(task: Problem) -> _Flat:
     return _Flat(loss, record_loss, latents, zero)
 
 
-def laplace(task: Problem, records: Records, seed: int = 0) -> dict[str, jax.Array]:
+def _mode(flat: _Flat, records: Records) -> tuple[np.ndarray, np.ndarray]:
+    """The most probable vector, and the precision there.
+
+    Raises:
+        ArithmeticError: If it was not found.
+    """
+    value = jax.jit(jax.value_and_grad(lambda vector: flat.loss(vector, records)))
+    hessian = jax.jit(jax.hessian(lambda vector: flat.loss(vector, records)))
+    found = minimize(
+        lambda vector: tuple(np.asarray(part) for part in value(vector)),
+        np.asarray(flat.zero) + _START,
+        jac=True,
+        hess=lambda vector: np.asarray(hessian(vector)),
+        method="trust-exact",
+        options={"gtol": 1e-4, "maxiter": 500},
+    )
+    precision = np.asarray(hessian(found.x))
+    gap = found.jac @ np.linalg.solve(precision, found.jac) / 2
+    if not gap < 1e-4:
+        raise ArithmeticError(f"the mode was not found: {found.message} {gap:.3g} nats away.")
+    return found.x, precision
+
+
+def laplace(task: Problem, records: Records, seed: int = 0) -> dict[str, np.ndarray]:
     """Draws from Laplace's approximation at the mode, in double precision and without privacy."""
     with jax.enable_x64(True):
         records = {
@@ -125,31 +148,22 @@ def laplace(task: Problem, records: Records, seed: int = 0) -> dict[str, jax.Arr
             for name, rows in records.items()
         }
         flat = _flat(task)
-        value = jax.jit(jax.value_and_grad(lambda vector: flat.loss(vector, records)))
-        hessian = jax.jit(jax.hessian(lambda vector: flat.loss(vector, records)))
-        found = minimize(
-            lambda vector: tuple(np.asarray(part) for part in value(vector)),
-            np.asarray(flat.zero) + _START,
-            jac=True,
-            hess=lambda vector: np.asarray(hessian(vector)),
-            method="trust-exact",
-            options={"gtol": 1e-4, "maxiter": 500},
-        )
-        precision = np.asarray(hessian(found.x))
-        gap = found.jac @ np.linalg.solve(precision, found.jac) / 2
-        if not gap < 1e-4:
-            raise ArithmeticError(f"the mode was not found: {found.message} {gap:.3g} nats away.")
-        normal = np.random.default_rng(seed).normal(size=(len(found.x), NUM_DRAWS))
-        vectors = found.x + np.linalg.solve(np.linalg.cholesky(precision).T, normal).T
+        mode, precision = _mode(flat, records)
+        normal = np.random.default_rng(seed).normal(size=(len(mode), NUM_DRAWS))
+        vectors = mode + np.linalg.solve(np.linalg.cholesky(precision).T, normal).T
         draws = jax.vmap(flat.latents)(jnp.asarray(vectors))
     return {name: np.asarray(values, np.float32) for name, values in draws.items()}
+
+
+def _central_clip(num_latents: int) -> float:
+    return num_latents**0.5
 
 
 def central(task: Problem, epsilon: float, seed: int) -> dict[str, jax.Array]:
     """The mode by private gradient descent on pooled records: one draw, without spread."""
     flat = _flat(task)
     zero = flat.zero
-    num_records, clip = len(task.train["x"]), float(len(zero)) ** 0.5
+    num_records, clip = len(task.train["x"]), _central_clip(len(zero))
     noise = noise_multiplier(
         dppvi.PrivacyBudget(epsilon, DELTA),
         num_releases=CENTRAL_STEPS,
