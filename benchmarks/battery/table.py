@@ -224,7 +224,8 @@ def second_rows(lines: Sequence[Line]) -> Iterator[str]:
 
 def set_rows() -> Iterator[str]:
     """The sets."""
-    heads = ["set", "half", "model", "outcome", "of", "source", "licence", "rows", "columns"]
+    heads = ["set", "half", "model", "outcome", "mean or events", "source", "licence"]
+    heads += ["rows", "columns"]
     yield _row(heads)
     yield _row(["---"] * len(heads))
     for source in sets.SOURCES:
