@@ -10,6 +10,8 @@ MUTANTS ?=
 PAPER ?=
 # Passed on to the tutorials, as in: make tutorials TUTORIALS="--quick hello"
 TUTORIALS ?=
+# Passed on to the battery of data sets, as in: make bench-battery BATTERY="--sets loans --seeds 20"
+BATTERY ?=
 # The environment, and how it is filled; `make oldest` replaces both.
 VENV ?= .venv
 INSTALL ?= pip install --quiet --disable-pip-version-check
@@ -22,7 +24,7 @@ PYTEST := $(RUN) pytest -n logical --maxprocesses=4 --dist loadfile
 EXACT := $(patsubst %,tests/privacy/test_%.py,clipping exact inverse noise) tests/test_client.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo readme docs tutorials test slow mutants oldest lint types check format bench bench-believe paper clean
+.PHONY: help setup demo readme docs tutorials test slow mutants oldest lint types check format bench bench-believe bench-battery paper clean
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -76,6 +78,11 @@ bench: setup ## print the tables of accuracy, likelihood and speed
 
 bench-believe: setup ## print coverage and width of posteriors in synthetic studies, and on real columns
 	$(RUN) benchmarks believe columns --seeds 16
+
+bench-battery: setup ## fit public data sets of all kinds of outcomes, and print scores (hours; goes on where it was)
+	$(RUN) $(INSTALL) --editable '.[battery]'
+	$(RUN) benchmarks.battery run --half both $(BATTERY)
+	$(RUN) benchmarks.battery table --half both $(BATTERY)
 
 paper: setup ## run the paper's experiments again, draw its figures and write docs/reproduction.md
 	$(RUN) benchmarks.paper $(PAPER)

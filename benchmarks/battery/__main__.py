@@ -1,0 +1,52 @@
+"""Reads the command line: see the package's docstring."""
+
+import argparse
+from pathlib import Path
+
+from benchmarks import battery
+from benchmarks.battery import designs, runs, sets, table
+
+
+def _names(arguments: argparse.Namespace) -> list[str]:
+    if arguments.sets:
+        return arguments.sets
+    return [s.name for s in sets.SOURCES if arguments.half in (s.half, "both")]
+
+
+def main() -> None:
+    """Runs, or prints the tables."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.battery",
+        description=battery.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=("run", "table", "sets"))
+    parser.add_argument("--folder", type=Path, default=Path("benchmarks/results/battery"))
+    parser.add_argument("--half", choices=("chosen", "reported", "both"), default="chosen")
+    parser.add_argument("--sets", nargs="+", choices=sets.BY_NAME, metavar="SET")
+    every = (*runs.REFERENCES, *runs.METHODS)
+    parser.add_argument("--methods", nargs="+", choices=every, default=every, metavar="METHOD")
+    parser.add_argument("--designs", nargs="+", choices=designs.DESIGNS, default=designs.DESIGNS)
+    parser.add_argument("--splits", nargs="+", choices=designs.SPLITS, default=[*designs.SPLITS])
+    parser.add_argument("--epsilons", nargs="+", type=float, default=runs.EPSILONS)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=1)
+    arguments = parser.parse_args()
+    wanted = runs.Wanted(
+        _names(arguments),
+        arguments.methods,
+        arguments.designs,
+        arguments.splits,
+        arguments.epsilons,
+        arguments.seeds,
+    )
+    if arguments.command == "run":
+        runs.all_of(wanted, arguments.folder, arguments.processes)
+    elif arguments.command == "table":
+        table.printed([line for line in runs.read(arguments.folder) if wanted.has(line.run)])
+    else:
+        print("\n".join(table.set_rows()))
+
+
+if __name__ == "__main__":
+    main()
