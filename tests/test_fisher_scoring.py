@@ -171,7 +171,7 @@ def client():
 
     @functools.partial(jax.jit, static_argnames="scored")
     def release(records, secret_key, scored):
-        known = memory._replace(weight=jnp.ones(()), visits=jnp.ones(1)) if scored else memory
+        known = memory._replace(shape_known=jnp.eye(2), visits=jnp.ones(1)) if scored else memory
         layout = visits.Layout(size, 1, size)
         likelihood = visits.OfRecords(
             space, family, method.expectation, layout, records, jnp.asarray(size), params

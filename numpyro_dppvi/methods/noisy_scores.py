@@ -105,7 +105,7 @@ class Memory(NamedTuple):
 
 
 class _White(NamedTuple):
-    """Coordinates z of changes: ``change = white @ z`` and ``z = back @ change``, in prior units."""
+    """Coordinates z of changes in prior units: ``change = white @ z``, ``z = back @ change``."""
 
     white: Array
     back: Array
@@ -136,9 +136,11 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
     ((name, normal),) = family.members
     size = normal.size
     zero, one, square = jnp.zeros(()), jnp.ones(()), jnp.zeros((size, size))
+    prior_sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(-2 * unpack(q[name].quadratic))))
     return Memory(
-        loc=normal.location(family.coordinates(q)[name]),
-        prior_sd=jnp.sqrt(jnp.diagonal(jnp.linalg.inv(-2 * unpack(q[name].quadratic)))),
+        # Beside the prior's mean: where logits are all 0, densities made of |x| have no derivative.
+        loc=normal.location(family.coordinates(q)[name]) + 1e-3 * prior_sd,
+        prior_sd=prior_sd,
         level=0.6 * one,
         shape=jnp.eye(size),
         seen=square,
