@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpyro_dppvi import families, privacy
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.analysis import citation, compare, diagnose, plots, recommend, select
+from numpyro_dppvi.analysis import citation, compare, diagnose, plots, select
 from numpyro_dppvi.methods import (
     BayesianCommitteeMachine,
     DPOptimization,
@@ -44,6 +44,7 @@ from numpyro_dppvi.protocol import (
     plan_privacy,
     pvi,
     random_subset,
+    recommend,
     sequential,
     synchronous,
 )

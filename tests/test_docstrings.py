@@ -16,7 +16,6 @@ from numpyro_dppvi.families import factors
 # Modules whose docstrings hold an example: a module that loses all of its examples is noticed.
 WITH_EXAMPLES = (
     "analysis.citations",
-    "analysis.recommendation",
     "analysis.selection",
     "families.factors",
     "posterior.posterior",
@@ -29,6 +28,7 @@ WITH_EXAMPLES = (
     "privacy.statement",
     "protocol.algorithm",
     "protocol.planning",
+    "protocol.recommendation",
     "protocol.schedules",
     "records.clients",
     "records.unequal",

@@ -7,18 +7,15 @@ packages, and none of them imports it.
 from numpyro_dppvi.analysis.citations import Citation, citation
 from numpyro_dppvi.analysis.comparison import Comparison, compare
 from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose
-from numpyro_dppvi.analysis.recommendation import Recommendation, recommend
 from numpyro_dppvi.analysis.selection import Selection, select
 
 __all__ = [
     "Citation",
     "Comparison",
     "Diagnostics",
-    "Recommendation",
     "Selection",
     "citation",
     "compare",
     "diagnose",
-    "recommend",
     "select",
 ]

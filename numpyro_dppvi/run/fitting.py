@@ -26,7 +26,7 @@ from numpyro_dppvi.privacy import (
     PrivacyStatement,
     SecretKeys,
 )
-from numpyro_dppvi.protocol import planning, schedules
+from numpyro_dppvi.protocol import planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import (
@@ -170,7 +170,7 @@ def fit(
         rng_key: A JAX key. It seeds the split of rows and draws of latents, never the noise.
         clients: With one mapping: a number of clients to split its rows over at random, or a
             ``Partition``. Not given when data is already per client.
-        method: ``DPOptimization(...)`` (the default), another method, or a baseline.
+        method: A method or a baseline; ``None`` for what :func:`recommend` recommends.
         budget: A ``PrivacyBudget``, or one a client. With ``ledger_file=`` it covers all runs that
             the file has, too.
 
@@ -211,13 +211,29 @@ def fit(
     """
     _validate.outside_transformations("fit", rng_key, data)
     with _stopped_before_a_round():
-        method = DPOptimization() if method is None else method
         split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
-        values.check(method)
         num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
         path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
         charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
+        if method is not None:
+            values.check(method)
         shards, sizes = lay_out(data, clients, split_key)
+        shapes = pooled_shapes(shards, sum(sizes))
+        constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
+        if method is None:
+            method = DPOptimization()
+            # One visit is not enough for what is recommended, nor are networks its kind of model.
+            if budget is not None and num_rounds > 1 and init_scale is None:
+                method = recommendation.recommend(
+                    model,
+                    shapes,
+                    sizes,
+                    budget,
+                    guide=guide,
+                    model_kwargs=constants,
+                    prior=prior,
+                    trusted_aggregator=trusted_aggregator,
+                ).method
         run = planning.resolve(
             method,
             num_clients=len(sizes),
@@ -227,9 +243,7 @@ def fit(
             damping=damping,
             init_scale=init_scale,
         )
-        shapes = pooled_shapes(shards, sum(sizes))
         file = None if charges is None else LedgerFile(charges)
-        constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
         task = _Task(model, guide, shapes, sizes, constants, prior, insecure_noise_seed, file)
     return _fitted(task, run, budget, shards, keys, path, progress_bar)
 

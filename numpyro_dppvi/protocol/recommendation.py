@@ -12,6 +12,7 @@ from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.methods import DPOptimization, FisherScoring
 from numpyro_dppvi.methods.values import Method
+from numpyro_dppvi.posterior.prior import Prior
 from numpyro_dppvi.privacy import FullBatch, PrivacyBudget, units
 from numpyro_dppvi.privacy.budget import budget_of_each
 from numpyro_dppvi.privacy.calibrate import noise_multiplier
@@ -56,6 +57,7 @@ def recommend(
     *,
     guide: Any = None,
     model_kwargs: Mapping[str, Any] | None = None,
+    prior: Prior | None = None,
     trusted_aggregator: bool | TrustedAggregator = False,
 ) -> Recommendation:
     """Recommends a method from the model, the clients' sizes and the budget; reads no record.
@@ -73,6 +75,7 @@ def recommend(
         budget: One budget for all clients, or one a client.
         guide: The guide that is to be used.
         model_kwargs: The model's public arguments.
+        prior: The posterior of an earlier study, if it is to be the prior.
         trusted_aggregator: Whether the server sees sums only.
 
     Returns:
@@ -110,7 +113,7 @@ def recommend(
     spread = math.sqrt(variance / _INFO_SHARE / 2) * _INFO_CLIP * num_latents**1.5 / num_records
     together = math.sqrt(1 + noise**2)
     alone = np.sqrt(num_records / np.asarray(sizes, float))
-    method, why = _method(guide, model, space, num_latents, noise, spread)
+    method, why = _method(guide, model, space, prior, num_latents, noise, spread)
     reasons = [why, _together(together, num_records)]
     gainless = [m for m, width in enumerate(alone) if width <= together]
     if gainless:
@@ -131,7 +134,13 @@ def _noise(budget: PrivacyBudget, size: int) -> float:
 
 
 def _method(
-    guide: Any, model: Model, space: Any, num_latents: int, noise: float, spread: float
+    guide: Any,
+    model: Model,
+    space: Any,
+    prior: Prior | None,
+    num_latents: int,
+    noise: float,
+    spread: float,
 ) -> tuple[Method, str]:
     """The method, and the reason for it."""
     scoring = FisherScoring()
@@ -140,6 +149,13 @@ def _method(
         scoring.check(asked.space, asked.family)
     except UnsupportedModelError as refusal:
         return DPOptimization(), f"FisherScoring() cannot be used, because {refusal}"
+    if isinstance(prior, Prior):
+        if prior.family == asked.family:
+            return scoring, "the prior is a posterior of FisherScoring(), which it must go on from."
+        return (
+            DPOptimization(),
+            "the prior is a posterior of another guide than FisherScoring()'s.",
+        )
     if num_latents > _MOST_LATENTS or spread > _MOST_SPREAD or noise > _MOST_NOISE:
         return DPOptimization(), (
             f"{num_latents} latents are too many for this budget and these records to release "
