@@ -164,3 +164,5 @@ def all_of(wanted: Wanted, folder: Path, processes: int) -> None:
         waiting = [pool.apply_async(_work, (folder, group)) for group in groups]
         for number, job in enumerate(waiting, start=1):
             print(f"{number}/{len(waiting)} {job.get()}", flush=True)
+        pool.close()
+        pool.join()
