@@ -134,7 +134,7 @@ def score(run: Run) -> tuple[float, str]:
 
 
 def _work(folder: Path, runs: Sequence[Run]) -> str:
-    """Runs what is left of a group; what a method refuses is a line, too."""
+    """Runs what is left of a group; what a method refuses or fails at is a line, too."""
     begun = time.perf_counter()
     for run in runs:
         start = time.perf_counter()
