@@ -134,7 +134,7 @@ def score(run: Run) -> tuple[float, str]:
 
 
 def _work(folder: Path, runs: Sequence[Run]) -> str:
-    """Runs what is left of a group; what a method refuses is a line, too."""
+    """Runs what is left of a group; what a method refuses or fails at is a line, too."""
     begun = time.perf_counter()
     for run in runs:
         start = time.perf_counter()
@@ -164,3 +164,5 @@ def all_of(wanted: Wanted, folder: Path, processes: int) -> None:
         waiting = [pool.apply_async(_work, (folder, group)) for group in groups]
         for number, job in enumerate(waiting, start=1):
             print(f"{number}/{len(waiting)} {job.get()}", flush=True)
+        pool.close()
+        pool.join()

@@ -19,7 +19,7 @@ class Score(NamedTuple):
 
     Attributes:
         mean: Their mean; NaN if one is no number.
-        error: Its standard error; 0 with one seed.
+        error: Its standard error; 0 with one seed, or where one score is infinite.
         worst: The smallest.
         seeds: How many.
         refused: Whether the method refused the model.
@@ -65,8 +65,10 @@ class Scores:
 
 def _score(lines: Sequence[Line]) -> Score:
     values = np.array([line.score for line in lines])
-    error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
-    refused = any("Error: " in line.status for line in lines)
+    error = 0.0
+    if len(values) > 1 and np.all(np.isfinite(values)):
+        error = float(values.std(ddof=1) / math.sqrt(len(values)))
+    refused = any(line.status.startswith("UnsupportedModelError: ") for line in lines)
     return Score(float(values.mean()), error, float(values.min()), len(values), refused)
 
 
@@ -145,7 +147,7 @@ def verdicts(scores: Scores, rule: Rule, method: str, half: str) -> dict[Cell, f
             continue
         own = [scores.of(method, cell, design) for design in ("standardised", "raw")]
         without = [score for score in own if score is not None and math.isnan(score.mean)]
-        refused = math.isnan(margin) and all(score.refused for score in without)
+        refused = math.isnan(margin) and without and all(score.refused for score in without)
         found[cell] = None if refused else margin
     return found
 
@@ -155,9 +157,13 @@ def _shown(score: Score | None) -> str:
         return ""
     if score.refused:
         return "refused"
-    if score.seeds == 1:
-        return f"{score.mean:.4f}"
-    return f"{score.mean:.4f} ({score.error:.4f}), {score.worst:.4f}"
+    if score.seeds == 1 or not math.isfinite(score.mean):
+        return _number(score.mean)
+    return f"{_number(score.mean)} ({_number(score.error)}), {_number(score.worst)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.2g}"
 
 
 def score_rows(scores: Scores) -> Iterator[str]:

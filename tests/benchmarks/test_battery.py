@@ -192,8 +192,17 @@ class TestTable:
         refused = line(np.nan, status="UnsupportedModelError: no.")
         assert self.kept(rule, refused) == {3.0: None}
         assert np.isnan(self.kept(rule, line(np.nan))[3])
-        scores_ = table.Scores([NONE, POOLED, line(np.nan)])
-        assert any("0 of 1" in row for row in table.rule_rows(scores_))
+        infinite = [line(-np.inf), line(-0.7, seed=1)]
+        assert self.kept(rule, *infinite) == {3.0: -np.inf}
+        falls = "does not fall with epsilon"
+        both = [*infinite, line(-np.inf, epsilon=1.0)]
+        assert np.isnan(self.kept(falls, *both)[3])
+        # A refusal of raw units says nothing about standardised ones.
+        raw = line(np.nan, design="raw", status=refused.status)
+        assert self.kept(rule, line(-0.9), raw)[3] == pytest.approx(0.1)
+        assert self.kept("raw units cost at most .01", line(-0.9), raw) == {3.0: None}
+        without_score = table.Scores([NONE, POOLED, line(np.nan)])
+        assert any("0 of 1" in row for row in table.rule_rows(without_score))
 
     def test_all_is_printed(self, capsys):
         table.printed([NONE, POOLED, line(-0.9), line(-1.9, epsilon=10.0)])
