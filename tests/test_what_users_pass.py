@@ -680,6 +680,7 @@ DEAR: dict[str, Call] = {
             "budget": BUDGET,
             "guide": None,
             "model_kwargs": {"spread": 1.0},
+            "prior": None,
             "trusted_aggregator": False,
         },
         {"guide": ("guide",)},

@@ -36,7 +36,8 @@ _FOUND = 4.5  # a column is taken for seen if its template stands out by so many
 # What was chosen by simulation (docs/believe.md says on which studies).
 _FLAGS_SHARE = 0.04  # of a visit's squared norm, for the two clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
-_TARGETS, _INFO_TARGETS = (0.01, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
+_TARGETS, _INFO_TARGETS = (0.003, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
+_AIM = 0.1  # the fraction to be clipped where noise is as large as what scores say
 _CLIPS, _INFO_CLIPS = (0.1, 3.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
 _SHAPE_DRIFT = 0.3  # variance of an entry of the shape after a step of white length 1, times d
@@ -260,7 +261,7 @@ def _observed(
     # A low clip costs information and leans on the model; a high one costs noise. Where noise is
     # small beside the records' own spread, hardly anything is clipped.
     noisy = jnp.mean(received.noise_std * clip / jnp.sqrt(received.num_records * size))
-    ratio = jnp.clip(fractions[0] / jnp.clip(_TARGETS[1] * noisy, *_TARGETS), 0.3, 3.0)
+    ratio = jnp.clip(fractions[0] / jnp.clip(_AIM * noisy, *_TARGETS), 0.3, 3.0)
     info_target = jnp.clip(error * np.sqrt(size), *_INFO_TARGETS)
     stretch = jnp.exp(jnp.clip(3 * (fractions[1] - info_target), -0.7, 0.7))
     # New coordinates make scores longer or shorter, by what was seen itself, not by its shape: if
@@ -272,7 +273,8 @@ def _observed(
         jnp.sqrt(jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0)),
         1.0,
     )
-    bounds = [math.sqrt(size) * bound for bound in _CLIPS]
+    # Lengths are of the order of sqrt(d level), of sqrt(d) if clips have made the level small.
+    bounds = math.sqrt(size) * _CLIPS[0], jnp.sqrt(size * jnp.maximum(level, 1)) * _CLIPS[1]
 
     # Each client's own scores, averaged with what is known of them.
     sums, std = part(released["score"], 0, clip)
