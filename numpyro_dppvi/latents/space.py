@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
@@ -354,19 +355,22 @@ def _latents(
     """The latents, and the parents of each."""
     names = [site.name for site in sites]
     rescaled: set[str] = set()
+    values: dict[str, np.ndarray] = {}
 
     def read(_: int) -> dict[str, PyTree]:
         trace = run({}, zeros)
         # handlers.scale changes a prior's density, so it is no longer the distribution's.
         rescaled.update(name for name in names if trace[name]["scale"] is not None)
-        return {n: (trace[n]["fn"], trace[n]["value"], trace[n]["fn"].support) for n in names}
+        # Of a value, shape and dtype are all that matters. Returned, it would have to be drawn.
+        values.update({n: np.zeros(jnp.shape(v := trace[n]["value"]), v.dtype) for n in names})
+        return {n: (trace[n]["fn"], trace[n]["fn"].support) for n in names}
 
     # Compiled as a whole: run eagerly, each operation would be compiled separately.
     facts = jax.jit(read, static_argnums=0)(0)
-    parents = _parents(run, zeros, {n: facts[n][1] for n in names})
+    parents = _parents(run, zeros, values)
     latents = []
     for site in sites:
-        fn, value, support = facts[site.name]
+        (fn, support), value = facts[site.name], values[site.name]
         readable = not parents[site.name] and site.name not in rescaled
         latents.append(
             Latent(
@@ -393,7 +397,7 @@ def _dims(site: Site, fn: dist.Distribution) -> tuple[str | None, ...]:
 
 
 def _parents(
-    run: OneRow, zeros: Mapping[str, Array], values: Mapping[str, Array]
+    run: OneRow, zeros: Mapping[str, Array], values: Mapping[str, np.ndarray]
 ) -> dict[str, frozenset[str]]:
     """The latents that each latent's prior depends on; refuses dependence on data."""
 
