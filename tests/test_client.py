@@ -18,7 +18,6 @@ SIZES = (12, 9, 15)
 KEY = jax.random.key(5)
 NUM_ROUNDS = 3
 QUICK = {"num_local_steps": 2}
-NOISY = dppvi.DPOptimization(**QUICK)
 take = jax.jit(server.take, static_argnames="problem")
 begin_round = jax.jit(server.begin_round, static_argnames="problem")
 request = jax.jit(server.request, static_argnames="problem")
@@ -128,6 +127,31 @@ def prepared(
     )
 
 
+@functools.cache
+def named(name):
+    """One of the runs above, prepared once: tests that ask for it share what is compiled."""
+    with jax.enable_x64(True):
+        return prepared(**RUNS[name])
+
+
+@functools.cache
+def together(name):
+    """The state after all rounds, as one program."""
+    _, steps = named(name)
+    with jax.enable_x64(True):
+        shards = dppvi.records.stack_clients(data())
+        state = steps.init(KEY)
+        for _ in range(NUM_ROUNDS):
+            state, _ = steps.step(KEY, state, shards)
+    return state
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
 def one_at_a_time(assembly, shards):
     """A run in which every client is a value of its own, and the server sees messages alone."""
     problem, params = assembly.problem, assembly.params
@@ -158,16 +182,9 @@ def one_at_a_time(assembly, shards):
     return known, clients
 
 
-def together(steps, shards):
-    state = steps.init(KEY)
-    for _ in range(NUM_ROUNDS):
-        state, _ = steps.step(KEY, state, shards)
-    return state
-
-
 # One of each kind answers at once; `make slow` runs them all.
 SLOW = {"virtual, at their own pace", "a hierarchy", "from a public start", "without privacy"}
-SLOW |= {"a sum of scores", "scores, at their own pace"}
+SLOW |= {"averaging", "a sum of scores", "scores, at their own pace"}
 ALL = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 
 
@@ -179,11 +196,9 @@ def test_one_client_at_a_time_is_the_compiled_round(name):
     of 53 bits: clients side by side are solved for in one batch, whose sums XLA orders otherwise,
     and it rounds ``private + share * kept`` once or twice as it happens to be compiled.
     """
+    assembly, state = named(name)[0], together(name)
     with jax.enable_x64(True):
-        assembly, steps = prepared(**RUNS[name])
-        shards = dppvi.records.stack_clients(data())
-        state = together(steps, shards)
-        known, clients = one_at_a_time(assembly, shards)
+        known, clients = one_at_a_time(assembly, dppvi.records.stack_clients(data()))
         apart = [client.of_many(state.clients, m) for m in range(len(SIZES))]
     exact = assembly.groups(0).shape[1] == 1 and not assembly.problem.layout.private
     found = (known, [each.state for each in clients])
@@ -196,8 +211,7 @@ def test_one_client_at_a_time_is_the_compiled_round(name):
 
 def test_the_server_knows_nothing_of_what_clients_keep():
     """Neither their private factors nor a secret key is in what it holds or is sent."""
-    _, steps = prepared(**RUNS["virtual"])
-    state = together(steps, dppvi.records.stack_clients(data()))
+    state = together("virtual")
     private = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.clients.private)])
     known = jax.tree.leaves(state.server)
     assert not any(jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in known)
@@ -207,17 +221,16 @@ def test_the_server_knows_nothing_of_what_clients_keep():
     assert Release._fields == ("value", "failed")
 
 
-def a_client(method=NOISY, ledger_file=None, **options):
+def first_client(assembly, ledger_file=None):
     """The first client of a run, and a request to it."""
-    assembly, _ = prepared(method, **options)
     first = assembly.first_state(KEY)
     mine = assembly.client(0, first, dppvi.records.stack_clients(data()), ledger_file)
     asked = request(assembly.problem, assembly.params, first.server, first.server.natural, 0, KEY)
     return mine, asked
 
 
-def test_a_client_is_charged_before_it_computes(monkeypatch, tmp_path):
-    mine, asked = a_client(ledger_file=LedgerFile(tmp_path / "ledger.jsonl"))
+def test_a_client_is_charged_before_it_computes(x64, monkeypatch, tmp_path):
+    mine, asked = first_client(named("full batches")[0], LedgerFile(tmp_path / "ledger.jsonl"))
     seen = []
 
     def respond(*arguments):
@@ -231,8 +244,8 @@ def test_a_client_is_charged_before_it_computes(monkeypatch, tmp_path):
     assert not mine.ledger.entries  # a value: what it was is what it is
 
 
-def test_a_client_refuses_what_its_budget_does_not_cover(monkeypatch):
-    mine, asked = a_client()
+def test_a_client_refuses_what_its_budget_does_not_cover(x64, monkeypatch):
+    mine, asked = first_client(named("full batches")[0])
     for number in range(NUM_ROUNDS):
         mine, _ = mine.respond(asked._replace(round=number))
     assert mine.ledger.spent()[0] == pytest.approx(4.0, rel=0.01)
@@ -242,14 +255,16 @@ def test_a_client_refuses_what_its_budget_does_not_cover(monkeypatch):
 
 
 def test_without_a_seed_no_two_responses_have_the_same_noise():
-    mine, asked = a_client(insecure_noise_seed=None)
+    """In 32 bits, unlike the tests that share what was compiled in 64."""
+    method = RUNS["full batches"]["method"]
+    mine, asked = first_client(prepared(method, insecure_noise_seed=None)[0])
     one, other = (mine.respond(asked)[1].value["w"].linear for _ in range(2))
     assert np.all(np.isfinite([one, other]))
     assert np.all(one != other)
 
 
-def test_a_refused_change_did_not_happen_at_the_client():
-    mine, asked = a_client(dppvi.VirtualClients(3, 0.1, **QUICK))
+def test_a_refused_change_did_not_happen_at_the_client(x64):
+    mine, asked = first_client(named("virtual")[0])
     after, release = mine.respond(asked)
     refused = after.settle(server.Answer(jnp.asarray(0.0), asked.q))
     for a, b in zip(*map(jax.tree.leaves, (refused.state, mine.state)), strict=True):
@@ -260,8 +275,8 @@ def test_a_refused_change_did_not_happen_at_the_client():
     assert np.all(np.isfinite(release.value["w"].linear))
 
 
-def test_a_client_says_nothing_of_its_records_or_keys_when_it_is_printed():
-    mine, _ = a_client()
+def test_a_client_says_nothing_of_its_records_or_keys_when_it_is_printed(x64):
+    mine, _ = first_client(named("full batches")[0])
     shown = repr(mine)
     assert "secret" not in shown
     assert "records" not in shown.replace("num_records", "").replace("max_records_per_person", "")
@@ -270,7 +285,7 @@ def test_a_client_says_nothing_of_its_records_or_keys_when_it_is_printed():
 def test_discrete_noise_is_drawn_by_the_client():
     pytest.importorskip("opendp")
     method = dppvi.VirtualClients(3, 0.1, noise=dppvi.DiscreteGaussian(), **QUICK)
-    mine, asked = a_client(method, insecure_noise_seed=None)
+    mine, asked = first_client(prepared(method, insecure_noise_seed=None)[0])
     (_, one), (_, other) = mine.respond(asked), mine.respond(asked)
     one, other = one.value["w"].linear, other.value["w"].linear
     assert one.shape == asked.q["w"].linear.shape

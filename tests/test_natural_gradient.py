@@ -89,12 +89,19 @@ def test_a_gamma_that_is_conjugate_comes_out_whole_too(x64):
     np.testing.assert_allclose(result.posterior.mean["rate"], (2 + total) / (3 + number), rtol=0.05)
 
 
+VIRTUAL = (dppvi.VirtualClients, 20.0)
+AVERAGING = (dppvi.LocalAveraging, (600.0, 1400.0, 900.0))
+
+
 @pytest.mark.parametrize(
-    ("method", "clip_norm"),
-    [(dppvi.VirtualClients, 20.0), (dppvi.LocalAveraging, (600.0, 1400.0, 900.0))],
-    ids=["virtual", "averaging"],
+    ("trusted_aggregator", "method", "clip_norm"),
+    [
+        pytest.param(True, *VIRTUAL, id="True-virtual"),
+        pytest.param(False, *AVERAGING, id="False-averaging"),
+        pytest.param(False, *VIRTUAL, id="False-virtual", marks=pytest.mark.slow),
+        pytest.param(True, *AVERAGING, id="True-averaging", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("trusted_aggregator", [False, True])
 def test_without_clip_shards_of_one_record_are_exact(x64, method, clip_norm, trusted_aggregator):
     """Without noise, too: the sum, or the mean, of what the shards say is the posterior."""
     data = clients(lambda rng, size: rng.normal(2.0, 1.5, size))
