@@ -121,7 +121,9 @@ class TestParticipants:
             lambda: gradients(FullBatch(), 3),
             lambda: gradients(FullBatch(), 3, [OTHER_RELATION] * 3),
             lambda: gradients(PoissonSampling(0.2), 3),
-            lambda: gradients(PoissonSampling(0.2), 3, [OTHER_RELATION, BUDGET, BUDGET], (400, 60, 80)),
+            lambda: gradients(
+                PoissonSampling(0.2), 3, [OTHER_RELATION, BUDGET, BUDGET], (400, 60, 80)
+            ),
             lambda: gradients(FixedSizeSampling(8), 3, sizes=(40, 40, 40)),
         ],
         ids=["sum", "mean", "full", "one less", "Poisson", "truncated", "fixed size"],
