@@ -8,7 +8,6 @@ fast. Rounding differs in last bits. `XLA_FLAGS= make test` compiles as users do
 `make slow`, `make mutants` and, in `make test`, the files that the Makefile names.
 """
 
-import gc
 import os
 from pathlib import Path
 
@@ -22,9 +21,5 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0"
-    " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
-    " --xla_cpu_parallel_codegen_split_count=1",
+    " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
 )
-# Tracing makes many objects that live on. The collector looks through them every 700 by default,
-# which takes a twentieth of the time of all tests.
-gc.set_threshold(50_000)
