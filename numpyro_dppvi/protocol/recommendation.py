@@ -21,7 +21,7 @@ from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import record_shapes
 
 # Beyond these, FisherScoring's posteriors were too narrow in simulations (benchmarks/believe.py).
-_MOST_SPREAD, _MOST_NOISE, _MOST_LATENTS = 1.0, 2.5, 200
+_MOST_SPREAD, _MOST_NOISE, _MOST_LATENTS = 1.7, 2.5, 200
 # How much of the budget information gets, and how far its clip is from the average record's.
 _INFO_SHARE, _INFO_CLIP = 0.2, 1.2
 
