@@ -56,6 +56,7 @@ def result():
         rows(400, seed=0),
         rng_key=jax.random.key(0),
         clients=2,
+        method=dppvi.DPOptimization(),
         num_rounds=5,
         budget=[dppvi.PrivacyBudget(20.0, 1e-5), dppvi.PrivacyBudget(30.0, 1e-4)],
         insecure_noise_seed=1,

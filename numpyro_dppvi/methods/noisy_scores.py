@@ -314,16 +314,13 @@ def _shape_seen(
     p = jnp.maximum(p, 0)
     seen = turn.T @ axes.information(memory.seen) @ turn
     now = turn.T @ now @ turn
-    # Level: a scalar Kalman filter, because the clip and the location move. A release over the
-    # level is s times what was seen; s by least squares on the diagonal, whose noise has twice the
-    # variance of other entries. Noise in what was seen is taken off its squares, so that directions
-    # of which nothing is known say nothing.
-    had, unsure = jnp.diagonal(seen), 2 / jnp.maximum(p, 1e-6) ** 2
-    by = 1 / (2 * (error / memory.level) ** 2 + unsure)
-    amount = jnp.maximum(jnp.sum(by * (had**2 - unsure)), 1e-9)
-    ratio = jnp.sum(by * jnp.diagonal(now) * had) / memory.level / amount
+    # Level: a scalar Kalman filter on the diagonal, where something is known of it; it drifts
+    # because the clip and the location move. Directions that are weaker than their shape count,
+    # too: until they are resolved, all factors claim less.
+    by = 1 / (error**2 / memory.level**2 + 1 / jnp.maximum(p, 1e-6) ** 2)
+    ratio = jnp.sum(by * jnp.diagonal(now)) / jnp.sum(by) / memory.level
     drift = share * _LEVEL_DRIFT**2
-    gain = drift / (drift + 1 / amount)
+    gain = drift / (drift + 2 / jnp.sum(by))
     level = memory.level * jnp.clip(1 + gain * (ratio - 1), 0.2, 5.0)
     error = jnp.maximum(error / level, 1e-6)
     old = p[:, None] * p
