@@ -670,6 +670,7 @@ class BadModel(NamedTuple):
 
 
 ITS_OWN = ["latent 'u'", "clients cannot share", "observe it", "integrate it out"]
+MARK_IT = ["infer={'enumerate': 'parallel'}", "summed out"]
 WRITE_A_GUIDE = ["latent 'k'", "discrete", "write a guide", "dist.Bernoulli", "dist.Categorical"]
 GROUPED = {"g": GROUPS}
 MIXES = ["'y'", "not the sum over each", "no client has all records", "by itself", "model_kwargs"]
@@ -686,7 +687,7 @@ MODELS = [
     BadModel(latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
     BadModel(latent_in_a_subsampled_plate, [*ITS_OWN, "data plate 'records'"]),
     BadModel(latent_in_a_plate_of_stated_size, [*ITS_OWN, "data plate 'records'"]),
-    BadModel(discrete_latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
+    BadModel(discrete_latent_in_the_plate, [*ITS_OWN[:3], "data plate 'records'", *MARK_IT]),
     BadModel(vector_of_one_latent_a_row, [*ITS_OWN, "one value per record"]),
     BadModel(
         as_long_as_the_data, ["runs on 12 rows only", "'u' has shape (12,)", "integrate it out"]

@@ -99,13 +99,17 @@ def _mixed(space: LatentSpace) -> tuple[str | None, str]:
     rows = {name: made_up(rng, s) for name, s in several(space.row, NUM_TOGETHER).items()}
     single = jax.tree.map(lambda leaf: leaf[:, None], rows)
     theta = {latent.name: _thetas(rng, latent) for latent in space.latents}
+    # Whatever a record's own discrete latents are: then the sum over them is over each record, too.
+    summed = space.summation.summed
+    z_of = {z.name: z.made_up(rng, NUM_TOGETHER) for z in summed}
+    z_together = {z.name: z.joined(z_of[z.name]) for z in summed}
 
     def all_at_once(seed: int) -> dict[str, Array]:
-        return jax.vmap(space.together, (0, None, None))(theta, rows, seed)
+        return jax.vmap(space.together, (0, None, None, None))(theta, rows, seed, z_together)
 
     def one_by_one(seed: int) -> dict[str, Array]:
-        of_rows = jax.vmap(space.together, (None, 0, None))
-        return jax.vmap(of_rows, (0, None, None))(theta, single, seed)
+        of_rows = jax.vmap(space.together, (None, 0, None, 0))
+        return jax.vmap(of_rows, (0, None, None, None))(theta, single, seed, z_of)
 
     # Compare log p(rows) with the sum of log p(row), with different seeds for the two, so that a
     # model that draws random numbers of its own differs, too.

@@ -65,7 +65,11 @@ def _checked(space: LatentSpace) -> tuple[str, ...]:
 
     theta = {latent.name: latent.struct for latent in space.latents}
     found = eval_provenance(values, **theta, **{"$data": dict(space.row)})
-    return tuple(name for name in space.client_side if not found[name] - {"$data"})
+    # Where the support follows a discrete latent of the record, some of its values may allow it.
+    bounded = space.summation.bounded
+    return tuple(
+        name for name in space.client_side if not found[name] - {"$data"} and name not in bounded
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

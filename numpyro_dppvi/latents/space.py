@@ -16,14 +16,25 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_dppvi._typing import Array, Model, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.reading import same, split
+from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
 from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
 from numpyro_dppvi.latents.refusals import (
+    refuse_endless,
     refuse_infinite,
     refuse_moving_support,
     refuse_sites,
+    refuse_weights,
+)
+from numpyro_dppvi.latents.summation import (
+    Summation,
+    Summed,
+    log_sum,
+    of_one,
+    plan,
+    read_summed,
 )
 from numpyro_dppvi.latents.trace import (
     Site,
@@ -110,9 +121,11 @@ class LatentSpace:
             observed sites, by site.
         draw: ``(theta, row, rng_key) -> outcomes``: values of the observed sites, drawn from the
             model. Refuses densities that ``handlers.scale`` changes: nothing has them.
-        together: ``(theta, rows, seed) -> {site: scalar}``: log likelihood of several records by
+        together: ``(theta, rows, seed, z) -> {site: scalar}``: log likelihood of several records by
             observed site, from one run of the model on all of them. Inference never uses it; it
-            should equal the sum over single records (:mod:`numpyro_dppvi.latents.additive`).
+            should equal the sum over single records (:mod:`numpyro_dppvi.latents.additive`). If
+            records have discrete latents, it is of these values ``z`` of them, and they are among
+            the sites.
         trace: ``(theta, row, seed) -> sites``: NumPyro's trace of the model on one record;
             latents missing from ``theta`` are drawn from their priors.
         log_density: ``(theta, names) -> scalar``: log density of the named latents and of the
@@ -121,6 +134,7 @@ class LatentSpace:
         pseudo_observations: Observed sites that do not depend on records (such as a
             ``numpyro.factor`` that penalises a parameter), with the latents they depend on.
         client_side: Observed sites that depend on records.
+        summation: How the discrete latents of a record are summed out.
         row: Shapes and dtypes of one record.
         program: A digest of the computation. Spaces with equal digests are equal and share
             compiled programs.
@@ -136,6 +150,7 @@ class LatentSpace:
     parents: Mapping[str, frozenset[str]]
     pseudo_observations: Mapping[str, frozenset[str]]
     client_side: tuple[str, ...]
+    summation: Summation
     row: Mapping[str, jax.ShapeDtypeStruct]
     program: str
 
@@ -217,7 +232,9 @@ class LatentSpace:
             replace(latent, transform=transforms.get(latent.name, latent.transform))
             for latent in self.latents
         )
-        program = _program(latents, self.together, self.log_density, self.row)
+        program = _program(
+            latents, self.together, self.log_likelihood, self.log_density, self.row, self.summation
+        )
         return replace(self, latents=latents, program=program)
 
 
@@ -245,40 +262,61 @@ def from_model(
     sites, plates = found.sites, found.plates
     refuse_sites(found, absent_arguments(model, {*abstract, *kwargs}))
 
+    def run_rows(values: Mapping[str, Array], rows: Mapping[str, Array], seed: Any = 0) -> Trace:
+        num_rows = len(next(iter(rows.values())))
+        return run_model(model, rows, kwargs, values, plates, num_rows, seed)
+
     def run(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any = 0) -> Trace:
-        one_row = {name: value[None] for name, value in row.items()}
-        return run_model(model, one_row, kwargs, theta, plates, 1, seed)
+        return run_rows(theta, {name: value[None] for name, value in row.items()}, seed)
 
     zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
+    own = {site.name for site in found.summed}
     try:
-        latents, parents = _latents(run, zeros, [site for site in sites if not site.observed])
+        summed = read_summed(run_rows, zeros, found.summed)
+        latents, parents = _latents(
+            run, zeros, [s for s in sites if not s.observed and s.name not in own], summed
+        )
     except UnsupportedModelError:
         raise
     except WRONG_NUMBER_ERRORS as error:
         raise UnsupportedModelError(several_rows_only(error)) from error
-    client_side, server_side = _sides(run, latents, zeros, sites, plates)
+    client_side, server_side = _sides(run, latents, zeros, sites, plates, summed)
+    summation = _summation(run, latents, zeros, client_side, plates, summed)
+
+    def densities(trace: Trace) -> dict[str, Array]:
+        found = {name: log_prob(trace[name], trace, plates) for name in client_side}
+        for name in summation.bounded:
+            possible = domains.inside(trace[name]["fn"], jnp.asarray(trace[name]["value"]))
+            found[name] = jnp.where(jnp.all(possible), found[name], -jnp.inf)
+        return found | {z.name: z.log_prob(trace[z.name]) for z in summed}
 
     def together(
-        theta: Mapping[str, Array], rows: Mapping[str, Array], seed: Any = 0
+        theta: Mapping[str, Array],
+        rows: Mapping[str, Array],
+        seed: Any = 0,
+        z: Mapping[str, Array] | None = None,
     ) -> dict[str, Array]:
-        num_rows = len(next(iter(rows.values())))
-        trace = run_model(model, rows, kwargs, theta, plates, num_rows, seed)
-        return {name: log_prob(trace[name], trace, plates) for name in client_side}
-
-    def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-        return _total(together(theta, {name: value[None] for name, value in row.items()}).values())
+        return densities(run_rows({**theta, **(z or {})}, rows, seed))
 
     def log_likelihood_of(
         theta: Mapping[str, Array], row: Mapping[str, Array], outcomes: Mapping[str, Array]
     ) -> Array:
-        trace = run(theta, row)
-        given = {name: {**trace[name], "value": outcomes[name]} for name in client_side}
-        return _total(log_prob(site, trace, plates) for site in given.values())
+        def at(z: Mapping[str, Array]) -> dict[str, Array]:
+            trace = run({**theta, **z}, row)
+            return densities(
+                {**trace, **{n: {**trace[n], "value": x} for n, x in outcomes.items()}}
+            )
+
+        return log_sum(at, summation)
+
+    def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+        return log_likelihood_of(theta, row, {})
 
     def draw(
         theta: Mapping[str, Array], row: Mapping[str, Array], rng_key: PRNGKey
     ) -> dict[str, Array]:
-        trace = run(theta, row)
+        # A record's own discrete latents are drawn with its outcomes.
+        trace = run(theta, row, jax.random.fold_in(rng_key, 1) if summed else 0)
         keys = jax.random.split(rng_key, len(client_side))
         drawn = {}
         for name, key in zip(client_side, keys, strict=True):
@@ -297,7 +335,7 @@ def from_model(
         return _total(log_prob(trace[name], trace, plates) for name in (*names, *server_side))
 
     row = {name: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for name, s in abstract.items()}
-    program = _program(latents, together, log_density, row)
+    program = _program(latents, together, log_likelihood, log_density, row, summation)
     return LatentSpace(
         latents=latents,
         log_likelihood=log_likelihood,
@@ -309,6 +347,7 @@ def from_model(
         parents=parents,
         pseudo_observations=server_side,
         client_side=client_side,
+        summation=summation,
         row=row,
         program=program,
     )
@@ -331,8 +370,10 @@ def several(row: Mapping[str, jax.ShapeDtypeStruct], number: int) -> dict[str, A
 def _program(
     latents: tuple[Latent, ...],
     together: Callable[..., dict[str, Array]],
+    log_likelihood: Callable[..., Array],
     log_density: Callable[..., Array],
     row: Mapping[str, jax.ShapeDtypeStruct],
+    summation: Summation,
 ) -> str:
     """A digest of everything that inference computes with the model."""
     dtype = jnp.result_type(float)
@@ -343,13 +384,14 @@ def _program(
     facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
     return f"{facts} " + fingerprint(
         *(jax.make_jaxpr(together)(theta, several(row, number)) for number in (1, NUM_TOGETHER)),
+        *([jax.make_jaxpr(log_likelihood)(theta, dict(row))] if summation.summed else []),
         jax.make_jaxpr(lambda theta: log_density(theta, names))(theta),
         jax.make_jaxpr(lambda b: [latent.transform(b[latent.name]) for latent in latents])(base),
     )
 
 
 def _latents(
-    run: OneRow, zeros: Mapping[str, Array], sites: Sequence[Site]
+    run: OneRow, zeros: Mapping[str, Array], sites: Sequence[Site], summed: Sequence[Summed]
 ) -> tuple[tuple[Latent, ...], dict[str, frozenset[str]]]:
     """The latents, and the parents of each."""
     names = [site.name for site in sites]
@@ -363,7 +405,7 @@ def _latents(
 
     # Compiled as a whole: run eagerly, each operation would be compiled separately.
     facts = jax.jit(read, static_argnums=0)(0)
-    parents = _parents(run, zeros, {n: facts[n][1] for n in names})
+    parents = _parents(run, zeros, {n: facts[n][1] for n in names}, summed)
     latents = []
     for site in sites:
         fn, value, support = facts[site.name]
@@ -393,21 +435,25 @@ def _dims(site: Site, fn: dist.Distribution) -> tuple[str | None, ...]:
 
 
 def _parents(
-    run: OneRow, zeros: Mapping[str, Array], values: Mapping[str, Array]
+    run: OneRow,
+    zeros: Mapping[str, Array],
+    values: Mapping[str, Array],
+    summed: Sequence[Summed],
 ) -> dict[str, frozenset[str]]:
     """The latents that each latent's prior depends on; refuses dependence on data."""
 
     # eval_provenance runs the function abstractly and returns, for each output, the names of the
-    # inputs it depends on. "$data" cannot be the name of a latent or argument.
+    # inputs it depends on. "$data" cannot be the name of a latent or argument. A record's own
+    # discrete latents are part of the record.
     def parameters(**given: Any) -> dict[str, PyTree]:
-        rows = given.pop("$data")
-        trace = run(given, rows)
+        rows, z = given.pop("$data")
+        trace = run({**given, **z}, rows)
         return {
             name: (jax.tree.leaves(trace[name]["fn"]), jax.tree.leaves(trace[name]["fn"].support))
             for name in values
         }
 
-    found = eval_provenance(parameters, **values, **{"$data": dict(zeros)})
+    found = eval_provenance(parameters, **values, **{"$data": (dict(zeros), of_one(summed))})
     parents = {}
     for name, (fn_leaves, support_leaves) in found.items():
         # The prior is evaluated by the server without privacy, so it must not depend on records.
@@ -431,17 +477,21 @@ def _sides(
     zeros: Mapping[str, Array],
     sites: Sequence[Site],
     plates: frozenset[str],
+    summed: Sequence[Summed],
 ) -> tuple[tuple[str, ...], dict[str, frozenset[str]]]:
     """Splits observed sites into those that depend on records and those that act as priors."""
     observed = [site for site in sites if site.observed]
 
     def log_probs(**given: Any) -> tuple[dict[str, Array], dict[str, PyTree]]:
-        trace = run({latent.name: given[latent.name] for latent in latents}, given["$data"])
+        rows, z = given["$data"]
+        trace = run({**{latent.name: given[latent.name] for latent in latents}, **z}, rows)
         density = {site.name: log_prob(trace[site.name], trace, plates) for site in observed}
         return density, {s.name: jax.tree.leaves(trace[s.name]["fn"].support) for s in observed}
 
     values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
-    found, supports = eval_provenance(log_probs, **values, **{"$data": dict(zeros)})
+    found, supports = eval_provenance(
+        log_probs, **values, **{"$data": (dict(zeros), of_one(summed))}
+    )
     for name, leaves in supports.items():
         refuse_moving_support(name, frozenset().union(*leaves) - {"$data"})
     client_side, server_side = [], {}
@@ -459,6 +509,46 @@ def _sides(
             "numpyro.sample('y', ..., obs=y)."
         )
     return tuple(client_side), server_side
+
+
+def _summation(
+    run: OneRow,
+    latents: tuple[Latent, ...],
+    zeros: Mapping[str, Array],
+    client_side: Sequence[str],
+    plates: frozenset[str],
+    summed: tuple[Summed, ...],
+) -> Summation:
+    """How the discrete latents of a record are summed out."""
+    names = (*client_side, *(z.name for z in summed))
+    if not summed:
+        return Summation((), dict.fromkeys(names, frozenset()), frozenset(), (), 1)
+    weighted: set[str] = set()
+
+    def log_probs(**given: Any) -> dict[str, Any]:
+        row = given.pop("$data")
+        trace = run(given, row)
+        weighted.update(name for name in names if rescaled(trace[name], trace, plates))
+        return {
+            name: (
+                log_prob(trace[name], trace, plates),
+                jax.tree.leaves(trace[name]["fn"].support),
+            )
+            for name in names
+        }
+
+    theta = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
+    found = eval_provenance(log_probs, **theta, **of_one(summed), **{"$data": dict(zeros)})
+    mine = {z.name for z in summed}
+    causes = {name: frozenset().union(*leaves) for name, (_, leaves) in found.items()}
+    for z in summed:
+        if causes[z.name]:
+            refuse_endless(z.name)
+    depends = {name: density & mine for name, (density, _) in found.items()}
+    for name in sorted(weighted):
+        if depends[name]:
+            refuse_weights(name, min(depends[name]))
+    return plan(summed, depends, frozenset(name for name in client_side if causes[name] & mine))
 
 
 def _total(terms: Iterable[Array]) -> Array:

@@ -46,11 +46,15 @@ class Plate(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Static facts about a sample site; ``shapes`` are those of its value and distribution."""
+    """Static facts about a sample site; ``shapes`` are those of its value and distribution.
+
+    ``marked`` is whether it says ``infer={"enumerate": "parallel"}``.
+    """
 
     name: str
     observed: bool
     discrete: bool
+    marked: bool
     plates: tuple[Plate, ...]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -67,6 +71,11 @@ class Structure(NamedTuple):
     sites: tuple[Site, ...]
     plates: frozenset[str]
     local: frozenset[str]
+
+    @property
+    def summed(self) -> tuple[Site, ...]:
+        """The discrete latents with one entry per record that are marked for enumeration."""
+        return tuple(s for s in self.sites if s.name in self.local and s.discrete and s.marked)
 
 
 class _ProperPriors(Messenger):
@@ -185,7 +194,9 @@ def _site(site: dict[str, Any], trace: Trace) -> Site:
         for frame in site["cond_indep_stack"]
     )
     shapes = (jnp.shape(site["value"]), fn.batch_shape + fn.event_shape)
-    return Site(site["name"], site["is_observed"], bool(fn.support.is_discrete), plates, shapes)
+    marked = site["infer"].get("enumerate") == "parallel"
+    discrete = bool(fn.support.is_discrete)
+    return Site(site["name"], site["is_observed"], discrete, marked, plates, shapes)
 
 
 def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Structure:
@@ -252,7 +263,8 @@ def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str
     # A plate that also holds a latent is more likely one of groups, of which there happen to be as
     # many as rows.
     observed = {p.name for s in sites if s.observed for p in s.plates if p.size == num_rows}
-    with_latent = {p.name for s in sites if not s.observed for p in s.plates}
+    latents = [s for s in sites if not s.observed and not (s.discrete and s.marked)]
+    with_latent = {p.name for s in latents for p in s.plates}
     return [
         frozenset(),
         frozenset(observed - with_latent),
@@ -265,11 +277,15 @@ def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset
     """The structure that two traces show, of which the second has one more row."""
     after = {site.name: site for site in grown}
     changed = [site for site in sites if after.get(site.name) != site]
-    plates = {p.name for s in changed for p in set(s.plates) - set(after[s.name].plates)}
+    grown_plates = {p.name for s in changed for p in set(s.plates) - set(after[s.name].plates)}
+    plates = forced | grown_plates
     local = frozenset(
-        s.name for s in changed if not s.observed and s.shapes != after[s.name].shapes
+        s.name
+        for s in sites
+        if not s.observed
+        and (s.shapes != after[s.name].shapes or any(plate.name in plates for plate in s.plates))
     )
-    return Structure(sites, forced | plates, local)
+    return Structure(sites, plates, local)
 
 
 def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Array:

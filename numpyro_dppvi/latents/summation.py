@@ -1,0 +1,230 @@
+"""Sums out a record's own discrete latents z: p(record | theta) = sum_z p(record, z | theta).
+
+They are those that NumPyro would enumerate, marked ``infer={"enumerate": "parallel"}``. A record is
+one row, so that each of them is a few numbers, and all joint values of these are tried at once by
+``vmap``. A site's density is a table over the latents that it depends on, no more; tables are
+multiplied and summed latent by latent, the one that takes the smallest table first. A chain of T
+states then costs T small tables, not one of all paths.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_dppvi._typing import Array
+from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.latents.integers import integers
+from numpyro_dppvi.latents.refusals import refuse_infinite
+from numpyro_dppvi.latents.trace import Site, Trace
+
+MAX_TERMS = 1024
+"""The most entries of a table of joint values of a record's discrete latents."""
+
+
+class Summed(NamedTuple):
+    """A discrete latent that each record has one of.
+
+    Attributes:
+        name: Its site name in the model.
+        range: The values of an entry.
+        shape: Shape of a value for one row.
+        axis: The axis of a value that follows the rows.
+        dtype: The dtype of a value.
+    """
+
+    name: str
+    range: range
+    shape: tuple[int, ...]
+    axis: int
+    dtype: Any
+
+    @property
+    def num_values(self) -> int:
+        """The number of joint values of its entries, for one row."""
+        return int(len(self.range) ** math.prod(self.shape))
+
+    @property
+    def values(self) -> np.ndarray:
+        """All joint values of its entries, shape ``(num_values, *shape)``."""
+        table = list(itertools.product(self.range, repeat=math.prod(self.shape)))
+        return np.reshape(np.array(table, self.dtype), (len(table), *self.shape))
+
+    @property
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """Shape and dtype of a value for one row."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+
+    def log_prob(self, site: Mapping[str, Any]) -> Array:
+        """The log probability of the value in a trace.
+
+        Where the site is masked (where ``obs_mask`` says that a value was observed, say), nothing
+        is known of an entry that nothing depends on: all its values are equally likely, so that
+        they sum to one.
+        """
+        fn, mask = site["fn"], jnp.asarray(True)
+        while isinstance(fn, dist.MaskedDistribution):
+            fn, mask = fn.base_dist, mask & jnp.asarray(fn._mask)
+        per_entry = math.log(len(self.range)) * math.prod(fn.event_shape)
+        return jnp.sum(jnp.where(mask, fn.log_prob(site["value"]), -per_entry))
+
+    def made_up(self, rng: np.random.Generator, num_rows: int) -> Array:
+        """Random values for several rows, one row a leading entry: ``(num_rows, *shape)``."""
+        drawn = rng.integers(self.range.start, self.range.stop, (num_rows, *self.shape))
+        return jnp.asarray(drawn, self.dtype)
+
+    def joined(self, of_rows: Array) -> Array:
+        """The value for several rows, from those for each: ``(num_rows, *shape)``."""
+        return jnp.concatenate(list(of_rows), axis=self.axis)
+
+
+class Summation(NamedTuple):
+    """How the discrete latents of a record are summed out.
+
+    Attributes:
+        summed: The latents.
+        depends: Those that a site's density depends on, by site.
+        bounded: Observed sites whose support depends on them, which some values make impossible.
+        order: Names of the latents, the first to be summed out first.
+        num_terms: The number of entries of the largest table; 1 if there is none.
+    """
+
+    summed: tuple[Summed, ...]
+    depends: Mapping[str, frozenset[str]]
+    bounded: frozenset[str]
+    order: tuple[str, ...]
+    num_terms: int
+
+
+def read_summed(
+    run: Callable[[Mapping[str, Array], Mapping[str, Array]], Trace],
+    row: Mapping[str, Array],
+    sites: Sequence[Site],
+) -> tuple[Summed, ...]:
+    """Reads the latents to be summed out from runs of the model.
+
+    Args:
+        run: ``(theta, rows) -> trace``.
+        row: One made-up record, without the records' axis.
+        sites: The latents.
+
+    Raises:
+        UnsupportedModelError: Names the latent whose values cannot be enumerated.
+    """
+    if not sites:
+        return ()
+    names = [site.name for site in sites]
+
+    def of_rows(number: int) -> dict[str, Any]:
+        rows = {name: jnp.broadcast_to(x, (number, *x.shape)) for name, x in row.items()}
+        trace = run({}, rows)
+        return {name: (trace[name]["value"], trace[name]["fn"].support) for name in names}
+
+    one, two = jax.jit(of_rows, static_argnums=0)(1), jax.eval_shape(lambda: of_rows(2))
+    found = []
+    for name in names:
+        value, support = one[name]
+        refuse_infinite(name, support)
+        values = integers(support)
+        assert values is not None  # refuse_infinite has seen to it
+        shapes = zip(value.shape, two[name][0].shape, strict=True)
+        (axis,) = (number for number, (a, b) in enumerate(shapes) if a != b)
+        found.append(Summed(name, values, value.shape, axis, value.dtype))
+    return tuple(found)
+
+
+def of_one(summed: Sequence[Summed]) -> dict[str, Array]:
+    """Some value of each, for one row."""
+    return {one.name: jnp.full(one.shape, one.range.start, one.dtype) for one in summed}
+
+
+def plan(
+    summed: Sequence[Summed],
+    depends: Mapping[str, frozenset[str]],
+    bounded: frozenset[str] = frozenset(),
+) -> Summation:
+    """An order of summation: the smallest table first.
+
+    Raises:
+        UnsupportedModelError: If there is no order without a table of too many entries.
+    """
+    sizes = {one.name: one.num_values for one in summed}
+    tables = [names for names in depends.values() if names]
+    found: list[str] = []
+    largest = 1
+    while len(found) < len(sizes):
+        rest = [name for name in sizes if name not in found]
+        joined = {name: _joined(tables, name) for name in rest}
+        number = {name: math.prod(sizes[n] for n in joined[name]) for name in rest}
+        best = min(rest, key=lambda name: number[name])
+        if number[best] > MAX_TERMS:
+            raise UnsupportedModelError(_too_many(sorted(joined[best]), number[best]))
+        tables = [t for t in tables if best not in t] + [joined[best] - {best}]
+        found.append(best)
+        largest = max(largest, number[best])
+    return Summation(tuple(summed), depends, bounded, tuple(found), largest)
+
+
+def _joined(tables: Iterable[frozenset[str]], name: str) -> frozenset[str]:
+    """The latents of the product of all tables with a latent."""
+    return frozenset({name}).union(*(table for table in tables if name in table))
+
+
+def _too_many(names: Sequence[str], number: int) -> str:
+    shown = f"{number:,}" if number < 10**9 else f"{number:.0e}"
+    few = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    return (
+        f"a record's discrete latents ({few}) have {shown} joint values to sum over, and there may "
+        f"be {MAX_TERMS} at most: write a chain as one sample statement a step, in a Python loop, "
+        "or sum them out in the model (a logsumexp in a numpyro.factor)."
+    )
+
+
+def log_sum(
+    log_densities: Callable[[Mapping[str, Array]], dict[str, Array]], summation: Summation
+) -> Array:
+    """The logarithm of sum_z exp(sum over sites of their log densities at z).
+
+    Args:
+        log_densities: ``z -> {site: scalar}``, given a value of every summed latent.
+        summation: How to sum.
+    """
+    summed, depends, order = summation.summed, summation.depends, summation.order
+    in_order = [one.name for one in summed]
+
+    # One vmap a latent, around each other. A site's density gets an axis for a latent if it depends
+    # on that latent, and none otherwise; the axes follow the order of ``summed``.
+    def over(number: int, z: Mapping[str, Array]) -> dict[str, Array]:
+        if number == len(summed):
+            return log_densities(z)
+        one = summed[number]
+        axes = {site: 0 if one.name in names else None for site, names in depends.items()}
+
+        def at(value: Array) -> dict[str, Array]:
+            return over(number + 1, {**z, one.name: value})
+
+        found: dict[str, Array] = jax.vmap(at, out_axes=axes)(jnp.asarray(one.values))
+        return found
+
+    tables = [
+        (tuple(name for name in in_order if name in depends[site]), table)
+        for site, table in over(0, {}).items()
+    ]
+    for name in order:
+        touched = [table for table in tables if name in table[0]]
+        mine = tuple(n for n in in_order if any(n in axes for axes, _ in touched))
+        total = sum((_aligned(t, axes, mine) for axes, t in touched), start=jnp.zeros(()))
+        rest = tuple(n for n in mine if n != name)
+        reduced = jax.nn.logsumexp(total, axis=mine.index(name))
+        tables = [table for table in tables if name not in table[0]] + [(rest, reduced)]
+    return sum((table for _, table in tables), start=jnp.zeros(()))
+
+
+def _aligned(table: Array, axes: Sequence[str], wanted: Sequence[str]) -> Array:
+    """A table with an axis of length 1 for each latent that it lacks; both in one order."""
+    return jnp.expand_dims(table, [i for i, name in enumerate(wanted) if name not in axes])
