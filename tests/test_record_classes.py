@@ -241,6 +241,23 @@ def test_it_is_read_adds_up_and_has_gradients(model):
     assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(found))
 
 
+def test_what_is_impossible_has_a_gradient_over_many_records_too():
+    """NumPyro's clamped probabilities make a shared one NaN from about three records on."""
+    data = {"histories": jnp.asarray(np.random.default_rng(2).integers(0, 2, (30, 4)))}
+    space = latents.from_model(chain_by_scan, data)
+    theta = {"lives": jnp.asarray(0.6), "caught": jnp.asarray(0.4)}
+
+    def total(theta):
+        return jax.vmap(space.log_likelihood, (None, 0))(theta, data).sum()
+
+    slopes = jax.jit(jax.grad(total))(theta)
+    by_row = jax.vmap(jax.grad(space.log_likelihood), (None, 0))(theta, data)
+    for name, slope in slopes.items():
+        np.testing.assert_allclose(slope, by_row[name].sum(), rtol=1e-4)
+        up, down = (total({**theta, name: theta[name] + h}) for h in (1e-2, -1e-2))
+        np.testing.assert_allclose(slope, (up - down) / 2e-2, rtol=2e-2)
+
+
 def test_a_long_chain_is_summed_step_by_step():
     """A chain of 30 steps has 2^30 paths and tables of four entries; the forward algorithm."""
     histories = np.random.default_rng(1).integers(0, 2, (2, 30))

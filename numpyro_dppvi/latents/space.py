@@ -35,6 +35,7 @@ from numpyro_dppvi.latents.summation import (
     of_one,
     plan,
     read_summed,
+    with_own_gradient,
 )
 from numpyro_dppvi.latents.trace import (
     Site,
@@ -308,6 +309,9 @@ def from_model(
             )
 
         return log_sum(at, summation)
+
+    if summed:
+        log_likelihood_of = with_own_gradient(log_likelihood_of)
 
     def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
         return log_likelihood_of(theta, row, {})

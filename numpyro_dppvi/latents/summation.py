@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_dppvi._typing import Array
+from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.refusals import refuse_infinite
@@ -228,3 +228,25 @@ def log_sum(
 def _aligned(table: Array, axes: Sequence[str], wanted: Sequence[str]) -> Array:
     """A table with an axis of length 1 for each latent that it lacks; both in one order."""
     return jnp.expand_dims(table, [i for i, name in enumerate(wanted) if name not in axes])
+
+
+def with_own_gradient(density: Callable[..., Array]) -> Callable[..., Array]:
+    """The function, with a gradient in its first argument that is taken one call at a time.
+
+    Where a class makes a value impossible, NumPyro divides by the smallest number of 32 bits and
+    then multiplies by zero. That is zero for one record, but not for the sum over records of a
+    probability that they share: then it is infinity times zero.
+    """
+    own = jax.custom_vjp(density)
+
+    def forward(theta: PyTree, *others: PyTree) -> tuple[Array, PyTree]:
+        return jax.value_and_grad(density, allow_int=True)(theta, *others)
+
+    def backward(gradient: PyTree, cotangent: Array) -> tuple[PyTree, ...]:
+        def scaled(leaf: Any) -> Any:
+            return leaf if leaf.dtype == jax.dtypes.float0 else cotangent * leaf
+
+        return (jax.tree.map(scaled, gradient), None, None)
+
+    own.defvjp(forward, backward)
+    return own
