@@ -105,6 +105,14 @@ def finite_mixture(y):
         numpyro.factor("y", jax.nn.logsumexp(log_probs, axis=-1))
 
 
+def one_site_a_record(X, y):
+    """A loop with a sample statement for each row, and a pseudo-observation counted once."""
+    w = weights()
+    numpyro.sample("pilot", dist.Normal(w[0], 0.1), obs=0.7)
+    for row in range(len(y)):
+        numpyro.sample(f"y_{row}", dist.Normal(X[row] @ w, 1), obs=y[row])
+
+
 MORE = {
     "truncated outcome": Example(truncated, {"X": X, "y": np.abs(z)}),
     "counts in a plate of stated size": Example(counted, {"y": rng.poisson(2.0, N)}),
@@ -119,6 +127,7 @@ MORE = {
     "series by a loop": Example(series_by_scan, {"y": rng.normal(size=(N, 4))}),
     "several outcomes": Example(tables, {"X": X, "Z": rng.normal(size=(N, 2))}),
     "two kinds of outcome": Example(two_outcomes, {"X": X, "y": z, "count": rng.poisson(1, N)}),
+    "a statement a record": Example(one_site_a_record, {"X": X, "y": z}),
     "mixture by a factor": Example(finite_mixture, {"y": z}),
 }
 ALL = {**EXAMPLES, **GUIDED, **MORE}

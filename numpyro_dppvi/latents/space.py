@@ -1,7 +1,7 @@
 """A NumPyro model as partitioned inference sees it: latents, prior, one record's likelihood."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -285,11 +285,11 @@ def from_model(
     summation = _summation(run, latents, zeros, client_side, plates, summed)
 
     def densities(trace: Trace) -> dict[str, Array]:
-        found = {name: log_prob(trace[name], trace, plates) for name in client_side}
+        terms = {name: log_prob(trace[name], trace, plates) for name in client_side}
         for name in summation.bounded:
             possible = domains.inside(trace[name]["fn"], jnp.asarray(trace[name]["value"]))
-            found[name] = jnp.where(jnp.all(possible), found[name], -jnp.inf)
-        return found | {z.name: z.log_prob(trace[z.name]) for z in summed}
+            terms[name] = jnp.where(jnp.all(possible), terms[name], -jnp.inf)
+        return terms | {z.name: z.log_prob(trace[z.name]) for z in summed}
 
     def together(
         theta: Mapping[str, Array],
@@ -297,7 +297,10 @@ def from_model(
         seed: Any = 0,
         z: Mapping[str, Array] | None = None,
     ) -> dict[str, Array]:
-        return densities(run_rows({**theta, **(z or {})}, rows, seed))
+        trace = run_rows({**theta, **(z or {})}, rows, seed)
+        if found.loop:  # several rows have more sites than one
+            return {client_side[0]: _total(_of_records(trace, server_side, plates))}
+        return densities(trace)
 
     def log_likelihood_of(
         theta: Mapping[str, Array], row: Mapping[str, Array], outcomes: Mapping[str, Array]
@@ -553,6 +556,15 @@ def _summation(
         if depends[name]:
             refuse_weights(name, min(depends[name]))
     return plan(summed, depends, frozenset(name for name in client_side if causes[name] & mine))
+
+
+def _of_records(
+    trace: Trace, server_side: Mapping[str, frozenset[str]], plates: frozenset[str]
+) -> Iterator[Array]:
+    """Yields the densities of all observed sites but those that act as priors."""
+    for name, site in trace.items():
+        if site["type"] == "sample" and site["is_observed"] and name not in server_side:
+            yield log_prob(site, trace, plates)
 
 
 def _total(terms: Iterable[Array]) -> Array:

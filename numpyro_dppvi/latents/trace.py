@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
@@ -66,11 +67,14 @@ class Structure(NamedTuple):
         sites: All sample sites.
         plates: Names of the plates over records.
         local: Latents with one entry per record.
+        loop: Whether each record has an observed site of its own, by a loop over rows. Then
+            ``sites`` are those of one row.
     """
 
     sites: tuple[Site, ...]
     plates: frozenset[str]
     local: frozenset[str]
+    loop: bool = False
 
     @property
     def summed(self) -> tuple[Site, ...]:
@@ -108,6 +112,25 @@ class _ForcedPlates(Messenger):
             msg["value"] = jnp.arange(self.num_rows)
 
 
+class _Public(np.ndarray):
+    """A public array of NumPy's that a traced column may index, as in ``uranium[county]``."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(index)):
+            return jnp.asarray(np.asarray(self))[index]
+        return super().__getitem__(index)
+
+
+def indexable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's public arguments: NumPy's arrays of numbers as ones that columns may index."""
+
+    def of(value: Any) -> Any:
+        is_plain = type(value) is np.ndarray and value.dtype.kind in "biuf"
+        return value.view(_Public) if is_plain else value
+
+    return {name: of(value) for name, value in arguments.items()}
+
+
 def run_model(
     model: Model,
     rows: Records,
@@ -121,7 +144,7 @@ def run_model(
     forced = _ForcedPlates(model, plates, num_rows)
     seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
     with HANDLERS, handlers.block():  # hides this run from handlers of the caller
-        return handlers.trace(seeded).get_trace(**rows, **kwargs)
+        return handlers.trace(seeded).get_trace(**rows, **indexable(kwargs))
 
 
 def static_facts(
@@ -218,10 +241,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         error.add_note(f"The model was run on arrays of these shapes: {given}.")
         raise
     num_rows = next(iter(shapes.values())).shape[0]
-    longer = {
-        name: jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
-        for name, s in shapes.items()
-    }
+    longer = _resized(shapes, num_rows + 1)
     # Candidates are tried until one makes an observed site grow with the rows. If none does but
     # some run, the first of these is taken: then outcomes may not be in a plate at all.
     first, wrong = None, None
@@ -239,8 +259,10 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         raise UnsupportedModelError(
             one_row_only(num_rows, sites, lambda: program(dict(shapes)), kwargs, wrong)
         )
-    _refuse_a_site_a_record(sites, first[1])
-    return _compare(sites, first[1], first[0])
+    forced, grown = first
+    if any(site.observed for site in _only_in(grown, sites)):
+        return _of_a_loop(model, shapes, kwargs, grown, forced)
+    return _compare(sites, grown, forced)
 
 
 def _log_probs(
@@ -251,11 +273,38 @@ def _log_probs(
     return [site["fn"].log_prob(site["value"]) for site in samples]
 
 
-def _refuse_a_site_a_record(sites: tuple[Site, ...], grown: tuple[Site, ...]) -> None:
-    """Refuses a loop over records with a sample statement for each."""
-    new = {site.name for site in grown if site.observed} - {site.name for site in sites}
-    if new:
-        raise UnsupportedModelError(a_site_a_record(min(new)))
+def _only_in(sites: tuple[Site, ...], others: tuple[Site, ...]) -> list[Site]:
+    """The sites whose names are not among others."""
+    names = {site.name for site in others}
+    return [site for site in sites if site.name not in names]
+
+
+def _of_a_loop(
+    model: Model,
+    shapes: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
+    grown: tuple[Site, ...],
+    forced: frozenset[str],
+) -> Structure:
+    """The structure of a model with a loop over records and a sample statement for each."""
+    refusal = UnsupportedModelError(a_site_a_record(min(s.name for s in grown if s.observed)))
+    try:
+        sites, of_two = (
+            static_facts(model, _resized(shapes, number), kwargs, forced) for number in (1, 2)
+        )
+    except WRONG_NUMBER_ERRORS:
+        raise refusal from None
+    new = _only_in(of_two, sites)
+    if not new or not all(site.observed for site in new):
+        raise refusal
+    found = _compare(sites, of_two, forced)
+    return Structure(sites, found.plates, found.local, loop=True)
+
+
+def _resized(shapes: Mapping[str, Any], num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        name: jax.ShapeDtypeStruct((num_rows, *s.shape[1:]), s.dtype) for name, s in shapes.items()
+    }
 
 
 def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str]]:

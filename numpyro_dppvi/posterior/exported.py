@@ -61,9 +61,8 @@ def of_public_data(
         summed out, and the log likelihood is of all outcomes of a record together: it bears the
         outcome's name if there is one, else ``outcomes``.
     """
-    arguments = {**constants, **rows}
     first = {name: value[0] for name, value in draws.items()}
-    sites = outputs.outcomes(model, arguments, first)
+    sites = outputs.outcomes(model, rows, constants, first)
     predicted = predictions.predict(model, draws, rows, constants, rng_key)
     groups: dict[str, Group] = {
         "posterior_predictive": {n: Variable(predicted[n], sites[n].dims) for n in sites}

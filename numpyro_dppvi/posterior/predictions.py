@@ -14,6 +14,7 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.latents import HANDLERS, from_model
 from numpyro_dppvi.latents.outputs import unconditioned
+from numpyro_dppvi.latents.trace import indexable
 
 # The most predictions in a batch (256 MiB of 32-bit floats).
 _VALUES_PER_BATCH = 2**26
@@ -45,7 +46,8 @@ def predict(
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         with HANDLERS:
-            found = Predictive(unconditioned(model), dict(draws))(key, **constants, **rows)
+            sites = Predictive(unconditioned(model), dict(draws))
+            found = sites(key, **indexable(constants), **rows)
         return {name: value for name, value in found.items() if value.size}  # drops factors
 
     return _in_batches(call, rows, _num(draws), rng_key, batch_size)
@@ -63,7 +65,8 @@ def log_likelihood(
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         del key
         with HANDLERS:
-            return dict(numpyro_log_likelihood(model, dict(draws), **constants, **rows))
+            found = numpyro_log_likelihood(model, dict(draws), **indexable(constants), **rows)
+        return dict(found)
 
     return _in_batches(call, rows, _num(draws), jax.random.key(0), batch_size)
 
