@@ -60,6 +60,13 @@ def missing_and_weighted(X, weight, seen, y):
         numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
 
 
+def missing_by_obs_mask(X, seen, y):
+    """What is missing integrates to one; the outcome is imputed in predictions."""
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y, obs_mask=seen)
+
+
 def penalised(X, y):
     """F18: a ridge and a pseudo-observation, both counted once."""
     w = weights()
@@ -123,6 +130,9 @@ MORE = {
         missing_and_weighted,
         {"X": X, "weight": np.full(N, 0.5), "seen": z > 0, "y": np.where(z > 0, z, 0.0)},
     ),
+    "missing by obs_mask": Example(
+        missing_by_obs_mask, {"X": X, "seen": z > 0, "y": np.where(z > 0, z, 1e3)}
+    ),
     "penalised": Example(penalised, {"X": X, "y": z}),
     "series by a loop": Example(series_by_scan, {"y": rng.normal(size=(N, 4))}),
     "several outcomes": Example(tables, {"X": X, "Z": rng.normal(size=(N, 2))}),
@@ -174,6 +184,15 @@ def test_it_is_read_adds_up_and_has_gradients(name):
     for key, gradient in gradients.items():
         assert np.any(gradient != 0) or key in parents or key == "noise"
     assert isinstance(family, families.MeanField)
+
+
+def test_what_obs_mask_leaves_out_counts_for_nothing():
+    records = first_rows(MORE["missing by obs_mask"])
+    space = latents.from_model(missing_by_obs_mask, records)
+    w = jnp.array([0.3, -0.2, 0.1])
+    found = jax.vmap(space.log_likelihood, (None, 0))({"w": w}, records)
+    density = dist.Normal(records["X"] @ w, 1).log_prob(records["y"])
+    np.testing.assert_allclose(found, np.where(records["seen"], density, 0.0), rtol=1e-5)
 
 
 def by_name(space):

@@ -4,7 +4,7 @@ from numpyro.distributions.constraints import Constraint
 
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.integers import integers
-from numpyro_dppvi.latents.trace import Structure
+from numpyro_dppvi.latents.trace import Site, Structure
 
 
 def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
@@ -17,16 +17,10 @@ def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
     Raises:
         UnsupportedModelError: Names the latent.
     """
-    summed = {site.name for site in found.summed}
-    latents = [site for site in found.sites if not site.observed and site.name not in summed]
+    own = {site.name for site in (*found.summed, *found.unseen)}
+    latents = [site for site in found.sites if not site.observed and site.name not in own]
     for site in latents:
         inside = [plate.name for plate in site.plates if plate.name in found.plates]
-        if site.name.endswith("_unobserved"):
-            raise UnsupportedModelError(
-                f"obs_mask makes {site.name!r} a latent with one value per record, which clients "
-                "cannot share: write with numpyro.handlers.mask(mask=seen) around the statement "
-                "instead, which leaves missing outcomes out."
-            )
         if inside or site.name in found.local:
             where = "has one value per record"
             if inside:
@@ -103,4 +97,15 @@ def refuse_weights(name: str, summed: str) -> None:
         f"handlers.scale changes the density of {name!r}, but a sum over the discrete latent "
         f"{summed!r} needs probabilities: leave it out, or sum out {summed!r} in the model (a "
         "logsumexp in a numpyro.factor)."
+    )
+
+
+def refuse_imputed(unseen: Site, outcome: str) -> None:
+    """Refuses missing entries on which an outcome depends."""
+    instead = "write the outcome's density without them (integrate them out)"
+    if unseen.discrete:
+        instead = "mark the statement, infer={'enumerate': 'parallel'}, and they are summed out"
+    raise UnsupportedModelError(
+        f"the outcome {outcome!r} depends on {unseen.name!r}, the missing entries by obs_mask, of "
+        f"which each record would have its own and which clients cannot share: {instead}."
     )

@@ -23,6 +23,7 @@ from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
 from numpyro_dppvi.latents.refusals import (
     refuse_endless,
+    refuse_imputed,
     refuse_infinite,
     refuse_moving_support,
     refuse_sites,
@@ -39,6 +40,7 @@ from numpyro_dppvi.latents.summation import (
 )
 from numpyro_dppvi.latents.trace import (
     Site,
+    Structure,
     Trace,
     log_prob,
     rescaled,
@@ -271,7 +273,7 @@ def from_model(
         return run_rows(theta, {name: value[None] for name, value in row.items()}, seed)
 
     zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
-    own = {site.name for site in found.summed}
+    own = {site.name for site in (*found.summed, *found.unseen)}
     try:
         summed = read_summed(run_rows, zeros, found.summed)
         latents, parents = _latents(
@@ -281,7 +283,7 @@ def from_model(
         raise
     except WRONG_NUMBER_ERRORS as error:
         raise UnsupportedModelError(several_rows_only(error)) from error
-    client_side, server_side = _sides(run, latents, zeros, sites, plates, summed)
+    client_side, server_side = _sides(run, latents, zeros, found, summed)
     summation = _summation(run, latents, zeros, client_side, plates, summed)
 
     def densities(trace: Trace) -> dict[str, Array]:
@@ -482,23 +484,28 @@ def _sides(
     run: OneRow,
     latents: tuple[Latent, ...],
     zeros: Mapping[str, Array],
-    sites: Sequence[Site],
-    plates: frozenset[str],
+    structure: Structure,
     summed: Sequence[Summed],
 ) -> tuple[tuple[str, ...], dict[str, frozenset[str]]]:
     """Splits observed sites into those that depend on records and those that act as priors."""
-    observed = [site for site in sites if site.observed]
+    observed = [site for site in structure.sites if site.observed]
+    plates, unseen = structure.plates, {site.name: site for site in structure.unseen}
 
     def log_probs(**given: Any) -> tuple[dict[str, Array], dict[str, PyTree]]:
-        rows, z = given["$data"]
-        trace = run({**{latent.name: given[latent.name] for latent in latents}, **z}, rows)
+        rows, z = given.pop("$data")
+        trace = run({**given, **z}, rows)
         density = {site.name: log_prob(trace[site.name], trace, plates) for site in observed}
         return density, {s.name: jax.tree.leaves(trace[s.name]["fn"].support) for s in observed}
 
     values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
+    missing = _values(run, zeros, unseen)
     found, supports = eval_provenance(
-        log_probs, **values, **{"$data": (dict(zeros), of_one(summed))}
+        log_probs, **values, **missing, **{"$data": (dict(zeros), of_one(summed))}
     )
+    # What obs_mask leaves out integrates to one, unless something else depends on it.
+    for name, causes in found.items():
+        if causes & {*unseen}:
+            refuse_imputed(unseen[min(causes & {*unseen})], name)
     for name, leaves in supports.items():
         refuse_moving_support(name, frozenset().union(*leaves) - {"$data"})
     client_side, server_side = [], {}
@@ -516,6 +523,14 @@ def _sides(
             "numpyro.sample('y', ..., obs=y)."
         )
     return tuple(client_side), server_side
+
+
+def _values(
+    run: OneRow, zeros: Mapping[str, Array], names: Iterable[str]
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of some sites' values for one row."""
+    found = jax.eval_shape(lambda: {name: run({}, zeros)[name]["value"] for name in names})
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in found.items()}
 
 
 def _summation(

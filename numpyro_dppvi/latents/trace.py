@@ -32,6 +32,9 @@ Trace = dict[str, Any]
 # holds this lock. No other lock is taken while it is held, so it cannot deadlock.
 HANDLERS = threading.RLock()
 
+# What NumPyro calls the entries that ``obs_mask`` leaves out: the outcome's name and this.
+UNSEEN = "_unobserved"
+
 # JAX's message about an attribute that its arrays do not have.
 _ATTRIBUTE = re.compile(r"Tracer'? .*has no attribute '?(\w+)")
 
@@ -80,6 +83,15 @@ class Structure(NamedTuple):
     def summed(self) -> tuple[Site, ...]:
         """The discrete latents with one entry per record that are marked for enumeration."""
         return tuple(s for s in self.sites if s.name in self.local and s.discrete and s.marked)
+
+    @property
+    def unseen(self) -> tuple[Site, ...]:
+        """The entries that ``obs_mask`` leaves out, unless they are summed out."""
+        return tuple(
+            s
+            for s in self.sites
+            if s.name in self.local and s.name.endswith(UNSEEN) and not (s.discrete and s.marked)
+        )
 
 
 class _ProperPriors(Messenger):
