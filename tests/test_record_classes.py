@@ -195,6 +195,14 @@ def test_counts_above_the_number_are_impossible():
     np.testing.assert_allclose(found, np.log(np.asarray(chosen) @ shares), rtol=1e-5)
 
 
+def test_a_count_above_all_numbers_is_refused():
+    space = latents.from_model(abundance, CASES[abundance])
+    counts = jnp.asarray(COUNTS)[None]
+    latents.check_records(space, {"y": counts}, jnp.ones((1, N), bool))
+    with pytest.raises(ValueError, match="outcomes in the model's support, got values of 'y'"):
+        latents.check_records(space, {"y": counts.at[0, 2].set(6)}, jnp.ones((1, N), bool))
+
+
 def _choose(n, k):
     return float(np.prod([(n - i) / (i + 1) for i in range(k)]))
 
