@@ -650,7 +650,7 @@ def some_latents_at_a_time(X, y):
 def imputes_a_column(X, y):
     w = weights()
     with numpyro.plate("records", X.shape[0]):
-        age = numpyro.sample("age", dist.Normal(0, 1), obs=X[:, 0], obs_mask=X[:, 1] > 0)
+        age = numpyro.sample("age", dist.Gamma(2, 1), obs=X[:, 0], obs_mask=X[:, 1] > 0)
         numpyro.sample("y", dist.Normal(w[0] + w[1] * age, 1), obs=y)
 
 
@@ -722,7 +722,7 @@ MODELS = [
         drops_units, ["'y'", "random numbers", "dropout", "must be the same", "leave them out"]
     ),
     BadModel(some_latents_at_a_time, ["'groups'", "'a'", "all of it", "leave out subsample_size"]),
-    BadModel(imputes_a_column, ["'y'", "'age_unobserved'", "obs_mask", "integrate them out"]),
+    BadModel(imputes_a_column, ["'y'", "'age_unobserved'", "obs_mask", "normal distribution"]),
     BadModel(imputes_a_category, ["'y'", "'sex_unobserved'", *MARK_IT]),
     BadModel(asks_for_a_table, [".values", "pandas", "write X instead", "to_numpy()"]),
     BadModel(by_position_only, ["'X'", "by position only", "remove the '/'"]),

@@ -1,6 +1,7 @@
 """Discrete latents of a record, marked for enumeration, are summed out, record by record."""
 
 import functools
+import inspect
 import itertools
 
 import jax
@@ -218,6 +219,62 @@ def test_a_category_that_was_seen_is_not_summed_over():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+# A missing column: the spread of its outcome over its slope, in the column's standard deviations.
+@pytest.mark.parametrize("ratio", [0.2, 1.0, 20.0])
+def test_a_normal_column_that_is_missing_is_integrated_out(ratio):
+    """The closed form: y is normal around a + b mean, with variance (b spread)^2 + noise^2."""
+
+    def model(x, known, y):
+        a, b = numpyro.sample("line", dist.Normal(0, 1).expand([2]).to_event(1))
+        noise = numpyro.sample("noise", dist.HalfNormal(1))
+        with numpyro.plate("records", y.shape[0]):
+            full = numpyro.sample("x", dist.Normal(2.0, 3.0), obs=x, obs_mask=known)
+            numpyro.sample("y", dist.Normal(a + b * full, noise), obs=y)
+
+    records = {"x": np.where(SEEN, Z, 0), "known": SEEN, "y": np.r_[2 * Z[:5], -9.0]}
+    space = latents.from_model(model, records)
+    latents.check_additive(space, {}, N)
+    b = 0.7
+    theta = {"line": jnp.array([0.3, b]), "noise": jnp.asarray(ratio * b * 3.0)}
+
+    def alone(y):
+        return dist.Normal(0.3 + b * 2.0, jnp.hypot(b * 3.0, theta["noise"])).log_prob(y)
+
+    def both(x, y):
+        density = dist.Normal(2.0, 3.0).log_prob(x)
+        return density + dist.Normal(0.3 + b * x, theta["noise"]).log_prob(y)
+
+    found = jax.jit(jax.vmap(space.log_likelihood, (None, 0)))(theta, records)
+    expected = np.where(SEEN, both(records["x"], records["y"]), alone(records["y"]))
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def two_missing_columns(x, w, known, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("records", y.shape[0]):
+        first = numpyro.sample("x", dist.Normal(0.0, 0.5), obs=x, obs_mask=known)
+        second = numpyro.sample("w", dist.Normal(first, 0.5), obs=w, obs_mask=known)
+        numpyro.sample("y", dist.Normal(b * second, 1), obs=y)
+
+
+def test_a_column_that_is_a_function_of_a_normal_one_is_integrated_out():
+    """Log-normal and seen through a logistic curve: a fine grid of 20 000 points in NumPy."""
+
+    def model(x, known, y):
+        b = numpyro.sample("b", dist.Normal(0, 1))
+        with numpyro.plate("records", y.shape[0]):
+            full = numpyro.sample("x", dist.LogNormal(0.2, 0.4), obs=x, obs_mask=known)
+            numpyro.sample("y", dist.Bernoulli(logits=b * full - 1), obs=y)
+
+    records = {"x": np.ones(N), "known": np.zeros(N, bool), "y": COUNTS > 0}
+    space = latents.from_model(model, records)
+    row = {name: jnp.asarray(column[1]) for name, column in records.items()}
+    found = space.log_likelihood({"b": jnp.asarray(1.5)}, row)
+    u = np.linspace(-8, 8, 20_000)
+    chance = 1 / (1 + np.exp(1 - 1.5 * np.exp(0.2 + 0.4 * u)))
+    np.testing.assert_allclose(found, np.log(np.average(chance, weights=np.exp(-(u**2) / 2))), 1e-4)
+
+
 def test_a_minibatch_counts_each_record_once():
     space = latents.from_model(minibatches_of_a_mixture, {"y": Z})
     whole = latents.from_model(mixture_of_a_stated_size, {"y": Z})
@@ -414,7 +471,16 @@ def a_prior_of_the_class(y):
         numpyro.sample("y", dist.Normal(centre, 1), obs=y)
 
 
+def skewed_column(x, y):
+    b = numpyro.sample("b", dist.Normal(0, 1))
+    with numpyro.plate("records", y.shape[0]):
+        full = numpyro.sample("x", dist.Gamma(2, 1), obs=x, obs_mask=x > 0)
+        numpyro.sample("y", dist.Normal(b * full, 1), obs=y)
+
+
 REFUSED = {
+    two_missing_columns: ["w_unobserved", "4,096 joint values", "1024 at most"],
+    skewed_column: ["outcome 'y'", "'x_unobserved'", "normal distribution"],
     unmarked: ["latent 'kind'", "records", "infer={'enumerate': 'parallel'}", "summed out"],
     endless: ["latent 'number'", "one finite range of integers"],
     ends_at_the_data: ["latent 'number'", "one finite range of integers"],
@@ -427,8 +493,10 @@ REFUSED = {
 
 @named(REFUSED)
 def test_it_is_refused_with_a_sentence(model):
+    names = inspect.signature(model).parameters
+    data = {name: SEEN if name == "known" else Z for name in names}
     with pytest.raises(dppvi.UnsupportedModelError) as refused:
-        latents.check_additive(latents.from_model(model, {"y": Z}), {}, N)
+        latents.check_additive(latents.from_model(model, data), {}, N)
     said = str(refused.value)
     for word in REFUSED[model]:
         assert word in said

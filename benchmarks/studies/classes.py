@@ -278,6 +278,24 @@ def missing_outcomes_summed(X: Array, answered: Array, y: Array) -> None:
         numpyro.sample("y", dist.Normal(mean, spread), obs=y)
 
 
+def unknown_ages(age: Array, known: Array, y: Array) -> None:
+    """A normal column that is missing for some, imputed by ``obs_mask`` and integrated out."""
+    mean, spread = normal("mean"), positive("spread")
+    b = normals("b", 2)
+    with numpyro.plate("people", len(y)):
+        full = numpyro.sample("age", dist.Normal(mean, spread), obs=age, obs_mask=known)
+        numpyro.sample("y", dist.Normal(b[0] + b[1] * full, 0.5), obs=y)
+
+
+def unknown_ages_summed(age: Array, known: Array, y: Array) -> None:
+    """By the normal of a sum."""
+    mean, spread = normal("mean"), positive("spread")
+    b = normals("b", 2)
+    both = dist.Normal(mean, spread).log_prob(age) + dist.Normal(b[0] + b[1] * age, 0.5).log_prob(y)
+    alone = dist.Normal(b[0] + b[1] * mean, jnp.sqrt(0.25 + (b[1] * spread) ** 2)).log_prob(y)
+    numpyro.factor("y", jnp.where(known, both, alone))
+
+
 def outliers(x: Array, y: Array) -> None:
     """A line, and records that are off it."""
     off, line = numpyro.sample("off", dist.Beta(1, 9)), normals("line", 2)
@@ -367,6 +385,11 @@ def _made_up() -> dict[str, Study]:
             missing_outcomes,
             {"X": X, "answered": known, "y": np.where(known, y, 0.0)},
             twin=missing_outcomes_summed,
+        ),
+        "age not always known": Study(
+            unknown_ages,
+            {"age": np.where(known, x, 0.0), "known": known, "y": 0.5 + x + 0.5 * pairs["y"] / 2},
+            twin=unknown_ages_summed,
         ),
         "outliers": Study(
             outliers,

@@ -128,10 +128,10 @@ def time_by_number(y: Array) -> None:
 
 
 def column_imputed(age: Array, known: Array, y: Array) -> None:
-    """A continuous column with missing entries, on which the outcome depends."""
+    """A column that is not normal, with missing entries, on which the outcome depends."""
     b = normals("b", 2)
     with numpyro.plate("people", len(y)):
-        full = numpyro.sample("age", dist.Normal(0, 1), obs=age, obs_mask=known)
+        full = numpyro.sample("age", dist.Gamma(3, 1), obs=age, obs_mask=known)
         numpyro.sample("y", dist.Normal(b[0] + b[1] * full, 1), obs=y)
 
 
@@ -169,7 +169,9 @@ def _made_up() -> dict[str, Study]:
         ),
         "time by the row's number": Study(time_by_number, {"y": y}, refused="pass the time"),
         "a column imputed": Study(
-            column_imputed, {"age": y, "known": y > 0, "y": X[:, 0]}, refused="integrate them out"
+            column_imputed,
+            {"age": y**2, "known": y > 0, "y": X[:, 0]},
+            refused="normal distribution",
         ),
     }
 

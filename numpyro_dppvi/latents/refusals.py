@@ -102,7 +102,7 @@ def refuse_weights(name: str, summed: str) -> None:
 
 def refuse_imputed(unseen: Site, outcome: str) -> None:
     """Refuses missing entries on which an outcome depends."""
-    instead = "write the outcome's density without them (integrate them out)"
+    instead = "give them a normal distribution or integrate them out in the model"
     if unseen.discrete:
         instead = "mark the statement, infer={'enumerate': 'parallel'}, and they are summed out"
     raise UnsupportedModelError(

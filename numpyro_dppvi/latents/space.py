@@ -43,6 +43,7 @@ from numpyro_dppvi.latents.trace import (
     Structure,
     Trace,
     log_prob,
+    normal_of,
     rescaled,
     run_model,
     structure,
@@ -267,15 +268,20 @@ def from_model(
 
     def run_rows(values: Mapping[str, Array], rows: Mapping[str, Array], seed: Any = 0) -> Trace:
         num_rows = len(next(iter(rows.values())))
-        return run_model(model, rows, kwargs, values, plates, num_rows, seed)
+        theta = {name: x for name, x in values.items() if name not in integrated}
+        distances = {name: x for name, x in values.items() if name in integrated}
+        return run_model(model, rows, kwargs, theta, plates, num_rows, seed, distances)
 
     def run(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any = 0) -> Trace:
         return run_rows(theta, {name: value[None] for name, value in row.items()}, seed)
 
     zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
     own = {site.name for site in (*found.summed, *found.unseen)}
+    integrated: frozenset[str] = frozenset()
     try:
-        summed = read_summed(run_rows, zeros, found.summed)
+        missing = _imputed(run, zeros, found)
+        integrated = frozenset(site.name for site in missing)
+        summed = read_summed(run_rows, zeros, (*found.summed, *missing))
         latents, parents = _latents(
             run, zeros, [s for s in sites if not s.observed and s.name not in own], summed
         )
@@ -286,12 +292,12 @@ def from_model(
     client_side, server_side = _sides(run, latents, zeros, found, summed)
     summation = _summation(run, latents, zeros, client_side, plates, summed)
 
-    def densities(trace: Trace) -> dict[str, Array]:
+    def densities(trace: Trace, z: Mapping[str, Array]) -> dict[str, Array]:
         terms = {name: log_prob(trace[name], trace, plates) for name in client_side}
         for name in summation.bounded:
             possible = domains.inside(trace[name]["fn"], jnp.asarray(trace[name]["value"]))
             terms[name] = jnp.where(jnp.all(possible), terms[name], -jnp.inf)
-        return terms | {z.name: z.log_prob(trace[z.name]) for z in summed}
+        return terms | {one.name: one.log_prob(trace[one.name], z.get(one.name)) for one in summed}
 
     def together(
         theta: Mapping[str, Array],
@@ -302,16 +308,15 @@ def from_model(
         trace = run_rows({**theta, **(z or {})}, rows, seed)
         if found.loop:  # several rows have more sites than one
             return {client_side[0]: _total(_of_records(trace, server_side, plates))}
-        return densities(trace)
+        return densities(trace, z or {})
 
     def log_likelihood_of(
         theta: Mapping[str, Array], row: Mapping[str, Array], outcomes: Mapping[str, Array]
     ) -> Array:
         def at(z: Mapping[str, Array]) -> dict[str, Array]:
             trace = run({**theta, **z}, row)
-            return densities(
-                {**trace, **{n: {**trace[n], "value": x} for n, x in outcomes.items()}}
-            )
+            given = {name: {**trace[name], "value": value} for name, value in outcomes.items()}
+            return densities({**trace, **given}, z)
 
         return log_sum(at, summation)
 
@@ -489,7 +494,7 @@ def _sides(
 ) -> tuple[tuple[str, ...], dict[str, frozenset[str]]]:
     """Splits observed sites into those that depend on records and those that act as priors."""
     observed = [site for site in structure.sites if site.observed]
-    plates, unseen = structure.plates, {site.name: site for site in structure.unseen}
+    plates = structure.plates
 
     def log_probs(**given: Any) -> tuple[dict[str, Array], dict[str, PyTree]]:
         rows, z = given.pop("$data")
@@ -498,14 +503,9 @@ def _sides(
         return density, {s.name: jax.tree.leaves(trace[s.name]["fn"].support) for s in observed}
 
     values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
-    missing = _values(run, zeros, unseen)
     found, supports = eval_provenance(
-        log_probs, **values, **missing, **{"$data": (dict(zeros), of_one(summed))}
+        log_probs, **values, **{"$data": (dict(zeros), of_one(summed))}
     )
-    # What obs_mask leaves out integrates to one, unless something else depends on it.
-    for name, causes in found.items():
-        if causes & {*unseen}:
-            refuse_imputed(unseen[min(causes & {*unseen})], name)
     for name, leaves in supports.items():
         refuse_moving_support(name, frozenset().union(*leaves) - {"$data"})
     client_side, server_side = [], {}
@@ -525,12 +525,38 @@ def _sides(
     return tuple(client_side), server_side
 
 
-def _values(
-    run: OneRow, zeros: Mapping[str, Array], names: Iterable[str]
-) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of some sites' values for one row."""
-    found = jax.eval_shape(lambda: {name: run({}, zeros)[name]["value"] for name in names})
-    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in found.items()}
+def _imputed(run: OneRow, zeros: Mapping[str, Array], structure: Structure) -> tuple[Site, ...]:
+    """The entries that ``obs_mask`` leaves out and that something else depends on.
+
+    The others integrate to one. These are integrated over if they are normal.
+
+    Raises:
+        UnsupportedModelError: Names those that are not normal, and the outcome.
+    """
+    unseen = {site.name: site for site in structure.unseen}
+    if not unseen:
+        return ()
+    others = [site.name for site in structure.sites if site.name not in unseen]
+    are_normal: dict[str, bool] = {}
+
+    def log_probs(**values: Array) -> dict[str, Any]:
+        trace = run(values, zeros)
+        are_normal.update({name: normal_of(trace[name]["fn"]) is not None for name in unseen})
+        of_others = {n: trace[n]["fn"].log_prob(trace[n]["value"]) for n in others}
+        return of_others | {n: jax.tree.leaves(trace[n]["fn"]) for n in unseen}
+
+    values = jax.eval_shape(lambda: {name: run({}, zeros)[name]["value"] for name in unseen})
+    found: dict[str, Site] = {}
+    for name, leaves in eval_provenance(log_probs, **values).items():
+        for cause in frozenset().union(*jax.tree.leaves(leaves, is_leaf=_is_set)):
+            if not are_normal[cause]:
+                refuse_imputed(unseen[cause], name)
+            found[cause] = unseen[cause]
+    return tuple(found[name] for name in sorted(found))
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, frozenset)
 
 
 def _summation(
@@ -564,7 +590,7 @@ def _summation(
     mine = {z.name for z in summed}
     causes = {name: frozenset().union(*leaves) for name, (_, leaves) in found.items()}
     for z in summed:
-        if causes[z.name]:
+        if causes[z.name] and z.is_discrete:
             refuse_endless(z.name)
     depends = {name: density & mine for name, (density, _) in found.items()}
     for name in sorted(weighted):

@@ -27,56 +27,66 @@ MAX_TERMS = 1024
 """The most entries of a table of joint values of a record's discrete latents."""
 
 
+# Normal entries that are missing are integrated on a grid of so many points, from -6 to 6 standard
+# deviations. The rule is exact to rounding for what is wider than about a fifth of one.
+_NUM_POINTS, _FARTHEST = 64, 6.0
+_GRID = np.linspace(-_FARTHEST, _FARTHEST, _NUM_POINTS)
+
+
 class Summed(NamedTuple):
-    """A discrete latent that each record has one of.
+    """A latent that each record has one of, with finitely many values or a grid of them.
 
     Attributes:
         name: Its site name in the model.
-        range: The values of an entry.
+        entries: The values of an entry: integers, or distances from the mean of a normal in its
+            standard deviations.
         shape: Shape of a value for one row.
         axis: The axis of a value that follows the rows.
         dtype: The dtype of a value.
     """
 
     name: str
-    range: range
+    entries: np.ndarray
     shape: tuple[int, ...]
     axis: int
     dtype: Any
 
     @property
+    def is_discrete(self) -> bool:
+        """Whether its values are integers."""
+        return not jnp.issubdtype(self.dtype, jnp.floating)
+
+    @property
     def num_values(self) -> int:
         """The number of joint values of its entries, for one row."""
-        return int(len(self.range) ** math.prod(self.shape))
+        return int(len(self.entries) ** math.prod(self.shape))
 
     @property
     def values(self) -> np.ndarray:
         """All joint values of its entries, shape ``(num_values, *shape)``."""
-        table = list(itertools.product(self.range, repeat=math.prod(self.shape)))
+        table = list(itertools.product(self.entries, repeat=math.prod(self.shape)))
         return np.reshape(np.array(table, self.dtype), (len(table), *self.shape))
 
-    @property
-    def struct(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of a value for one row."""
-        return jax.ShapeDtypeStruct(self.shape, self.dtype)
-
-    def log_prob(self, site: Mapping[str, Any]) -> Array:
-        """The log probability of the value in a trace.
+    def log_prob(self, site: Mapping[str, Any], value: Array | None) -> Array:
+        """The log probability of a value; of the one in a trace, if there is none.
 
         Where the site is masked (where ``obs_mask`` says that a value was observed, say), nothing
         is known of an entry that nothing depends on: all its values are equally likely, so that
         they sum to one.
         """
+        if not self.is_discrete:
+            # The weights of the grid: they sum to one, wherever the normal is.
+            logs = -0.5 * jnp.asarray(0.0 if value is None else value) ** 2
+            return jnp.sum(logs - np.log(np.sum(np.exp(-0.5 * _GRID**2))))
         fn, mask = site["fn"], jnp.asarray(True)
         while isinstance(fn, dist.MaskedDistribution):
             fn, mask = fn.base_dist, mask & jnp.asarray(fn._mask)
-        per_entry = math.log(len(self.range)) * math.prod(fn.event_shape)
+        per_entry = math.log(len(self.entries)) * math.prod(fn.event_shape)
         return jnp.sum(jnp.where(mask, fn.log_prob(site["value"]), -per_entry))
 
     def made_up(self, rng: np.random.Generator, num_rows: int) -> Array:
         """Random values for several rows, one row a leading entry: ``(num_rows, *shape)``."""
-        drawn = rng.integers(self.range.start, self.range.stop, (num_rows, *self.shape))
-        return jnp.asarray(drawn, self.dtype)
+        return jnp.asarray(rng.choice(self.entries, (num_rows, *self.shape)), self.dtype)
 
     def joined(self, of_rows: Array) -> Array:
         """The value for several rows, from those for each: ``(num_rows, *shape)``."""
@@ -84,7 +94,7 @@ class Summed(NamedTuple):
 
 
 class Summation(NamedTuple):
-    """How the discrete latents of a record are summed out.
+    """How the latents of a record are summed out.
 
     Attributes:
         summed: The latents.
@@ -130,17 +140,16 @@ def read_summed(
     for name in names:
         value, support = one[name]
         refuse_infinite(name, support)
-        values = integers(support)
-        assert values is not None  # refuse_infinite has seen to it
+        entries = np.asarray(integers(support)) if support.is_discrete else _GRID
         shapes = zip(value.shape, two[name][0].shape, strict=True)
         (axis,) = (number for number, (a, b) in enumerate(shapes) if a != b)
-        found.append(Summed(name, values, value.shape, axis, value.dtype))
+        found.append(Summed(name, entries, value.shape, axis, value.dtype))
     return tuple(found)
 
 
 def of_one(summed: Sequence[Summed]) -> dict[str, Array]:
     """Some value of each, for one row."""
-    return {one.name: jnp.full(one.shape, one.range.start, one.dtype) for one in summed}
+    return {one.name: jnp.full(one.shape, one.entries[0], one.dtype) for one in summed}
 
 
 def plan(
@@ -179,7 +188,7 @@ def _too_many(names: Sequence[str], number: int) -> str:
     shown = f"{number:,}" if number < 10**9 else f"{number:.0e}"
     few = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
     return (
-        f"a record's discrete latents ({few}) have {shown} joint values to sum over, and there may "
+        f"a record's own latents ({few}) have {shown} joint values to sum over, and there may "
         f"be {MAX_TERMS} at most: write a chain as one sample statement a step, in a Python loop, "
         "or sum them out in the model (a logsumexp in a numpyro.factor)."
     )

@@ -15,6 +15,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_dppvi._typing import Array, Model, Records
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents.domains import proper
 from numpyro_dppvi.latents.reasons import (
     CONCRETE_VALUE_ERRORS,
@@ -124,6 +125,30 @@ class _ForcedPlates(Messenger):
             msg["value"] = jnp.arange(self.num_rows)
 
 
+class _AtDistances(Messenger):
+    """Gives normal sites values at given distances from their means, in standard deviations."""
+
+    def __init__(self, fn: Model, distances: Mapping[str, Array]) -> None:
+        super().__init__(fn)
+        self.distances = distances
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.distances:
+            base, transforms = normal_of(msg["fn"])
+            value = base.loc + base.scale * self.distances[msg["name"]]
+            for transform in transforms:
+                value = transform(value)
+            msg["value"] = value
+
+
+def normal_of(fn: Any) -> Any:
+    """The normal distribution behind another, and the transforms to it; ``None`` if none is."""
+    while isinstance(fn, dist.MaskedDistribution):
+        fn = fn.base_dist
+    base, transforms = split(fn)
+    return (base, transforms) if isinstance(base, dist.Normal) else None
+
+
 class _Public(np.ndarray):
     """A public array of NumPy's that a traced column may index, as in ``uranium[county]``."""
 
@@ -151,9 +176,15 @@ def run_model(
     plates: frozenset[str],
     num_rows: int,
     seed: Any = 0,
+    distances: Mapping[str, Array] | None = None,
 ) -> Trace:
-    """Runs the model on some rows with latents fixed to ``theta``."""
+    """Runs the model on some rows with latents fixed to ``theta``.
+
+    Those of ``distances`` are fixed so many standard deviations from their means.
+    """
     forced = _ForcedPlates(model, plates, num_rows)
+    if distances:
+        forced = _AtDistances(forced, distances)
     seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
     with HANDLERS, handlers.block():  # hides this run from handlers of the caller
         return handlers.trace(seeded).get_trace(**rows, **indexable(kwargs))
