@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,19 +22,18 @@ from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
 from numpyro_dppvi.latents.refusals import (
-    refuse_endless,
-    refuse_imputed,
     refuse_infinite,
     refuse_moving_support,
     refuse_sites,
-    refuse_weights,
 )
 from numpyro_dppvi.latents.summation import (
+    OneRow,
     Summation,
     Summed,
+    imputed,
     log_sum,
     of_one,
-    plan,
+    read_summation,
     read_summed,
     with_own_gradient,
 )
@@ -43,7 +42,6 @@ from numpyro_dppvi.latents.trace import (
     Structure,
     Trace,
     log_prob,
-    normal_of,
     rescaled,
     run_model,
     structure,
@@ -51,9 +49,6 @@ from numpyro_dppvi.latents.trace import (
 
 # The number of made-up records on which a model is run to see whether it mixes records.
 NUM_TOGETHER = 3
-
-OneRow: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Trace]
-"""Runs the model with given latents on one row (arrays without the records' axis)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +274,7 @@ def from_model(
     own = {site.name for site in (*found.summed, *found.unseen)}
     integrated: frozenset[str] = frozenset()
     try:
-        missing = _imputed(run, zeros, found)
+        missing = imputed(run, zeros, found)
         integrated = frozenset(site.name for site in missing)
         summed = read_summed(run_rows, zeros, (*found.summed, *missing))
         latents, parents = _latents(
@@ -290,7 +285,8 @@ def from_model(
     except WRONG_NUMBER_ERRORS as error:
         raise UnsupportedModelError(several_rows_only(error)) from error
     client_side, server_side = _sides(run, latents, zeros, found, summed)
-    summation = _summation(run, latents, zeros, client_side, plates, summed)
+    values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
+    summation = read_summation(run, values, zeros, client_side, plates, summed)
 
     def densities(trace: Trace, z: Mapping[str, Array]) -> dict[str, Array]:
         terms = {name: log_prob(trace[name], trace, plates) for name in client_side}
@@ -523,80 +519,6 @@ def _sides(
             "numpyro.sample('y', ..., obs=y)."
         )
     return tuple(client_side), server_side
-
-
-def _imputed(run: OneRow, zeros: Mapping[str, Array], structure: Structure) -> tuple[Site, ...]:
-    """The entries that ``obs_mask`` leaves out and that something else depends on.
-
-    The others integrate to one. These are integrated over if they are normal.
-
-    Raises:
-        UnsupportedModelError: Names those that are not normal, and the outcome.
-    """
-    unseen = {site.name: site for site in structure.unseen}
-    if not unseen:
-        return ()
-    others = [site.name for site in structure.sites if site.name not in unseen]
-    are_normal: dict[str, bool] = {}
-
-    def log_probs(**values: Array) -> dict[str, Any]:
-        trace = run(values, zeros)
-        are_normal.update({name: normal_of(trace[name]["fn"]) is not None for name in unseen})
-        of_others = {n: trace[n]["fn"].log_prob(trace[n]["value"]) for n in others}
-        return of_others | {n: jax.tree.leaves(trace[n]["fn"]) for n in unseen}
-
-    values = jax.eval_shape(lambda: {name: run({}, zeros)[name]["value"] for name in unseen})
-    found: dict[str, Site] = {}
-    for name, leaves in eval_provenance(log_probs, **values).items():
-        for cause in frozenset().union(*jax.tree.leaves(leaves, is_leaf=_is_set)):
-            if not are_normal[cause]:
-                refuse_imputed(unseen[cause], name)
-            found[cause] = unseen[cause]
-    return tuple(found[name] for name in sorted(found))
-
-
-def _is_set(value: Any) -> bool:
-    return isinstance(value, frozenset)
-
-
-def _summation(
-    run: OneRow,
-    latents: tuple[Latent, ...],
-    zeros: Mapping[str, Array],
-    client_side: Sequence[str],
-    plates: frozenset[str],
-    summed: tuple[Summed, ...],
-) -> Summation:
-    """How the discrete latents of a record are summed out."""
-    names = (*client_side, *(z.name for z in summed))
-    if not summed:
-        return Summation((), dict.fromkeys(names, frozenset()), frozenset(), (), 1)
-    weighted: set[str] = set()
-
-    def log_probs(**given: Any) -> dict[str, Any]:
-        row = given.pop("$data")
-        trace = run(given, row)
-        weighted.update(name for name in names if rescaled(trace[name], trace, plates))
-        return {
-            name: (
-                log_prob(trace[name], trace, plates),
-                jax.tree.leaves(trace[name]["fn"].support),
-            )
-            for name in names
-        }
-
-    theta = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
-    found = eval_provenance(log_probs, **theta, **of_one(summed), **{"$data": dict(zeros)})
-    mine = {z.name for z in summed}
-    causes = {name: frozenset().union(*leaves) for name, (_, leaves) in found.items()}
-    for z in summed:
-        if causes[z.name] and z.is_discrete:
-            refuse_endless(z.name)
-    depends = {name: density & mine for name, (density, _) in found.items()}
-    for name in sorted(weighted):
-        if depends[name]:
-            refuse_weights(name, min(depends[name]))
-    return plan(summed, depends, frozenset(name for name in client_side if causes[name] & mine))
 
 
 def _of_records(

@@ -10,18 +10,27 @@ states then costs T small tables, not one of all paths.
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.integers import integers
-from numpyro_dppvi.latents.refusals import refuse_infinite
-from numpyro_dppvi.latents.trace import Site, Trace
+from numpyro_dppvi.latents.refusals import (
+    refuse_endless,
+    refuse_imputed,
+    refuse_infinite,
+    refuse_weights,
+)
+from numpyro_dppvi.latents.trace import Site, Structure, Trace, log_prob, normal_of, rescaled
+
+OneRow: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Trace]
+"""Runs the model with given latents on one row (arrays without the records' axis)."""
 
 MAX_TERMS = 1024
 """The most entries of a table of joint values of a record's discrete latents."""
@@ -112,14 +121,14 @@ class Summation(NamedTuple):
 
 
 def read_summed(
-    run: Callable[[Mapping[str, Array], Mapping[str, Array]], Trace],
+    run: OneRow,
     row: Mapping[str, Array],
     sites: Sequence[Site],
 ) -> tuple[Summed, ...]:
     """Reads the latents to be summed out from runs of the model.
 
     Args:
-        run: ``(theta, rows) -> trace``.
+        run: ``(theta, rows) -> trace``, of several rows.
         row: One made-up record, without the records' axis.
         sites: The latents.
 
@@ -145,6 +154,88 @@ def read_summed(
         (axis,) = (number for number, (a, b) in enumerate(shapes) if a != b)
         found.append(Summed(name, entries, value.shape, axis, value.dtype))
     return tuple(found)
+
+
+def imputed(run: OneRow, row: Mapping[str, Array], structure: Structure) -> tuple[Site, ...]:
+    """The entries that ``obs_mask`` leaves out and that something else depends on.
+
+    The others integrate to one. These are integrated over if they are normal.
+
+    Args:
+        run: ``(theta, row) -> trace``.
+        row: One made-up record.
+        structure: The model's structure.
+
+    Raises:
+        UnsupportedModelError: Names those that are not normal, and the outcome.
+    """
+    unseen = {site.name: site for site in structure.unseen}
+    if not unseen:
+        return ()
+    others = [site.name for site in structure.sites if site.name not in unseen]
+    are_normal: dict[str, bool] = {}
+
+    def log_probs(**values: Array) -> dict[str, Any]:
+        trace = run(values, row)
+        are_normal.update({name: normal_of(trace[name]["fn"]) is not None for name in unseen})
+        of_others = {n: [trace[n]["fn"].log_prob(trace[n]["value"])] for n in others}
+        return of_others | {n: jax.tree.leaves(trace[n]["fn"]) for n in unseen}
+
+    values = jax.eval_shape(lambda: {name: run({}, row)[name]["value"] for name in unseen})
+    found: dict[str, Site] = {}
+    for name, leaves in eval_provenance(log_probs, **values).items():
+        for cause in frozenset[str]().union(*leaves):
+            if not are_normal[cause]:
+                refuse_imputed(unseen[cause], name)
+            found[cause] = unseen[cause]
+    return tuple(found[name] for name in sorted(found))
+
+
+def read_summation(
+    run: OneRow,
+    theta: Mapping[str, Array],
+    row: Mapping[str, Array],
+    client_side: Sequence[str],
+    plates: frozenset[str],
+    summed: tuple[Summed, ...],
+) -> Summation:
+    """Reads what depends on a record's own latents, and plans how they are summed out.
+
+    Args:
+        run: ``(theta, row) -> trace``, also given values of the record's latents.
+        theta: Some value of every latent that records share.
+        row: One made-up record.
+        client_side: Observed sites that depend on records.
+        plates: The plates over records.
+        summed: The record's latents.
+
+    Raises:
+        UnsupportedModelError: If a range of integers depends on records or latents, a density is
+            rescaled, or there are too many joint values.
+    """
+    names = (*client_side, *(one.name for one in summed))
+    if not summed:
+        return Summation((), dict.fromkeys(names, frozenset()), frozenset(), (), 1)
+    weighted: set[str] = set()
+
+    def log_probs(**given: Any) -> dict[str, Any]:
+        row = given.pop("$data")
+        trace = run(given, row)
+        weighted.update(name for name in names if rescaled(trace[name], trace, plates))
+        supports = {name: jax.tree.leaves(trace[name]["fn"].support) for name in names}
+        return {n: (log_prob(trace[n], trace, plates), supports[n]) for n in names}
+
+    found = eval_provenance(log_probs, **theta, **of_one(summed), **{"$data": dict(row)})
+    mine = {one.name for one in summed}
+    bounds = {name: frozenset[str]().union(*leaves) for name, (_, leaves) in found.items()}
+    for one in summed:
+        if bounds[one.name] and one.is_discrete:
+            refuse_endless(one.name)
+    depends = {name: density & mine for name, (density, _) in found.items()}
+    for name in sorted(weighted):
+        if depends[name]:
+            refuse_weights(name, min(depends[name]))
+    return plan(summed, depends, frozenset(name for name in client_side if bounds[name] & mine))
 
 
 def of_one(summed: Sequence[Summed]) -> dict[str, Array]:
