@@ -13,6 +13,7 @@ import time
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpyro
 
 import numpyro_dppvi as dppvi
@@ -73,20 +74,21 @@ def tried(study: Study, beside: bool = True) -> Found:
         return Found("fails", f"must be refused ({study.refused}), but: {sentence}")
     if not beside or study.guide is not None:
         return Found("runs", sentence, seconds=seconds)
-    whole = Example(study.twin or study.model, study.records, study.model_kwargs)
+    records = {name: jnp.asarray(column) for name, column in study.records.items()}
+    whole = Example(study.twin or study.model, records, study.model_kwargs)
     shift, percent = difference(marginals(result.posterior), svi(whole, 4000, 1000))
     return Found("runs", sentence, shift, percent, seconds)
 
 
-def table(names: tuple[str, ...] = ()) -> None:
+def table(names: tuple[str, ...] = (), beside: bool = True) -> None:
     """One line a study, and how many run, are refused for their true reason, or fail."""
     numpyro.enable_x64(False)
     print("\nfit(method=NonPrivate()) with its defaults, two clients, beside SVI with AutoNormal")
     print(f"{'':<34}{'mean off (sd)':>14}{'sd off (%)':>12}{'seconds':>9}  status")
     found = {}
     for name in names or STUDIES:
-        found[name] = one = tried(STUDIES[name])
-        numbers = f"{one.shift:>14.3f}{one.percent:>12.1f}{one.seconds:>9.1f}"
+        found[name] = one = tried(STUDIES[name], beside)
+        numbers = f"{_or_dash(one.shift, 3):>14}{_or_dash(one.percent, 1):>12}{one.seconds:>9.1f}"
         shown = numbers if one.outcome == "runs" else f"{one.outcome:>35}"
         print(f"{name:<34}{shown}  {one.sentence}", flush=True)
     outcomes = [one.outcome for one in found.values()]
@@ -94,3 +96,8 @@ def table(names: tuple[str, ...] = ()) -> None:
     compared = [one for one in found.values() if one.shift == one.shift]
     close = sum(one.shift < CLOSE for one in compared)
     print(f"{len(found)} studies: {counts}; {close} of {len(compared)} within {CLOSE} sd of SVI.")
+
+
+def _or_dash(number: float, digits: int) -> str:
+    """A number, or a dash for NaN: nothing was compared."""
+    return f"{number:.{digits}f}" if number == number else "-"
