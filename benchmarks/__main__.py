@@ -12,6 +12,7 @@ from benchmarks import (
     believe,
     calibration,
     examples,
+    gallery,
     generic,
     selection,
     speed,
@@ -28,9 +29,10 @@ TABLES = {
     "believe": believe.table,
     "columns": believe.columns,
     "examples": lambda _seeds: examples.table(),
+    "gallery": lambda _seeds: gallery.table(),
 }
 
-SPECIAL = ("selection", "audit", "believe", "columns", "calibration", "examples")
+SPECIAL = ("selection", "audit", "believe", "columns", "calibration", "examples", "gallery")
 
 
 def main() -> None:

@@ -647,10 +647,18 @@ def some_latents_at_a_time(X, y):
     numpyro.sample("y", dist.Normal(X[:, 0] + a.sum(), 1), obs=y)
 
 
-def masks_outcomes(X, y):
+def imputes_a_column(X, y):
     w = weights()
     with numpyro.plate("records", X.shape[0]):
-        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y, obs_mask=X[:, 0] > 0)
+        age = numpyro.sample("age", dist.Gamma(2, 1), obs=X[:, 0], obs_mask=X[:, 1] > 0)
+        numpyro.sample("y", dist.Normal(w[0] + w[1] * age, 1), obs=y)
+
+
+def imputes_a_category(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        sex = numpyro.sample("sex", dist.Bernoulli(0.5), obs=X[:, 0], obs_mask=X[:, 1] > 0)
+        numpyro.sample("y", dist.Normal(w[0] + w[1] * sex, 1), obs=y)
 
 
 def asks_for_a_table(X, y):
@@ -670,6 +678,7 @@ class BadModel(NamedTuple):
 
 
 ITS_OWN = ["latent 'u'", "clients cannot share", "observe it", "integrate it out"]
+MARK_IT = ["infer={'enumerate': 'parallel'}", "summed out"]
 WRITE_A_GUIDE = ["latent 'k'", "discrete", "write a guide", "dist.Bernoulli", "dist.Categorical"]
 GROUPED = {"g": GROUPS}
 MIXES = ["'y'", "not the sum over each", "no client has all records", "by itself", "model_kwargs"]
@@ -686,7 +695,7 @@ MODELS = [
     BadModel(latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
     BadModel(latent_in_a_subsampled_plate, [*ITS_OWN, "data plate 'records'"]),
     BadModel(latent_in_a_plate_of_stated_size, [*ITS_OWN, "data plate 'records'"]),
-    BadModel(discrete_latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
+    BadModel(discrete_latent_in_the_plate, [*ITS_OWN[:3], "data plate 'records'", *MARK_IT]),
     BadModel(vector_of_one_latent_a_row, [*ITS_OWN, "one value per record"]),
     BadModel(
         as_long_as_the_data, ["runs on 12 rows only", "'u' has shape (12,)", "integrate it out"]
@@ -713,7 +722,8 @@ MODELS = [
         drops_units, ["'y'", "random numbers", "dropout", "must be the same", "leave them out"]
     ),
     BadModel(some_latents_at_a_time, ["'groups'", "'a'", "all of it", "leave out subsample_size"]),
-    BadModel(masks_outcomes, ["obs_mask", "'y_unobserved'", "cannot share", "mask(mask=seen)"]),
+    BadModel(imputes_a_column, ["'y'", "'age_unobserved'", "obs_mask", "normal distribution"]),
+    BadModel(imputes_a_category, ["'y'", "'sex_unobserved'", *MARK_IT]),
     BadModel(asks_for_a_table, [".values", "pandas", "write X instead", "to_numpy()"]),
     BadModel(by_position_only, ["'X'", "by position only", "remove the '/'"]),
 ]

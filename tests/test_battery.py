@@ -60,6 +60,13 @@ def missing_and_weighted(X, weight, seen, y):
         numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
 
 
+def missing_by_obs_mask(X, seen, y):
+    """What is missing integrates to one; the outcome is imputed in predictions."""
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y, obs_mask=seen)
+
+
 def penalised(X, y):
     """F18: a ridge and a pseudo-observation, both counted once."""
     w = weights()
@@ -105,6 +112,14 @@ def finite_mixture(y):
         numpyro.factor("y", jax.nn.logsumexp(log_probs, axis=-1))
 
 
+def one_site_a_record(X, y):
+    """A loop with a sample statement for each row, and a pseudo-observation counted once."""
+    w = weights()
+    numpyro.sample("pilot", dist.Normal(w[0], 0.1), obs=0.7)
+    for row in range(len(y)):
+        numpyro.sample(f"y_{row}", dist.Normal(X[row] @ w, 1), obs=y[row])
+
+
 MORE = {
     "truncated outcome": Example(truncated, {"X": X, "y": np.abs(z)}),
     "counts in a plate of stated size": Example(counted, {"y": rng.poisson(2.0, N)}),
@@ -115,10 +130,14 @@ MORE = {
         missing_and_weighted,
         {"X": X, "weight": np.full(N, 0.5), "seen": z > 0, "y": np.where(z > 0, z, 0.0)},
     ),
+    "missing by obs_mask": Example(
+        missing_by_obs_mask, {"X": X, "seen": z > 0, "y": np.where(z > 0, z, 1e3)}
+    ),
     "penalised": Example(penalised, {"X": X, "y": z}),
     "series by a loop": Example(series_by_scan, {"y": rng.normal(size=(N, 4))}),
     "several outcomes": Example(tables, {"X": X, "Z": rng.normal(size=(N, 2))}),
     "two kinds of outcome": Example(two_outcomes, {"X": X, "y": z, "count": rng.poisson(1, N)}),
+    "a statement a record": Example(one_site_a_record, {"X": X, "y": z}),
     "mixture by a factor": Example(finite_mixture, {"y": z}),
 }
 ALL = {**EXAMPLES, **GUIDED, **MORE}
@@ -167,6 +186,15 @@ def test_it_is_read_adds_up_and_has_gradients(name):
     assert isinstance(family, families.MeanField)
 
 
+def test_what_obs_mask_leaves_out_counts_for_nothing():
+    records = first_rows(MORE["missing by obs_mask"])
+    space = latents.from_model(missing_by_obs_mask, records)
+    w = jnp.array([0.3, -0.2, 0.1])
+    found = jax.vmap(space.log_likelihood, (None, 0))({"w": w}, records)
+    density = dist.Normal(records["X"] @ w, 1).log_prob(records["y"])
+    np.testing.assert_allclose(found, np.where(records["seen"], density, 0.0), rtol=1e-5)
+
+
 def by_name(space):
     return {latent.name: latent for latent in space.latents}
 
@@ -197,8 +225,9 @@ def test_it_can_be_fitted_in_private(name):
         assert np.all(np.isfinite(leaf))
 
 
+# SVI approximates what obs_mask leaves out as well, so that all it finds is too narrow.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize("name", [name for name in MORE if name != "missing by obs_mask"])
 def test_it_ends_where_svi_ends(name):
     """As `python -m benchmarks examples` shows for the models of `models/`."""
     posterior = benchmark.pvi(MORE[name], clients=3)

@@ -41,6 +41,11 @@ def extended(tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_the_page_on_models_runs(tmp_path):
+    assert run("models.md", tmp_path)["mixed"].posterior.names == ("shares", "centres")
+
+
+@pytest.mark.slow
 def test_the_page_on_posteriors_runs(names):
     np.testing.assert_array_equal(names["again"].mean["w"], names["posterior"].mean["w"])
     assert names["idata"].posterior["w"].dims == ("chain", "draw", "feature")

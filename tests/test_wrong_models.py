@@ -390,10 +390,11 @@ def counts_values(X, y, g):
     numpyro.sample("y", dist.Normal(a[g], 1), obs=y)
 
 
-def one_site_a_record(X, y):
-    w = weights()
-    for row in range(len(y)):
-        numpyro.sample(f"y_{row}", dist.Normal(X[row] @ w, 1), obs=y[row])
+def prior_and_likelihood_at_once(X, y):
+    """As in Stan: all of the log density is added up by hand."""
+    w = numpyro.sample("w", dist.Normal(0, 10).expand([2]).to_event(1))
+    prior = dist.Normal(0, 1).log_prob(w).sum()
+    numpyro.factor("target", prior + dist.Normal(X @ w, 1).log_prob(y).sum())
 
 
 def twelve_sites(X, y):
@@ -447,7 +448,7 @@ REASONS = {
     stacks_columns: [*NUMPY, "of stacks_columns)"],
     exponentiates_a_latent: [*NUMPY, "of exponentiates_a_latent)"],
     counts_values: ["depends on the values", "of counts_values)", "'num_groups': 8"],
-    one_site_a_record: LOOP,
+    prior_and_likelihood_at_once: ["'target'", "counted once", "a factor of its own"],
     twelve_sites: LOOP,
     pairs_of_rows: ["not on a single one", "of pairs_of_rows)", "a whole series one record"],
     scans_over_conditioned_rows: ["not on a single one", "a whole series one record"],
@@ -469,6 +470,29 @@ def test_a_model_is_refused_for_its_true_reason(model):
     assert len(said) <= 300
     for words in {id(w): w for w in (NUMPY, ONE_ROW, LOOP)}.values():
         assert (words[0] in said) == (words[0] in REASONS[model])
+
+
+def test_a_public_array_of_numpy_may_be_indexed_by_a_column():
+    """As in the radon study: ``uranium[county]``; other uses of it stay NumPy's."""
+    county, uranium = np.arange(N) % 3, np.array([0.5, -0.5, 1.0])
+
+    def model(county, y, uranium):
+        slope = numpyro.sample("slope", dist.Normal(0, 1).expand([int(len(uranium) / 3)]))
+        spread = np.maximum(uranium.std(), 1.0)
+        numpyro.sample("y", dist.Normal(slope * uranium[county], spread), obs=y)
+
+    data, constants = {"county": county, "y": Z}, {"uranium": uranium}
+    space = latents.from_model(model, data, constants)
+    theta, row = {"slope": jnp.array([2.0])}, {"county": 2, "y": 0.3}
+    row = {name: jnp.asarray(value) for name, value in row.items()}
+    expected = dist.Normal(2.0, 1.0).log_prob(0.3)
+    np.testing.assert_allclose(space.log_likelihood(theta, row), expected, rtol=1e-6)
+    method = dppvi.NonPrivate(1)
+    found = fit(model, data, method=method, budget=None, num_rounds=1, model_kwargs=constants)
+    drawn = found.posterior.predictive(jax.random.key(0), 2, county=county, y=Z)
+    assert drawn["y"].shape == (2, N)
+    groups = found.posterior.to_arviz(num_samples=2, public_data=data)
+    assert groups.log_likelihood["y"].shape == (1, 2, N)
 
 
 constraints = dist.constraints

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro.distributions import biject_to
 from numpyro.infer import MCMC, NUTS
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, PRNGKey
-from numpyro_dppvi.latents import HANDLERS
+from numpyro_dppvi.latents import HANDLERS, LatentSpace
 from numpyro_dppvi.methods.values import NonPrivate
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.records import Partition, Shards
@@ -180,11 +181,32 @@ def _nuts(
     if earlier is not None:
         priors = Posterior(earlier.natural, earlier.family, earlier.space, target, {}, {})
         target = with_earlier_prior
-    sampler = MCMC(NUTS(target), num_warmup=num_warmup, num_samples=num_samples, progress_bar=False)
+    options = {"num_warmup": num_warmup, "num_samples": num_samples, "progress_bar": False}
     with HANDLERS:
-        sampler.run(key, **arguments)
-    draws = sampler.get_samples()
+        if earlier is None and posterior.space.summation.summed:
+            draws = _nuts_of_density(posterior.space, rows, key, options)
+        else:
+            sampler = MCMC(NUTS(target), **options)
+            sampler.run(key, **arguments)
+            draws = sampler.get_samples()
     return {name: np.asarray(draws[name]) for name in posterior.names}
+
+
+def _nuts_of_density(
+    space: LatentSpace, rows: Mapping[str, Array], key: PRNGKey, options: Mapping[str, Any]
+) -> dict[str, Array]:
+    """NUTS on a density whose records' discrete latents are summed out."""
+    space = space.with_transforms({lt.name: biject_to(lt.support) for lt in space.latents})
+    names = frozenset(latent.name for latent in space.latents)
+
+    def potential(base: Mapping[str, Array]) -> Array:
+        of_rows = jax.vmap(space.log_likelihood, (None, 0))
+        return -space.log_prior(base, names) - jnp.sum(of_rows(space.constrain(base), rows))
+
+    start = {latent.name: jnp.zeros(latent.base_shape) for latent in space.latents}
+    sampler = MCMC(NUTS(potential_fn=potential), **options)
+    sampler.run(key, init_params=start)
+    return jax.jit(jax.vmap(space.constrain))(sampler.get_samples())
 
 
 def _records_of(shards: Shards, number: int) -> dict[str, np.ndarray]:

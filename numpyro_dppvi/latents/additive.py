@@ -35,6 +35,11 @@ _FACTOR = (
     "is multiplied by a number that depends on how many rows there are (N / len(y), say), but "
     "inference already counts each record once: leave that number out."
 )
+_PRIOR_TOO = (
+    "has a part that is counted once, whatever the rows (priors in the same numpyro.factor, say), "
+    "but each row counts it again: draw latents with numpyro.sample and their priors, or put that "
+    "part into a factor of its own."
+)
 _MIXES = (
     "over several records is not the sum over each (a mean, a cumulative sum, a softmax, a row's "
     "number or a process over rows mixes them), and no client has all records: write the density "
@@ -97,15 +102,19 @@ def _mixed(space: LatentSpace) -> tuple[str | None, str]:
     """A site whose density is not a sum over records, and why; ``None`` if there is none."""
     rng = np.random.default_rng(0)
     rows = {name: made_up(rng, s) for name, s in several(space.row, NUM_TOGETHER).items()}
-    single = jax.tree.map(lambda leaf: leaf[:, None], rows)
     theta = {latent.name: _thetas(rng, latent) for latent in space.latents}
+    # Whatever a record's own discrete latents are: then the sum over them is over each record, too.
+    summed = space.summation.summed
+    z_of = {z.name: z.made_up(rng, NUM_TOGETHER) for z in summed}
+    z_together = {z.name: z.joined(z_of[z.name]) for z in summed}
 
-    def all_at_once(seed: int) -> dict[str, Array]:
-        return jax.vmap(space.together, (0, None, None))(theta, rows, seed)
+    def all_at_once(seed: int, rows: Mapping[str, Array] = rows) -> dict[str, Array]:
+        return jax.vmap(space.together, (0, None, None, None))(theta, rows, seed, z_together)
 
-    def one_by_one(seed: int) -> dict[str, Array]:
-        of_rows = jax.vmap(space.together, (None, 0, None))
-        return jax.vmap(of_rows, (0, None, None))(theta, single, seed)
+    def one_by_one(seed: int, rows: Mapping[str, Array] = rows) -> dict[str, Array]:
+        single = {name: leaf[:, None] for name, leaf in rows.items()}
+        of_rows = jax.vmap(space.together, (None, 0, None, 0))
+        return jax.vmap(of_rows, (0, None, None, None))(theta, single, seed, z_of)
 
     # Compare log p(rows) with the sum of log p(row), with different seeds for the two, so that a
     # model that draws random numbers of its own differs, too.
@@ -116,7 +125,13 @@ def _mixed(space: LatentSpace) -> tuple[str | None, str]:
             continue
         if not _agree(density, jax.jit(all_at_once)(1)[name], size):
             return name, _RANDOM
-        return name, _FACTOR if _agree(NUM_TOGETHER * density, total, size) else _MIXES
+        if _agree(NUM_TOGETHER * density, total, size):
+            return name, _FACTOR
+        # What is left when the records are replaced by others depends on no record.
+        others = {key: made_up(rng, s) for key, s in several(space.row, NUM_TOGETHER).items()}
+        three, each = jax.jit(lambda rows: (all_at_once(0, rows), one_by_one(0, rows)))(others)
+        rest = three[name] - each[name].sum(axis=1)
+        return name, _PRIOR_TOO if _agree(density - total, rest, size) else _MIXES
     return None, ""
 
 

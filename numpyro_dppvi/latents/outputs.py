@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PRNGKey
-from numpyro_dppvi.latents.trace import HANDLERS
+from numpyro_dppvi.latents.trace import HANDLERS, indexable
 
 Dims = tuple[str | None, ...]
 
@@ -25,7 +24,7 @@ class Outcome(NamedTuple):
         shape: Shape of a value.
         dims: Plate names of its dimensions; ``None`` for dimensions without a plate.
         batch_dims: The same without event dimensions, as for the log likelihood.
-        inputs: Names of the model's arguments that the value depends on.
+        inputs: Names of the rows' arguments that the value depends on.
     """
 
     value: Array | None
@@ -41,26 +40,27 @@ def unconditioned(model: Model) -> Model:
 
 
 def outcomes(
-    model: Model, arguments: Mapping[str, Any], theta: Mapping[str, Array]
+    model: Model, rows: Mapping[str, Any], constants: Mapping[str, Any], theta: Mapping[str, Array]
 ) -> dict[str, Outcome]:
     """The sites that are not latents when the model is called with these arguments.
 
     Args:
         model: The model.
-        arguments: All its arguments.
+        rows: Arguments with one entry per record.
+        constants: The other arguments.
         theta: A value of every latent.
     """
-    arrays = {n: x for n, x in arguments.items() if isinstance(x, (jax.Array, np.ndarray))}
-    others = {n: x for n, x in arguments.items() if n not in arrays}
 
     def observed(**given: Any) -> dict[str, Array]:
-        trace = _trace(model, {**others, **given}, theta, jax.random.key(0))
+        trace = _trace(model, {**constants, **given}, theta, jax.random.key(0))
         return {n: jnp.asarray(s["value"]) for n, s in _outcomes(trace, theta) if s["is_observed"]}
 
     # Which arguments each observed value is computed from, to tell outcomes from covariates.
-    inputs = eval_provenance(observed, **arrays)
+    inputs = eval_provenance(observed, **rows)
     found = {}
-    for name, site in _outcomes(_trace(model, arguments, theta, jax.random.key(0)), theta):
+    for name, site in _outcomes(
+        _trace(model, {**constants, **rows}, theta, jax.random.key(0)), theta
+    ):
         batch = len(site["fn"].batch_shape)
         names: list[str | None] = [None] * batch
         for frame in site["cond_indep_stack"]:
@@ -180,4 +180,4 @@ def _trace(
 ) -> dict[str, Any]:
     fixed = handlers.substitute(model, data=dict(theta))
     with HANDLERS, handlers.block():  # hides this run from handlers of the caller
-        return handlers.trace(handlers.seed(fixed, rng_key)).get_trace(**arguments)
+        return handlers.trace(handlers.seed(fixed, rng_key)).get_trace(**indexable(arguments))

@@ -75,9 +75,15 @@ def _supported(
     """Whether all records of all clients are in the support, by site."""
     theta = {latent.name: _some_value(latent) for latent in space.latents}
 
+    # Where the support follows a discrete latent of the record, some of its values must allow it.
+    bounded = space.summation.bounded.intersection(names)
+
     def of_row(row: Mapping[str, Array]) -> dict[str, Array]:
         trace = space.trace(theta, row)
-        return {name: _is_supported(trace[name]) for name in names}
+        found = {name: _is_supported(trace[name]) for name in names if name not in bounded}
+        if bounded:
+            found |= dict.fromkeys(bounded, space.log_likelihood(theta, row) != -jnp.inf)
+        return found
 
     def of_client(client: tuple[Mapping[str, Array], Array]) -> dict[str, Array]:
         rows, is_record = client

@@ -4,7 +4,7 @@ from numpyro.distributions.constraints import Constraint
 
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.integers import integers
-from numpyro_dppvi.latents.trace import Structure
+from numpyro_dppvi.latents.trace import Site, Structure
 
 
 def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
@@ -17,22 +17,20 @@ def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
     Raises:
         UnsupportedModelError: Names the latent.
     """
-    latents = [site for site in found.sites if not site.observed]
+    own = {site.name for site in (*found.summed, *found.unseen)}
+    latents = [site for site in found.sites if not site.observed and site.name not in own]
     for site in latents:
         inside = [plate.name for plate in site.plates if plate.name in found.plates]
-        if site.name.endswith("_unobserved"):
-            raise UnsupportedModelError(
-                f"obs_mask makes {site.name!r} a latent with one value per record, which clients "
-                "cannot share: write with numpyro.handlers.mask(mask=seen) around the statement "
-                "instead, which leaves missing outcomes out."
-            )
         if inside or site.name in found.local:
             where = "has one value per record"
             if inside:
                 where = f"is inside the data plate {inside[0]!r}: each record would have its own"
+            otherwise = "integrate it out"
+            if site.discrete:
+                otherwise = "mark it, infer={'enumerate': 'parallel'}, and it is summed out"
             raise UnsupportedModelError(
                 f"latent {site.name!r} {where}, which clients cannot share. "
-                f"{_if_outcome(site.name, absent)}; otherwise sum or integrate it out."
+                f"{_if_outcome(site.name, absent)}; otherwise {otherwise}."
             )
         part = [plate for plate in site.plates if plate.drawn != plate.size]
         if part:
@@ -65,11 +63,16 @@ def refuse_infinite(name: str, support: Constraint) -> None:
         UnsupportedModelError: Names the latent.
     """
     if support.is_discrete and integers(support) is None:
-        raise UnsupportedModelError(
-            f"latent {name!r} is discrete and not on one finite range of integers, so its values "
-            "cannot be enumerated: give it a prior that is, such as dist.Categorical, or sum it "
-            "out in the model (a logsumexp in a numpyro.factor)."
-        )
+        refuse_endless(name)
+
+
+def refuse_endless(name: str) -> None:
+    """Refuses a discrete latent without one fixed and finite range of integers."""
+    raise UnsupportedModelError(
+        f"latent {name!r} is discrete and not on one finite range of integers, so its values "
+        "cannot be enumerated: give it a prior that is, such as dist.Categorical, or sum it "
+        "out in the model (a logsumexp in a numpyro.factor)."
+    )
 
 
 def refuse_moving_support(outcome: str, causes: frozenset[str]) -> None:
@@ -86,3 +89,23 @@ def refuse_moving_support(outcome: str, causes: frozenset[str]) -> None:
             "gradient shows where that bound is: bound the outcome by a public constant "
             "(model_kwargs) or a column of data."
         )
+
+
+def refuse_weights(name: str, summed: str) -> None:
+    """Refuses a density that ``handlers.scale`` changes, over whose classes is summed."""
+    raise UnsupportedModelError(
+        f"handlers.scale changes the density of {name!r}, but a sum over the discrete latent "
+        f"{summed!r} needs probabilities: leave it out, or sum out {summed!r} in the model (a "
+        "logsumexp in a numpyro.factor)."
+    )
+
+
+def refuse_imputed(unseen: Site, outcome: str) -> None:
+    """Refuses missing entries on which an outcome depends."""
+    instead = "give them a normal distribution or integrate them out in the model"
+    if unseen.discrete:
+        instead = "mark the statement, infer={'enumerate': 'parallel'}, and they are summed out"
+    raise UnsupportedModelError(
+        f"the outcome {outcome!r} depends on {unseen.name!r}, the missing entries by obs_mask, of "
+        f"which each record would have its own and which clients cannot share: {instead}."
+    )

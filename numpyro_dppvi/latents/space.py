@@ -1,9 +1,9 @@
 """A NumPyro model as partitioned inference sees it: latents, prior, one record's likelihood."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from numpyro.ops.provenance import eval_provenance
 from numpyro_dppvi._typing import Array, Model, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.reading import same, split
+from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
 from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
@@ -26,8 +27,20 @@ from numpyro_dppvi.latents.refusals import (
     refuse_moving_support,
     refuse_sites,
 )
+from numpyro_dppvi.latents.summation import (
+    OneRow,
+    Summation,
+    Summed,
+    imputed,
+    log_sum,
+    of_one,
+    read_summation,
+    read_summed,
+    with_own_gradient,
+)
 from numpyro_dppvi.latents.trace import (
     Site,
+    Structure,
     Trace,
     log_prob,
     rescaled,
@@ -37,9 +50,6 @@ from numpyro_dppvi.latents.trace import (
 
 # The number of made-up records on which a model is run to see whether it mixes records.
 NUM_TOGETHER = 3
-
-OneRow: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Trace]
-"""Runs the model with given latents on one row (arrays without the records' axis)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +121,11 @@ class LatentSpace:
             observed sites, by site.
         draw: ``(theta, row, rng_key) -> outcomes``: values of the observed sites, drawn from the
             model. Refuses densities that ``handlers.scale`` changes: nothing has them.
-        together: ``(theta, rows, seed) -> {site: scalar}``: log likelihood of several records by
+        together: ``(theta, rows, seed, z) -> {site: scalar}``: log likelihood of several records by
             observed site, from one run of the model on all of them. Inference never uses it; it
-            should equal the sum over single records (:mod:`numpyro_dppvi.latents.additive`).
+            should equal the sum over single records (:mod:`numpyro_dppvi.latents.additive`). If
+            records have discrete latents, it is of these values ``z`` of them, and they are among
+            the sites.
         trace: ``(theta, row, seed) -> sites``: NumPyro's trace of the model on one record;
             latents missing from ``theta`` are drawn from their priors.
         log_density: ``(theta, names) -> scalar``: log density of the named latents and of the
@@ -122,6 +134,7 @@ class LatentSpace:
         pseudo_observations: Observed sites that do not depend on records (such as a
             ``numpyro.factor`` that penalises a parameter), with the latents they depend on.
         client_side: Observed sites that depend on records.
+        summation: How the discrete latents of a record are summed out.
         row: Shapes and dtypes of one record.
         program: A digest of the computation. Spaces with equal digests are equal and share
             compiled programs.
@@ -137,6 +150,7 @@ class LatentSpace:
     parents: Mapping[str, frozenset[str]]
     pseudo_observations: Mapping[str, frozenset[str]]
     client_side: tuple[str, ...]
+    summation: Summation
     row: Mapping[str, jax.ShapeDtypeStruct]
     program: str
 
@@ -218,7 +232,9 @@ class LatentSpace:
             replace(latent, transform=transforms.get(latent.name, latent.transform))
             for latent in self.latents
         )
-        program = _program(latents, self.together, self.log_density, self.row)
+        program = _program(
+            latents, self.together, self.log_likelihood, self.log_density, self.row, self.summation
+        )
         return replace(self, latents=latents, program=program)
 
 
@@ -246,40 +262,72 @@ def from_model(
     sites, plates = found.sites, found.plates
     refuse_sites(found, absent_arguments(model, {*abstract, *kwargs}))
 
+    def run_rows(values: Mapping[str, Array], rows: Mapping[str, Array], seed: Any = 0) -> Trace:
+        num_rows = len(next(iter(rows.values())))
+        theta = {name: x for name, x in values.items() if name not in integrated}
+        distances = {name: x for name, x in values.items() if name in integrated}
+        return run_model(model, rows, kwargs, theta, plates, num_rows, seed, distances)
+
     def run(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any = 0) -> Trace:
-        one_row = {name: value[None] for name, value in row.items()}
-        return run_model(model, one_row, kwargs, theta, plates, 1, seed)
+        return run_rows(theta, {name: value[None] for name, value in row.items()}, seed)
 
     zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
+    own = {site.name for site in (*found.summed, *found.unseen)}
+    integrated: frozenset[str] = frozenset()
     try:
-        latents, parents = _latents(run, zeros, [site for site in sites if not site.observed])
+        missing = imputed(run, zeros, found)
+        integrated = frozenset(site.name for site in missing)
+        summed = read_summed(run_rows, zeros, (*found.summed, *missing))
+        latents, parents = _latents(
+            run, zeros, [s for s in sites if not s.observed and s.name not in own], summed
+        )
     except UnsupportedModelError:
         raise
     except WRONG_NUMBER_ERRORS as error:
         raise UnsupportedModelError(several_rows_only(error)) from error
-    client_side, server_side = _sides(run, latents, zeros, sites, plates)
+    client_side, server_side = _sides(run, latents, zeros, found, summed)
+    values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
+    summation = read_summation(run, values, zeros, client_side, plates, summed)
+
+    def densities(trace: Trace, z: Mapping[str, Array]) -> dict[str, Array]:
+        terms = {name: log_prob(trace[name], trace, plates) for name in client_side}
+        for name in summation.bounded:
+            possible = domains.inside(trace[name]["fn"], jnp.asarray(trace[name]["value"]))
+            terms[name] = jnp.where(jnp.all(possible), terms[name], -jnp.inf)
+        return terms | {one.name: one.log_prob(trace[one.name], z.get(one.name)) for one in summed}
 
     def together(
-        theta: Mapping[str, Array], rows: Mapping[str, Array], seed: Any = 0
+        theta: Mapping[str, Array],
+        rows: Mapping[str, Array],
+        seed: Any = 0,
+        z: Mapping[str, Array] | None = None,
     ) -> dict[str, Array]:
-        num_rows = len(next(iter(rows.values())))
-        trace = run_model(model, rows, kwargs, theta, plates, num_rows, seed)
-        return {name: log_prob(trace[name], trace, plates) for name in client_side}
-
-    def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-        return _total(together(theta, {name: value[None] for name, value in row.items()}).values())
+        trace = run_rows({**theta, **(z or {})}, rows, seed)
+        if found.loop:  # several rows have more sites than one
+            return {client_side[0]: _total(_of_records(trace, server_side, plates))}
+        return densities(trace, z or {})
 
     def log_likelihood_of(
         theta: Mapping[str, Array], row: Mapping[str, Array], outcomes: Mapping[str, Array]
     ) -> Array:
-        trace = run(theta, row)
-        given = {name: {**trace[name], "value": outcomes[name]} for name in client_side}
-        return _total(log_prob(site, trace, plates) for site in given.values())
+        def at(z: Mapping[str, Array]) -> dict[str, Array]:
+            trace = run({**theta, **z}, row)
+            given = {name: {**trace[name], "value": value} for name, value in outcomes.items()}
+            return densities({**trace, **given}, z)
+
+        return log_sum(at, summation)
+
+    if summed:
+        log_likelihood_of = with_own_gradient(log_likelihood_of)
+
+    def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+        return log_likelihood_of(theta, row, {})
 
     def draw(
         theta: Mapping[str, Array], row: Mapping[str, Array], rng_key: PRNGKey
     ) -> dict[str, Array]:
-        trace = run(theta, row)
+        # A record's own discrete latents are drawn with its outcomes.
+        trace = run(theta, row, jax.random.fold_in(rng_key, 1) if summed else 0)
         keys = jax.random.split(rng_key, len(client_side))
         drawn = {}
         for name, key in zip(client_side, keys, strict=True):
@@ -298,7 +346,7 @@ def from_model(
         return _total(log_prob(trace[name], trace, plates) for name in (*names, *server_side))
 
     row = {name: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for name, s in abstract.items()}
-    program = _program(latents, together, log_density, row)
+    program = _program(latents, together, log_likelihood, log_density, row, summation)
     return LatentSpace(
         latents=latents,
         log_likelihood=log_likelihood,
@@ -310,6 +358,7 @@ def from_model(
         parents=parents,
         pseudo_observations=server_side,
         client_side=client_side,
+        summation=summation,
         row=row,
         program=program,
     )
@@ -332,8 +381,10 @@ def several(row: Mapping[str, jax.ShapeDtypeStruct], number: int) -> dict[str, A
 def _program(
     latents: tuple[Latent, ...],
     together: Callable[..., dict[str, Array]],
+    log_likelihood: Callable[..., Array],
     log_density: Callable[..., Array],
     row: Mapping[str, jax.ShapeDtypeStruct],
+    summation: Summation,
 ) -> str:
     """A digest of everything that inference computes with the model."""
     dtype = jnp.result_type(float)
@@ -344,13 +395,14 @@ def _program(
     facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
     return f"{facts} " + fingerprint(
         *(jax.make_jaxpr(together)(theta, several(row, number)) for number in (1, NUM_TOGETHER)),
+        *([jax.make_jaxpr(log_likelihood)(theta, dict(row))] if summation.summed else []),
         jax.make_jaxpr(lambda theta: log_density(theta, names))(theta),
         jax.make_jaxpr(lambda b: [latent.transform(b[latent.name]) for latent in latents])(base),
     )
 
 
 def _latents(
-    run: OneRow, zeros: Mapping[str, Array], sites: Sequence[Site]
+    run: OneRow, zeros: Mapping[str, Array], sites: Sequence[Site], summed: Sequence[Summed]
 ) -> tuple[tuple[Latent, ...], dict[str, frozenset[str]]]:
     """The latents, and the parents of each."""
     names = [site.name for site in sites]
@@ -367,7 +419,7 @@ def _latents(
 
     # Compiled as a whole: run eagerly, each operation would be compiled separately.
     facts = jax.jit(read, static_argnums=0)(0)
-    parents = _parents(run, zeros, values)
+    parents = _parents(run, zeros, values, summed)
     latents = []
     for site in sites:
         (fn, support), value = facts[site.name], values[site.name]
@@ -397,21 +449,25 @@ def _dims(site: Site, fn: dist.Distribution) -> tuple[str | None, ...]:
 
 
 def _parents(
-    run: OneRow, zeros: Mapping[str, Array], values: Mapping[str, np.ndarray]
+    run: OneRow,
+    zeros: Mapping[str, Array],
+    values: Mapping[str, np.ndarray],
+    summed: Sequence[Summed],
 ) -> dict[str, frozenset[str]]:
     """The latents that each latent's prior depends on; refuses dependence on data."""
 
     # eval_provenance runs the function abstractly and returns, for each output, the names of the
-    # inputs it depends on. "$data" cannot be the name of a latent or argument.
+    # inputs it depends on. "$data" cannot be the name of a latent or argument. A record's own
+    # discrete latents are part of the record.
     def parameters(**given: Any) -> dict[str, PyTree]:
-        rows = given.pop("$data")
-        trace = run(given, rows)
+        rows, z = given.pop("$data")
+        trace = run({**given, **z}, rows)
         return {
             name: (jax.tree.leaves(trace[name]["fn"]), jax.tree.leaves(trace[name]["fn"].support))
             for name in values
         }
 
-    found = eval_provenance(parameters, **values, **{"$data": dict(zeros)})
+    found = eval_provenance(parameters, **values, **{"$data": (dict(zeros), of_one(summed))})
     parents = {}
     for name, (fn_leaves, support_leaves) in found.items():
         # The prior is evaluated by the server without privacy, so it must not depend on records.
@@ -433,19 +489,23 @@ def _sides(
     run: OneRow,
     latents: tuple[Latent, ...],
     zeros: Mapping[str, Array],
-    sites: Sequence[Site],
-    plates: frozenset[str],
+    structure: Structure,
+    summed: Sequence[Summed],
 ) -> tuple[tuple[str, ...], dict[str, frozenset[str]]]:
     """Splits observed sites into those that depend on records and those that act as priors."""
-    observed = [site for site in sites if site.observed]
+    observed = [site for site in structure.sites if site.observed]
+    plates = structure.plates
 
     def log_probs(**given: Any) -> tuple[dict[str, Array], dict[str, PyTree]]:
-        trace = run({latent.name: given[latent.name] for latent in latents}, given["$data"])
+        rows, z = given.pop("$data")
+        trace = run({**given, **z}, rows)
         density = {site.name: log_prob(trace[site.name], trace, plates) for site in observed}
         return density, {s.name: jax.tree.leaves(trace[s.name]["fn"].support) for s in observed}
 
     values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
-    found, supports = eval_provenance(log_probs, **values, **{"$data": dict(zeros)})
+    found, supports = eval_provenance(
+        log_probs, **values, **{"$data": (dict(zeros), of_one(summed))}
+    )
     for name, leaves in supports.items():
         refuse_moving_support(name, frozenset().union(*leaves) - {"$data"})
     client_side, server_side = [], {}
@@ -463,6 +523,15 @@ def _sides(
             "numpyro.sample('y', ..., obs=y)."
         )
     return tuple(client_side), server_side
+
+
+def _of_records(
+    trace: Trace, server_side: Mapping[str, frozenset[str]], plates: frozenset[str]
+) -> Iterator[Array]:
+    """Yields the densities of all observed sites but those that act as priors."""
+    for name, site in trace.items():
+        if site["type"] == "sample" and site["is_observed"] and name not in server_side:
+            yield log_prob(site, trace, plates)
 
 
 def _total(terms: Iterable[Array]) -> Array:

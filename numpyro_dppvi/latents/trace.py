@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
 from numpyro_dppvi._typing import Array, Model, Records
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents.domains import proper
 from numpyro_dppvi.latents.reasons import (
     CONCRETE_VALUE_ERRORS,
@@ -31,6 +33,9 @@ Trace = dict[str, Any]
 # holds this lock. No other lock is taken while it is held, so it cannot deadlock.
 HANDLERS = threading.RLock()
 
+# What NumPyro calls the entries that ``obs_mask`` leaves out: the outcome's name and this.
+UNSEEN = "_unobserved"
+
 # JAX's message about an attribute that its arrays do not have.
 _ATTRIBUTE = re.compile(r"Tracer'? .*has no attribute '?(\w+)")
 
@@ -46,11 +51,15 @@ class Plate(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Static facts about a sample site; ``shapes`` are those of its value and distribution."""
+    """Static facts about a sample site; ``shapes`` are those of its value and distribution.
+
+    ``marked`` is whether it says ``infer={"enumerate": "parallel"}``.
+    """
 
     name: str
     observed: bool
     discrete: bool
+    marked: bool
     plates: tuple[Plate, ...]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -62,11 +71,28 @@ class Structure(NamedTuple):
         sites: All sample sites.
         plates: Names of the plates over records.
         local: Latents with one entry per record.
+        loop: Whether each record has an observed site of its own, by a loop over rows. Then
+            ``sites`` are those of one row.
     """
 
     sites: tuple[Site, ...]
     plates: frozenset[str]
     local: frozenset[str]
+    loop: bool = False
+
+    @property
+    def summed(self) -> tuple[Site, ...]:
+        """The discrete latents with one entry per record that are marked for enumeration."""
+        return tuple(s for s in self.sites if s.name in self.local and s.discrete and s.marked)
+
+    @property
+    def unseen(self) -> tuple[Site, ...]:
+        """The entries that ``obs_mask`` leaves out, unless they are summed out."""
+        return tuple(
+            s
+            for s in self.sites
+            if s.name in self.local and s.name.endswith(UNSEEN) and not (s.discrete and s.marked)
+        )
 
 
 class _ProperPriors(Messenger):
@@ -99,6 +125,49 @@ class _ForcedPlates(Messenger):
             msg["value"] = jnp.arange(self.num_rows)
 
 
+class _AtDistances(Messenger):
+    """Gives normal sites values at given distances from their means, in standard deviations."""
+
+    def __init__(self, fn: Model, distances: Mapping[str, Array]) -> None:
+        super().__init__(fn)
+        self.distances = distances
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.distances:
+            base, transforms = normal_of(msg["fn"])
+            value = base.loc + base.scale * self.distances[msg["name"]]
+            for transform in transforms:
+                value = transform(value)
+            msg["value"] = value
+
+
+def normal_of(fn: Any) -> Any:
+    """The normal distribution behind another, and the transforms to it; ``None`` if none is."""
+    while isinstance(fn, dist.MaskedDistribution):
+        fn = fn.base_dist
+    base, transforms = split(fn)
+    return (base, transforms) if isinstance(base, dist.Normal) else None
+
+
+class _Public(np.ndarray):
+    """A public array of NumPy's that a traced column may index, as in ``uranium[county]``."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(index)):
+            return jnp.asarray(np.asarray(self))[index]
+        return super().__getitem__(index)
+
+
+def indexable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's public arguments: NumPy's arrays of numbers as ones that columns may index."""
+
+    def of(value: Any) -> Any:
+        is_plain = type(value) is np.ndarray and value.dtype.kind in "biuf"
+        return value.view(_Public) if is_plain else value
+
+    return {name: of(value) for name, value in arguments.items()}
+
+
 def run_model(
     model: Model,
     rows: Records,
@@ -107,12 +176,18 @@ def run_model(
     plates: frozenset[str],
     num_rows: int,
     seed: Any = 0,
+    distances: Mapping[str, Array] | None = None,
 ) -> Trace:
-    """Runs the model on some rows with latents fixed to ``theta``."""
+    """Runs the model on some rows with latents fixed to ``theta``.
+
+    Those of ``distances`` are fixed so many standard deviations from their means.
+    """
     forced = _ForcedPlates(model, plates, num_rows)
+    if distances:
+        forced = _AtDistances(forced, distances)
     seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
     with HANDLERS, handlers.block():  # hides this run from handlers of the caller
-        return handlers.trace(seeded).get_trace(**rows, **kwargs)
+        return handlers.trace(seeded).get_trace(**rows, **indexable(kwargs))
 
 
 def static_facts(
@@ -185,7 +260,9 @@ def _site(site: dict[str, Any], trace: Trace) -> Site:
         for frame in site["cond_indep_stack"]
     )
     shapes = (jnp.shape(site["value"]), fn.batch_shape + fn.event_shape)
-    return Site(site["name"], site["is_observed"], bool(fn.support.is_discrete), plates, shapes)
+    marked = site["infer"].get("enumerate") == "parallel"
+    discrete = bool(fn.support.is_discrete)
+    return Site(site["name"], site["is_observed"], discrete, marked, plates, shapes)
 
 
 def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Structure:
@@ -207,10 +284,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         error.add_note(f"The model was run on arrays of these shapes: {given}.")
         raise
     num_rows = next(iter(shapes.values())).shape[0]
-    longer = {
-        name: jax.ShapeDtypeStruct((num_rows + 1, *s.shape[1:]), s.dtype)
-        for name, s in shapes.items()
-    }
+    longer = _resized(shapes, num_rows + 1)
     # Candidates are tried until one makes an observed site grow with the rows. If none does but
     # some run, the first of these is taken: then outcomes may not be in a plate at all.
     first, wrong = None, None
@@ -228,8 +302,10 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         raise UnsupportedModelError(
             one_row_only(num_rows, sites, lambda: program(dict(shapes)), kwargs, wrong)
         )
-    _refuse_a_site_a_record(sites, first[1])
-    return _compare(sites, first[1], first[0])
+    forced, grown = first
+    if any(site.observed for site in _only_in(grown, sites)):
+        return _of_a_loop(model, shapes, kwargs, grown, forced)
+    return _compare(sites, grown, forced)
 
 
 def _log_probs(
@@ -240,11 +316,38 @@ def _log_probs(
     return [site["fn"].log_prob(site["value"]) for site in samples]
 
 
-def _refuse_a_site_a_record(sites: tuple[Site, ...], grown: tuple[Site, ...]) -> None:
-    """Refuses a loop over records with a sample statement for each."""
-    new = {site.name for site in grown if site.observed} - {site.name for site in sites}
-    if new:
-        raise UnsupportedModelError(a_site_a_record(min(new)))
+def _only_in(sites: tuple[Site, ...], others: tuple[Site, ...]) -> list[Site]:
+    """The sites whose names are not among others."""
+    names = {site.name for site in others}
+    return [site for site in sites if site.name not in names]
+
+
+def _of_a_loop(
+    model: Model,
+    shapes: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
+    grown: tuple[Site, ...],
+    forced: frozenset[str],
+) -> Structure:
+    """The structure of a model with a loop over records and a sample statement for each."""
+    refusal = UnsupportedModelError(a_site_a_record(min(s.name for s in grown if s.observed)))
+    try:
+        sites, of_two = (
+            static_facts(model, _resized(shapes, number), kwargs, forced) for number in (1, 2)
+        )
+    except WRONG_NUMBER_ERRORS:
+        raise refusal from None
+    new = _only_in(of_two, sites)
+    if not new or not all(site.observed for site in new):
+        raise refusal
+    found = _compare(sites, of_two, forced)
+    return Structure(sites, found.plates, found.local, loop=True)
+
+
+def _resized(shapes: Mapping[str, Any], num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        name: jax.ShapeDtypeStruct((num_rows, *s.shape[1:]), s.dtype) for name, s in shapes.items()
+    }
 
 
 def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str]]:
@@ -252,7 +355,8 @@ def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str
     # A plate that also holds a latent is more likely one of groups, of which there happen to be as
     # many as rows.
     observed = {p.name for s in sites if s.observed for p in s.plates if p.size == num_rows}
-    with_latent = {p.name for s in sites if not s.observed for p in s.plates}
+    latents = [s for s in sites if not s.observed and not (s.discrete and s.marked)]
+    with_latent = {p.name for s in latents for p in s.plates}
     return [
         frozenset(),
         frozenset(observed - with_latent),
@@ -265,11 +369,15 @@ def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset
     """The structure that two traces show, of which the second has one more row."""
     after = {site.name: site for site in grown}
     changed = [site for site in sites if after.get(site.name) != site]
-    plates = {p.name for s in changed for p in set(s.plates) - set(after[s.name].plates)}
+    grown_plates = {p.name for s in changed for p in set(s.plates) - set(after[s.name].plates)}
+    plates = forced | grown_plates
     local = frozenset(
-        s.name for s in changed if not s.observed and s.shapes != after[s.name].shapes
+        s.name
+        for s in sites
+        if not s.observed
+        and (s.shapes != after[s.name].shapes or any(plate.name in plates for plate in s.plates))
     )
-    return Structure(sites, forced | plates, local)
+    return Structure(sites, plates, local)
 
 
 def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Array:

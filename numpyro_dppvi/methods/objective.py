@@ -184,7 +184,7 @@ def floats_per_record(
     else:
         points = jax.eval_shape(lambda c: _points(rule, rng_key, rest, c), coordinates)
         floats = sum(leaf.size for leaf in jax.tree.leaves(points))
-    return max(1, floats) * enumeration.num_joint_values(family)
+    return max(1, floats) * enumeration.num_joint_values(family) * space.summation.num_terms
 
 
 def _points(

@@ -37,6 +37,7 @@ def of_draws(space: LatentSpace, draws: Mapping[str, Array], derived: Derived) -
 
 def of_public_data(
     model: Model,
+    space: LatentSpace,
     draws: Mapping[str, Array],
     rows: Mapping[str, Any],
     constants: Mapping[str, Any],
@@ -47,6 +48,7 @@ def of_public_data(
 
     Args:
         model: The model.
+        space: Its latents, in the fit.
         draws: Posterior draws of all latents, on a leading axis.
         rows: Arguments with one entry per record.
         constants: The model's other arguments.
@@ -55,29 +57,35 @@ def of_public_data(
 
     Returns:
         ``posterior_predictive``; if there are outcomes, ``log_likelihood`` and ``observed_data``;
-        if there are other arrays, ``constant_data``.
+        if there are other arrays, ``constant_data``. Where records have discrete latents, these are
+        summed out, and the log likelihood is of all outcomes of a record together: it bears the
+        outcome's name if there is one, else ``outcomes``.
     """
-    arguments = {**constants, **rows}
     first = {name: value[0] for name, value in draws.items()}
-    sites = outputs.outcomes(model, arguments, first)
+    sites = outputs.outcomes(model, rows, constants, first)
     predicted = predictions.predict(model, draws, rows, constants, rng_key)
     groups: dict[str, Group] = {
         "posterior_predictive": {n: Variable(predicted[n], sites[n].dims) for n in sites}
     }
     values = {name: site.value for name, site in sites.items() if site.value is not None}
     seen = {name: sites[name] for name in values}
-    if seen:
+    num_rows = len(next(iter(rows.values()))) if rows else -1
+    record = _record_dim(sites, num_rows)
+    if seen and space.summation.summed:
+        density = predictions.log_likelihood_of_records(model, draws, rows, constants)
+        name = next(iter(seen)) if len(seen) == 1 else "outcomes"
+        groups["log_likelihood"] = {name: Variable(density, [record] if record else [])}
+    elif seen:
         densities = predictions.log_likelihood(model, draws, rows, constants)
         groups["log_likelihood"] = {
             n: Variable(densities[n], site.batch_dims) for n, site in seen.items()
         }
+    if seen:
         groups["observed_data"] = {n: Variable(values[n], site.dims) for n, site in seen.items()}
     # Arguments from which observed values are computed are outcomes; the rest is constant data.
     outcome = frozenset[str]().union(*(site.inputs for site in seen.values()))
     rest = {n: np.asarray(x) for n, x in given.items() if n not in outcome and _is_array(x)}
     if rest:
-        num_rows = len(next(iter(rows.values()))) if rows else -1
-        record = _record_dim(sites, num_rows)
         groups["constant_data"] = {
             name: Variable(value, [record] if name in rows and record else [])
             for name, value in rest.items()

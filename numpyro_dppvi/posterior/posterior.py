@@ -271,7 +271,7 @@ class Posterior:
         }
         if public_data is not None:
             groups |= exported.of_public_data(
-                self.model, draws, rows, constants, public_data, site_key
+                self.model, self.space, draws, rows, constants, public_data, site_key
             )
         return to_arviz(groups, dims, coords, self.attrs)
 

@@ -12,8 +12,9 @@ from numpyro.infer import log_likelihood as numpyro_log_likelihood
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Model, PRNGKey
-from numpyro_dppvi.latents import HANDLERS
+from numpyro_dppvi.latents import HANDLERS, from_model
 from numpyro_dppvi.latents.outputs import unconditioned
+from numpyro_dppvi.latents.trace import indexable
 
 # The most predictions in a batch (256 MiB of 32-bit floats).
 _VALUES_PER_BATCH = 2**26
@@ -45,7 +46,8 @@ def predict(
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         with HANDLERS:
-            found = Predictive(unconditioned(model), dict(draws))(key, **constants, **rows)
+            sites = Predictive(unconditioned(model), dict(draws))
+            found = sites(key, **indexable(constants), **rows)
         return {name: value for name, value in found.items() if value.size}  # drops factors
 
     return _in_batches(call, rows, _num(draws), rng_key, batch_size)
@@ -63,9 +65,36 @@ def log_likelihood(
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         del key
         with HANDLERS:
-            return dict(numpyro_log_likelihood(model, dict(draws), **constants, **rows))
+            found = numpyro_log_likelihood(model, dict(draws), **indexable(constants), **rows)
+        return dict(found)
 
     return _in_batches(call, rows, _num(draws), jax.random.key(0), batch_size)
+
+
+def log_likelihood_of_records(
+    model: Model,
+    draws: Mapping[str, Array],
+    rows: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    batch_size: int | None = None,
+) -> Array:
+    """Log density of every record, all of its outcomes together, its discrete latents summed out.
+
+    Arguments as for :func:`predict`.
+
+    Returns:
+        An array of shape ``(num_draws, num_rows)``.
+    """
+    space = from_model(model, rows, constants)
+
+    def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
+        del key
+        of_rows = jax.vmap(space.log_likelihood, (None, 0))
+        found = jax.lax.map(lambda theta: of_rows(theta, dict(rows)), dict(draws))
+        return {"records": found}
+
+    found = _in_batches(jax.jit(call), rows, _num(draws), jax.random.key(0), batch_size)
+    return found["records"]
 
 
 def _num(draws: Mapping[str, Array]) -> int:

@@ -161,7 +161,7 @@ def fit(
     Main arguments:
 
     Args:
-        model: Any NumPyro model with global, continuous latents, called as
+        model: Any NumPyro model whose records share its latents, called as
             ``model(**data, **model_kwargs)``.
         guide: ``None`` or ``AutoNormal(model)``, ``AutoMultivariateNormal(model)``, or a function
             that draws every latent from a distribution of its own.

@@ -1,0 +1,103 @@
+"""Every study of the gallery: what ``fit`` makes of it with its defaults, beside NumPyro's SVI.
+
+    python -m benchmarks gallery
+
+Records are made up and nothing is fetched. ``fit`` runs without privacy, over two clients and with
+its defaults; SVI fits the same model and guide (``AutoNormal``) to all records. Latent by latent in
+unconstrained space: the largest shift of a mean, in SVI's standard deviations, and the largest
+change of a standard deviation. Where records have discrete latents of their own, SVI fits the same
+density with these summed out by hand. What is refused is shown with its sentence.
+"""
+
+import time
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+
+import numpyro_dppvi as dppvi
+from benchmarks.examples import Example, difference, marginals, svi
+from benchmarks.studies import STUDIES
+from benchmarks.studies.study import Study
+
+CLOSE = 0.1
+"""A posterior whose means are within so many standard deviations of SVI's counts as close."""
+
+_STUMBLES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+class Found(NamedTuple):
+    """What came out of one study.
+
+    Attributes:
+        outcome: ``"runs"``, ``"refused"``, or ``"fails"``.
+        sentence: The run's status, or why it was refused or has failed.
+        shift: The largest shift of a mean from SVI's, in its standard deviations; NaN without.
+        percent: The largest change of a standard deviation.
+        seconds: Wall time of the fit, with compilation.
+    """
+
+    outcome: str
+    sentence: str
+    shift: float = float("nan")
+    percent: float = float("nan")
+    seconds: float = float("nan")
+
+
+def fitted(study: Study) -> dppvi.FitResult:
+    """The fit with its defaults, without privacy."""
+    return dppvi.fit(
+        study.model,
+        study.guide,
+        dict(study.records),
+        rng_key=jax.random.key(0),
+        clients=2,
+        method=dppvi.NonPrivate(),
+        model_kwargs=study.model_kwargs,
+        progress_bar=False,
+    )
+
+
+def tried(study: Study, beside: bool = True) -> Found:
+    """Fits a study; with ``beside`` to SVI, too."""
+    begun = time.perf_counter()
+    try:
+        result = fitted(study)
+    except dppvi.UnsupportedModelError as refusal:
+        is_true = bool(study.refused) and study.refused in str(refusal)
+        return Found("refused" if is_true else "fails", str(refusal))
+    except _STUMBLES as error:
+        return Found("fails", f"{type(error).__name__}: {error}".splitlines()[0])
+    seconds, sentence = time.perf_counter() - begun, str(result.status)
+    if study.refused:
+        return Found("fails", f"must be refused ({study.refused}), but: {sentence}")
+    if not beside or study.guide is not None:
+        return Found("runs", sentence, seconds=seconds)
+    records = {name: jnp.asarray(column) for name, column in study.records.items()}
+    whole = Example(study.twin or study.model, records, study.model_kwargs)
+    shift, percent = difference(marginals(result.posterior), svi(whole, 4000, 1000))
+    return Found("runs", sentence, shift, percent, seconds)
+
+
+def table(names: tuple[str, ...] = (), beside: bool = True) -> None:
+    """One line a study, and how many run, are refused for their true reason, or fail."""
+    numpyro.enable_x64(False)
+    print("\nfit(method=NonPrivate()) with its defaults, two clients, beside SVI with AutoNormal")
+    print(f"{'':<34}{'mean off (sd)':>14}{'sd off (%)':>12}{'seconds':>9}  status")
+    found = {}
+    for name in names or STUDIES:
+        found[name] = one = tried(STUDIES[name], beside)
+        numbers = f"{_or_dash(one.shift, 3):>14}{_or_dash(one.percent, 1):>12}{one.seconds:>9.1f}"
+        shown = numbers if one.outcome == "runs" else f"{one.outcome:>35}"
+        print(f"{name:<34}{shown}  {one.sentence}", flush=True)
+    outcomes = [one.outcome for one in found.values()]
+    counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("runs", "refused", "fails"))
+    compared = [one for one in found.values() if one.shift == one.shift]
+    close = sum(one.shift < CLOSE for one in compared)
+    print(f"{len(found)} studies: {counts}; {close} of {len(compared)} within {CLOSE} sd of SVI.")
+
+
+def _or_dash(number: float, digits: int) -> str:
+    """A number, or a dash for NaN: nothing was compared."""
+    return f"{number:.{digits}f}" if number == number else "-"

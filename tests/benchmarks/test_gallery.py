@@ -1,0 +1,65 @@
+"""The gallery: studies of many kinds are read, or refused for their true reason."""
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import gallery
+from benchmarks.studies import CLASSES, REFUSED, STUDIES
+from numpyro_dppvi import guides, latents
+
+FITTED = [name for name in STUDIES if name not in REFUSED]
+
+
+def test_there_are_at_least_sixty_each_with_records():
+    assert len(STUDIES) >= 60
+    assert len({id(study.model) for study in STUDIES.values()}) == len(STUDIES)
+    for name, study in STUDIES.items():
+        assert len({len(column) for column in study.records.values()}) == 1, name
+        assert bool(study.refused) == (name in REFUSED)
+        assert (study.twin is not None) == (name in CLASSES)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_for_its_true_reason(name):
+    found = gallery.tried(REFUSED[name])
+    assert found.outcome == "refused", found.sentence
+
+
+def test_a_study_that_is_refused_for_another_reason_fails():
+    found = gallery.tried(REFUSED["one series by lags"]._replace(refused="the moon"))
+    assert found.outcome == "fails"
+
+
+def test_the_table_counts_outcomes(capsys):
+    gallery.table(tuple(REFUSED)[:2])
+    assert "2 studies: 0 runs, 2 refused, 0 fails; 0 of 0" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FITTED)
+def test_it_is_read_and_adds_up(name):
+    study = STUDIES[name]
+    records = {key: np.asarray(column) for key, column in study.records.items()}
+    space = latents.from_model(study.model, records, study.model_kwargs)
+    latents.check_additive(space, study.model_kwargs, len(next(iter(records.values()))))
+    latents.check_priors(space)
+    guides.approximation(study.guide, study.model, space, records, study.model_kwargs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_twin_has_the_same_density(name):
+    """Both are sums over records; the twin has no latents of its own."""
+    study = STUDIES[name]
+    records = {key: np.asarray(column)[:20] for key, column in study.records.items()}
+    mine, twin = (latents.from_model(model, records) for model in (study.model, study.twin))
+    assert [latent.name for latent in mine.latents] == [latent.name for latent in twin.latents]
+    assert mine.summation.summed or name == "outcomes not given"
+    base = {lt.name: jax.numpy.full(lt.base_shape, 0.3) for lt in mine.latents}
+
+    def densities(space):
+        theta = space.constrain(base)
+        return jax.jit(jax.vmap(space.log_likelihood, (None, 0)))(theta, records)
+
+    np.testing.assert_allclose(densities(mine), densities(twin), rtol=2e-4, atol=2e-4)
