@@ -213,7 +213,7 @@ def read_visit(data: bytes, head: Head, form: Form) -> Visit:
     trees = _trees(data, head, form.visit)
     if not 0 <= trees["share"] <= 1:
         raise MalformedError("the share is not between 0 and 1")
-    return Visit(**facts, **({"factor": None, "told": None} | trees))
+    return Visit(**{"factor": None, "told": None, **facts, **trees})
 
 
 def read_reply(data: bytes, form: Form) -> Reply:

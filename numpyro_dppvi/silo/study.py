@@ -285,9 +285,8 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
         damping=study.damping,
         init_scale=study.init_scale,
     )
-    budget = study.budget
-    if isinstance(budget, Mapping):
-        budget = [budget[name] for name in study.names]
+    given = study.budget
+    budget = [given[n] for n in study.names] if isinstance(given, Mapping) else given
     private = run.local.releases != "nothing" or budget is not None
     plan = planning.plan_run(run, budget, sizes) if private else None
     rows = {name: _row(name, row) for name, row in study.records.items()}
@@ -316,9 +315,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
     return Prepared(study, pinned.digest, run, plan, assembly, (keys[0], keys[1]), form)
 
 
-def _form(
-    assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity: int
-) -> Form:
+def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity: int) -> Form:
     """What arrays messages hold; nothing is computed."""
     problem, params = assembly.problem, assembly.params
     any_q = problem.family.natural(problem.family.standard())
@@ -337,5 +334,6 @@ def _form(
         sent_and_released,
         {name: jax.ShapeDtypeStruct((capacity, *r.shape), r.dtype) for name, r in rows.items()},
     )
-    trees = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
-    return Form(*trees, share=np.zeros((), jax.dtypes.canonicalize_dtype(float)))
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    q, factor, told, value = zeros
+    return Form(q, factor, told, value, share=np.zeros((), jax.dtypes.canonicalize_dtype(float)))
