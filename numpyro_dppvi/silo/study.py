@@ -225,6 +225,7 @@ class Prepared(NamedTuple):
         run: How its method is run.
         plan: The privacy plan; ``None`` without privacy.
         assembly: What rounds are made of.
+        records: Shapes of all hospitals' records together.
         keys: Public keys: of the start, and of the rounds.
         form: What arrays its messages hold.
     """
@@ -234,6 +235,7 @@ class Prepared(NamedTuple):
     run: RunSpec
     plan: PrivacyPlan | None
     assembly: Assembly
+    records: Mapping[str, jax.ShapeDtypeStruct]
     keys: tuple[PRNGKey, PRNGKey]
     form: Form
 
@@ -290,13 +292,14 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
     private = run.local.releases != "nothing" or budget is not None
     plan = planning.plan_run(run, budget, sizes) if private else None
     rows = {name: _row(name, row) for name, row in study.records.items()}
+    pooled = {
+        name: jax.ShapeDtypeStruct((sum(sizes), *row.shape), row.dtype)
+        for name, row in rows.items()
+    }
     assembly = algorithm.prepare(
         study.model,
         study.guide,
-        {
-            name: jax.ShapeDtypeStruct((sum(sizes), *row.shape), row.dtype)
-            for name, row in rows.items()
-        },
+        pooled,
         method=run.local,
         client_sizes=sizes,
         plan=plan,
@@ -312,7 +315,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
     # The keys of fit(..., rng_key=jax.random.key(seed)), which splits rows with the first.
     _, *keys = jax.random.split(jax.random.key(study.seed), 3)
     form = _form(assembly, rows, max(sizes))
-    return Prepared(study, pinned.digest, run, plan, assembly, (keys[0], keys[1]), form)
+    return Prepared(study, pinned.digest, run, plan, assembly, pooled, (keys[0], keys[1]), form)
 
 
 def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity: int) -> Form:
