@@ -32,6 +32,7 @@ from numpyro_dppvi.silo.store import Reserved, Store
 from numpyro_dppvi.silo.study import Prepared, Step, load_study, prepare
 
 _LOG = logging.getLogger(__name__)
+_ROOM = 2**20
 
 
 class RefusedError(Exception):
@@ -83,6 +84,12 @@ class Gateway:
     ) -> None:
         self.name, self.caps, self.store, self.studies = name, caps, kept, dict(studies)
         self._one_at_a_time = threading.Lock()
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest message that any of its studies has, and some room."""
+        visits = [messages.shapes(opened.prepared.form.visit) for opened in self.studies.values()]
+        return _ROOM + max((wire.num_bytes(shapes) for shapes in visits), default=0)
 
     def handle(self, message: bytes) -> bytes:
         """Answers a message, whatever its bytes. Raises nothing.

@@ -15,6 +15,7 @@ The digest finds accidents. It does not say who wrote a message: that is for the
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -126,14 +127,14 @@ def read_arrays(data: bytes, head: Head, shapes: Shapes) -> dict[str, np.ndarray
     if header != _header(head.kind, head.facts, shapes):
         raise MalformedError("the message holds other arrays than it should")
     place = len(_MAGIC) + _LENGTH + len(header)
-    sizes = {name: _num_bytes(*shapes[name]) for name in shapes}
-    if len(data) != place + sum(sizes.values()) + _DIGEST:
+    if len(data) != place + num_bytes(shapes) + _DIGEST:
         raise MalformedError("the message is longer or shorter than its arrays")
     arrays = {}
     for name in sorted(shapes):
         shape, dtype = shapes[name]
-        piece = data[place : place + sizes[name]]
-        place += sizes[name]
+        size = math.prod(shape) * dtype.itemsize
+        piece = data[place : place + size]
+        place += size
         arrays[name] = _array(piece, shape, dtype)
     return arrays
 
@@ -172,8 +173,9 @@ def _check_fact(value: Any) -> None:
     raise MalformedError("a fact is neither a short word nor a count")
 
 
-def _num_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+def num_bytes(shapes: Shapes) -> int:
+    """Bytes of all arrays of a message."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
 
 def _little(array: np.ndarray) -> bytes:

@@ -108,7 +108,9 @@ def write_hospital(folder, name, *, more="", epsilon=4.0, releases=100, noise=0.
 def write_consortium(folder, arguments=QUICK, caps=None, **study):
     """All of it; returns the study and the paths of each silo.toml by name."""
     pinned = write_study(folder, arguments, **study)
-    return pinned, {name: write_hospital(folder, name, **(caps or {}).get(name, {})) for name in NAMES}
+    return pinned, {
+        name: write_hospital(folder, name, **(caps or {}).get(name, {})) for name in NAMES
+    }
 
 
 @contextlib.contextmanager
