@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import textwrap
+from pathlib import Path
 
 import numpy as np
 
@@ -111,6 +112,13 @@ def write_consortium(folder, arguments=QUICK, caps=None, **study):
     return pinned, {
         name: write_hospital(folder, name, **(caps or {}).get(name, {})) for name in NAMES
     }
+
+
+def beside(pinned, folder):
+    """New hospitals for a study that was written elsewhere; returns the paths of each silo.toml."""
+    source = Path(pinned.study.model.__code__.co_filename)
+    (folder / "study.py").write_bytes(source.read_bytes())
+    return {name: write_hospital(folder, name) for name in NAMES}
 
 
 @contextlib.contextmanager
