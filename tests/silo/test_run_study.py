@@ -33,7 +33,7 @@ STUDIES = {
     },
     "a committee": {
         "arguments": "budget=dppvi.PrivacyBudget(4.0), method=dppvi.BayesianCommitteeMachine("
-        "dppvi.DPOptimization(num_local_steps=2))",
+        "local=dppvi.DPOptimization(num_local_steps=2))",
     },
     "by natural gradients": {
         "arguments": "budget=dppvi.PrivacyBudget(4.0), damping=0.9, method=dppvi.LocalAveraging("
@@ -94,8 +94,19 @@ def in_planned_order(deliver, prepared, monkeypatch):
     return courier
 
 
+@pytest.fixture
+def in_double():
+    """Everywhere, because couriers call gateways from threads of their own."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("name", EACH)
 def test_a_study_is_the_same_in_one_process_and_over_gateways(name, tmp_path, monkeypatch):
+    """To the last bits of 53: the optimiser of a refined prior makes more of those of 24."""
     pinned, paths = hospitals.write_consortium(tmp_path, **STUDIES[name])
     with gateways(paths) as opened:
         deliver = in_process(opened)
@@ -104,7 +115,7 @@ def test_a_study_is_the_same_in_one_process_and_over_gateways(name, tmp_path, mo
         found = silo.run_study(pinned, deliver, checkpoint=tmp_path / "server.npz")
         spent = [gateway.store.ledger().spent()[0] for gateway in opened.values()]
     wanted = fitted(pinned.study)
-    assert_same(found, wanted)
+    assert_same(found, wanted, slack=1e-13)
     np.testing.assert_allclose(found.ledger.spent(), wanted.ledger.spent(), rtol=1e-12)
     np.testing.assert_allclose(spent, wanted.ledger.spent(), rtol=1e-12)
     statements = silo.statements(pinned, found)
@@ -438,3 +449,42 @@ def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
             silo.bounds.excess(assembly.problem, mine.params, rate, asked.q, release.value)
         )
     assert 0.05 < max(found) <= 1
+
+
+def test_at_their_own_pace_who_cannot_be_reached_is_asked_again(tmp_path, monkeypatch):
+    """Every step comes in the end, once, also if the server dies on the way."""
+    pinned, paths = hospitals.write_consortium(tmp_path, f"{QUICK}, {PACES}")
+    tried, one = set(), threading.Lock()
+    computed = []
+    respond = client._respond
+    monkeypatch.setattr(client, "_respond", lambda *a: computed.append(1) or respond(*a))
+    path = tmp_path / "server.npz"
+
+    def unsteady(deliver):
+        def courier(name, message):
+            with one:
+                new = (name, message) not in tried
+                tried.add((name, message))
+            if new and name != "north":
+                raise TimeoutError
+            return deliver(name, message)
+
+        return courier
+
+    with gateways(paths, seed=None) as opened:
+        deliver = unsteady(in_process(opened))
+        with pytest.raises(KilledError):
+            silo.run_study(pinned, dying(deliver, 4, "after"), checkpoint=path)
+        for _ in range(20):
+            found = silo.run_study(pinned, deliver, checkpoint=path)
+            if "interrupted" not in str(found.status):
+                break
+        steps = [len(each.store.ledger().entries) for each in opened.values()]
+    assert steps == [4, 3, 2]  # as the latencies have it
+    assert len(computed) == 9
+    assert len(found.history.movement) == 3
+    np.testing.assert_array_equal(np.bincount([m for _, m in progress_of(pinned, path)]), steps)
+
+
+def progress_of(pinned, path):
+    return progress.read(path, silo.study.prepare(pinned)).charged
