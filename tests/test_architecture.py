@@ -26,7 +26,7 @@ PACKAGE = "numpyro_dppvi"
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__init__"}),
     frozenset({"flower"}),
-    frozenset({"analysis"}),
+    frozenset({"analysis", "silo"}),
     frozenset({"run"}),
     frozenset({"protocol"}),
     frozenset({"methods", "posterior", "records"}),
@@ -40,7 +40,9 @@ LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
 # privacy/ stands beside the floors, so that it can be audited alone.
 PRIVACY_MAY_IMPORT = frozenset({"_disk", "_typing", "_validate"})
-MAY_IMPORT_PRIVACY = frozenset({"__init__", "flower", "analysis", "run", "protocol", "methods"})
+MAY_IMPORT_PRIVACY = frozenset(
+    {"__init__", "flower", "silo", "analysis", "run", "protocol", "methods"}
+)
 
 # Tracing a model happens in one place, reading a guide in another, and nowhere else.
 MAY_IMPORT_HANDLERS = frozenset({"latents", "guides"})

@@ -100,6 +100,7 @@ def run_study(
         RuntimeError: If another process runs on the checkpoint.
     """
     _validate.instance("pinned", pinned, PinnedStudy, "load_study('study.py')")
+    _validate.function("deliver", deliver, ("hospital", "message"), "a courier")
     path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
     prepared = prepare(pinned)
     with checkpoints.locked(path) if path is not None else contextlib.nullcontext():
@@ -120,10 +121,15 @@ def statements(pinned: PinnedStudy, result: FitResult) -> dict[str, PrivacyState
             hospital's own may have one more.
 
     Raises:
-        ValueError: If the study has no plan, because nothing was private.
+        ValueError: If nothing was private, or the result is of other hospitals.
     """
-    if result.plan is None:
-        raise ValueError("result must be of a private method, got one without privacy.")
+    _validate.instance("pinned", pinned, PinnedStudy, "load_study('study.py')")
+    _validate.instance("result", result, FitResult, "run_study(...)")
+    if result.plan is None or len(result.plan.clients) != len(pinned.study.names):
+        raise ValueError(
+            "result must be what run_study returned for this study, got one without privacy or of "
+            "other hospitals: write statements(pinned, run_study(pinned, deliver))."
+        )
     found = {}
     for number, (name, plan) in enumerate(
         zip(pinned.study.names, result.plan.clients, strict=True)
@@ -298,6 +304,11 @@ class _Server:
             data = self.deliver(name, visit)
         except OSError as error:
             return Missed(f"cannot be reached ({type(error).__name__})", unreached=True)
+        if not isinstance(data, bytes):
+            raise TypeError(
+                f"deliver must return the bytes of a reply, got {_validate.shown(data)}: raise "
+                "ConnectionError where there is no reply."
+            )
         try:
             return self._read(name, visit, data)
         except wire.MalformedError as error:
@@ -305,7 +316,7 @@ class _Server:
 
     def _read(self, name: str, visit: bytes, data: bytes) -> "Released | Missed":
         """A hospital's reply, if it is what it claims to be."""
-        reply, sent = messages.read_reply(bytes(data), self.prepared.form), self._sent(visit)
+        reply, sent = messages.read_reply(data, self.prepared.form), self._sent(visit)
         answers = wire.digest(visit)
         if isinstance(reply, Refused):
             if reply.answers != answers:

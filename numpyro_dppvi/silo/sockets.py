@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi.silo import wire
 
 _LENGTH = 8
@@ -37,13 +38,25 @@ def send(path: str | os.PathLike[str], message: bytes, timeout: float = 600.0) -
     Raises:
         OSError: If there is no gateway, or it does not answer.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout)
-        connection.connect(os.fspath(path))
-        _write(connection, message)
-        reply = _read(connection, wire.MOST_BYTES)
+    target = _validate.path("path", path)
+    _validate.instance("message", message, bytes, "bytes of a message")
+    seconds = _validate.positive("timeout", timeout)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(seconds)
+            connection.connect(os.fspath(target))
+            _write(connection, message)
+            reply = _read(connection, wire.MOST_BYTES)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConnectionError(
+            f"no gateway answers on path {str(target)[:_MOST_PATH]} ({reason}): start it with "
+            "`dppvi silo run silo.toml`."
+        ) from None
     if reply is None:
-        raise ConnectionError("the gateway hung up without a reply")
+        raise ConnectionError(
+            f"the gateway on path {target} hung up: look into its log, and send the message again."
+        )
     return reply
 
 

@@ -80,9 +80,13 @@ class Study:
         for name in hospitals:
             check_name("hospitals", name)
         _validate.client_sizes(list(hospitals.values()), "hospitals")
-        for name, row in _validate.mapping(
-            "records", self.records, '{"X": ((8,), "float32")}'
-        ).items():
+        rows = _validate.mapping("records", self.records, '{"X": ((8,), "float32")}')
+        if not rows:
+            raise ValueError(
+                "records must have shape and dtype of one record of each argument of the model, "
+                "got none: write records={'X': ((8,), 'float32'), 'y': ((), 'int32')}, say."
+            )
+        for name, row in rows.items():
             _row(name, row)
         values.check(self.method)
         _validate.not_negative_int("seed", self.seed)
@@ -174,6 +178,8 @@ def load_study(path: str | os.PathLike[str], sha256: str | None = None) -> Pinne
         FileNotFoundError: If there is no such file.
         ValueError: If it has another digest (it is not run then), or assigns no ``Study``.
     """
+    if sha256 is not None:
+        _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
     source = _bytes(path)
     digest = hashlib.sha256(source).hexdigest()
     if sha256 is not None and digest != sha256:
