@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser().parse_args(arguments)
     try:
         parsed.act(parsed.path)
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
+    except (ImportError, LookupError, OSError, RuntimeError, ValueError) as error:
         sys.stderr.write(f"dppvi: {error}\n")
         return 1
     except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def _run(path: str) -> None:
     mine = settings.read(path)
     with (
         open_gateway(path) as gateway,
-        listening(mine.socket, gateway.handle, gateway.most_bytes) as listener,
+        listening(mine.socket, gateway.handle, gateway.most_bytes, mine.socket_group) as listener,
     ):
         _say(f"{mine.name} listens on {mine.socket}")
         listener.serve_forever()

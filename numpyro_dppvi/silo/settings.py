@@ -12,6 +12,7 @@ from numpyro_dppvi.privacy import PrivacyBudget
 from numpyro_dppvi.silo.study import check_name
 
 _SHA256 = 64
+_PLACES = {"store": str, "socket": str, "socket_group": str}
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Settings:
         loader: ``module:function`` that returns the records.
         store: The folder of ledger, kept replies and private factors.
         socket: The Unix socket.
+        socket_group: The group of users who may open it, too; ``None`` for nobody else.
         caps: The most that it gives away.
         studies: What was reviewed.
         checks: What its data officer expects of the records.
@@ -87,6 +89,7 @@ class Settings:
     loader: str
     store: Path
     socket: Path
+    socket_group: str | None
     caps: Caps
     studies: tuple[AllowedStudy, ...]
     checks: Checks
@@ -119,7 +122,7 @@ def read(path: str | os.PathLike[str]) -> Settings:
 
 def _settings(folder: Path, found: Mapping[str, Any]) -> Settings:
     needed = {"name": str, "loader": str, "caps": dict, "studies": list}
-    table = _table("silo.toml", found, needed, {"store": str, "socket": str, "checks": dict})
+    table = _table("silo.toml", found, needed, {**_PLACES, "checks": dict})
     loader = table["loader"]
     if loader.count(":") != 1 or not all(part.isidentifier() for part in loader.split(":")):
         raise ValueError(
@@ -127,12 +130,18 @@ def _settings(folder: Path, found: Mapping[str, Any]) -> Settings:
             f"{_validate.shown(loader)}: write loader = 'hospital:load'."
         )
     store = folder / table.get("store", "store")
+    if "socket_group" in table and "socket" not in table:
+        raise ValueError(
+            "socket must lie where its group can enter, got none, which means the store: write "
+            "socket = '/run/silo/silo.sock', say."
+        )
     return Settings(
         folder=folder,
         name=check_name("name", table["name"]),
         loader=loader,
         store=store,
         socket=folder / table["socket"] if "socket" in table else store / "silo.sock",
+        socket_group=table.get("socket_group"),
         caps=_caps(table["caps"]),
         studies=tuple(_allowed(folder, entry) for entry in table["studies"]),
         checks=_checks(table.get("checks", {})),

@@ -2,11 +2,12 @@
 
 A message is written as its length, 8 bytes big-endian, and its bytes; a reply likewise. One
 connection carries any number of them, one after the other. Only the gateway's user can open the
-socket.
+socket, and a group of users that the hospital may name.
 """
 
 import contextlib
 import os
+import shutil
 import socket
 import socketserver
 import stat
@@ -40,7 +41,7 @@ def send(path: str | os.PathLike[str], message: bytes, timeout: float = 600.0) -
     """
     target = _validate.path("path", path)
     _validate.instance("message", message, bytes, "bytes of a message")
-    seconds = _validate.positive("timeout", timeout)
+    seconds = _validate.positive("timeout", timeout, most=1e6)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(seconds)
@@ -62,14 +63,15 @@ def send(path: str | os.PathLike[str], message: bytes, timeout: float = 600.0) -
 
 @contextlib.contextmanager
 def listening(
-    path: Path, handle: Callable[[bytes], bytes], most: int
+    path: Path, handle: Callable[[bytes], bytes], most: int, group: str | None = None
 ) -> Iterator[socketserver.BaseServer]:
-    """A server on a socket of its own, which only the process's user can open.
+    """A server on a socket of its own.
 
     Args:
         path: The socket; one that nobody listens on is replaced.
         handle: What answers a message.
         most: Bytes of the largest message that is read.
+        group: A group of users who may open it, too.
 
     Yields:
         The server, whose ``serve_forever()`` is for the caller to call.
@@ -77,6 +79,7 @@ def listening(
     Raises:
         ValueError: If the path is too long, or something else lies there.
         RuntimeError: If somebody listens there.
+        LookupError: If there is no such group.
     """
     _make_room(path)
 
@@ -92,6 +95,9 @@ def listening(
         server = _Server(os.fspath(path), Handler)
     finally:
         os.umask(before)
+    if group is not None:
+        shutil.chown(path, group=group)
+        path.chmod(0o660)
     try:
         yield server
     finally:

@@ -1,6 +1,8 @@
 """A study over gateways is the study in one process, whatever happens on the way."""
 
 import contextlib
+import grp
+import os
 import threading
 
 import jax
@@ -150,6 +152,27 @@ def test_it_is_the_same_over_sockets(consortium_in_turn, tmp_path):
             deliver("north", b"\0" * (opened["north"].most_bytes + 1))
     with pytest.raises(OSError, match=r".*"):  # nobody listens any more
         deliver("north", b"no message")
+
+
+def test_a_group_of_users_may_open_a_socket(tmp_path):
+    group, path = grp.getgrgid(os.getgid()).gr_name, tmp_path / "silo.sock"
+    with listening(path, bytes, 10, group):
+        assert path.stat().st_mode & 0o777 == 0o660
+        assert path.stat().st_gid == os.getgid()
+
+
+def test_a_socket_does_not_replace_another_file(tmp_path):
+    path = tmp_path / "silo.sock"
+    path.touch()
+    with pytest.raises(ValueError, match="must be a new path"), listening(path, bytes, 10):
+        pass
+    long = tmp_path / ("x" * 200)
+    with pytest.raises(ValueError, match="at most 100 bytes"), listening(long, bytes, 10):
+        pass
+    with listening(tmp_path / "one", bytes, 10):
+        again = listening(tmp_path / "one", bytes, 10)
+        with pytest.raises(RuntimeError, match="somebody listens"), again:
+            pass
 
 
 def opened_form(opened):
