@@ -228,9 +228,7 @@ def read_reply(data: bytes, form: Form) -> Reply:
     """
     head = wire.read_head(data)
     if head.kind == "ready":
-        facts = _facts(head, "ready", study=str, hospital=str, released=int)
-        wire.read_arrays(data, head, {})
-        return Ready(**facts)
+        return read_ready(data)
     if head.kind == "refused":
         facts = _facts(head, "refused", code=str, answers=str)
         wire.read_arrays(data, head, {})
@@ -240,6 +238,21 @@ def read_reply(data: bytes, form: Form) -> Reply:
             raise MalformedError("the reason is unknown") from None
     facts = _facts(head, "released", study=str, hospital=str, step=int, answers=str)
     return Released(**facts, **_trees(data, head, form.release))
+
+
+def read_ready(data: bytes) -> Ready:
+    """Reads a :class:`Ready`, for which nothing has to be known of the study.
+
+    Args:
+        data: Its bytes.
+
+    Raises:
+        MalformedError: If it is none.
+    """
+    head = wire.read_head(data)
+    facts = _facts(head, "ready", study=str, hospital=str, released=int)
+    wire.read_arrays(data, head, {})
+    return Ready(**facts)
 
 
 def _facts(head: Head, kind: str, **kinds: type) -> dict[str, Any]:
