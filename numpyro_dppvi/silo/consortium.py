@@ -207,6 +207,7 @@ class _Server:
                 missing, last = set(), now
             elif missing == names:
                 # The same requests are sent when the run is taken up again.
+                last = last._replace(charged=now.charged)
                 self._keep(last)
                 return _End(last, True, {r.code for r in gone.values()} == {Code.USED_UP})
         self._keep(now)
@@ -352,11 +353,14 @@ class _Server:
         """After a group's replies: merged, charged, and told to the log."""
         names = self.prepared.study.names
         released = {n: r for n, r in replies.items() if isinstance(r, Released)}
+        known = {(number, step) for _, number, step in now.charged}
         charged = [*now.charged]
         for name, reply in replies.items():
             self._say(name, reply.why if isinstance(reply, Missed) else f"released {reply.step}")
-            if isinstance(reply, Released) or reply.charged:
-                charged.append((at.round, names.index(name)))
+            number, step = names.index(name), self._sent(now.asked[name]).step
+            came = isinstance(reply, Released) or reply.charged
+            if came and (number, step) not in known:  # as it may be where a round is begun again
+                charged.append((at.round, number, step))
         now = now._replace(charged=tuple(charged))
         return self._merged(now, at, released, pulled) if released else now
 

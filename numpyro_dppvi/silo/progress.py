@@ -55,7 +55,7 @@ class Progress(NamedTuple):
         counts: Of the round that has not.
         taken: By hospital.
         asked: Visits whose replies have not been dealt with, as they were sent, by hospital.
-        charged: Round and number of the hospital of every release that has arrived.
+        charged: Every release that has arrived: round, number of the hospital, and its step.
     """
 
     slot: int
@@ -64,7 +64,7 @@ class Progress(NamedTuple):
     counts: Counts
     taken: Mapping[str, Taken]
     asked: Mapping[str, bytes]
-    charged: tuple[tuple[int, int], ...]
+    charged: tuple[tuple[int, int, int], ...]
 
 
 def first(prepared: Prepared) -> Progress:
@@ -89,7 +89,7 @@ def ledger(prepared: Prepared, progress: Progress) -> Ledger:
     plan = prepared.plan
     if plan is None:
         return Ledger()
-    each = (algorithm.entries(plan, r, np.array([[m]])) for r, m in progress.charged)
+    each = (algorithm.entries(plan, r, np.array([[m]])) for r, m, _ in progress.charged)
     return plan.ledger().charge(entry for entries in each for entry in entries)
 
 
@@ -158,5 +158,5 @@ def _progress(begin: Progress, facts: Mapping[str, Any], arrays: Mapping[str, An
             for name, array in arrays.items()
             if name.startswith("asked/")
         },
-        charged=tuple((int(r), int(m)) for r, m in facts["charged"]),
+        charged=tuple((int(r), int(m), int(step)) for r, m, step in facts["charged"]),
     )

@@ -1,6 +1,6 @@
 """A SuperLink and three SuperNodes as processes on loopback; run by test_flower.py.
 
-Usage: python loopback.py FOLDER SCHEDULE
+Usage: python loopback.py FOLDER SCHEDULE live|kill
 """
 
 import contextlib
@@ -122,20 +122,44 @@ def flwr(folder, *command):
     )
 
 
-def written(folder, ports):
-    (folder / "home").mkdir()
+def configure(folder, ports):
     config = f'[superlink.lo]\naddress = "127.0.0.1:{ports[0]}"\ninsecure = true\n'
     (folder / "home" / "config.toml").write_text(config)
+
+
+def written(folder, ports):
+    (folder / "home").mkdir()
+    configure(folder, ports)
     (folder / "app").mkdir()
     for name, text in APP.items():
         filled = textwrap.dedent(text).replace("{folder}", str(folder)).lstrip()
         (folder / "app" / name).write_text(filled)
 
 
-def main(folder, schedule):
+@contextlib.contextmanager
+def engine(folder, ports, places):
+    """Flower's processes, which are killed when the block ends."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(link(folder, ports))
+        time.sleep(5)
+        for number, place in enumerate(places):
+            stack.enter_context(node(folder, ports, number, place))
+        time.sleep(10)
+        yield
+
+
+def wait_for(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.5)
+
+
+def main(folder, schedule, kill):
+    """Runs a study; with ``kill``, all of Flower is killed when two steps have been released."""
     _, paths = hospitals.write_consortium(folder, f"{hospitals.QUICK}, schedule={schedule}")
-    ports = free_ports(4)
+    ports = free_ports(8)
     written(folder, ports)
+    found = {}
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(hospitals.gateways(paths))
         places = [settings.read(path).socket for path in paths.values()]
@@ -143,23 +167,28 @@ def main(folder, schedule):
             server = stack.enter_context(listening(place, gateway.handle, gateway.most_bytes))
             threading.Thread(target=server.serve_forever, daemon=True).start()
             stack.callback(server.shutdown)
-        stack.enter_context(link(folder, ports))
-        time.sleep(5)
-        for number, place in enumerate(places):
-            stack.enter_context(node(folder, ports, number, place))
-        time.sleep(10)
-        began = time.monotonic()
-        started = flwr(folder, "run", "app", "lo")
-        while not (folder / "status.txt").exists() and time.monotonic() < began + 500:
-            time.sleep(1)
-        seconds = time.monotonic() - began
-        time.sleep(3)
-        listed = flwr(folder, "list", "lo", "--format", "json")
-        found = {"started": started.stdout + started.stderr, "listed": listed.stdout}
-        found["seconds"] = seconds
-        found["steps"] = [len(each.store.ledger().entries) for each in opened.values()]
+
+        def steps():
+            return [len(each.store.ledger().entries) for each in opened.values()]
+
+        if kill:
+            with engine(folder, ports, places):
+                flwr(folder, "run", "app", "lo")
+                wait_for(lambda: sum(steps()) >= 2, 200)
+                found["killed_at"] = steps()
+            assert not (folder / "status.txt").exists()
+            ports = ports[4:]
+            configure(folder, ports)
+        with engine(folder, ports, places):
+            began = time.monotonic()
+            found["started"] = flwr(folder, "run", "app", "lo").stdout
+            wait_for((folder / "status.txt").exists, 400)
+            found["seconds"] = time.monotonic() - began
+            time.sleep(3)
+            found["listed"] = flwr(folder, "list", "lo", "--format", "json").stdout
+        found["steps"] = steps()
     (folder / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "kill")

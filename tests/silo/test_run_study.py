@@ -336,6 +336,31 @@ def test_where_all_budgets_are_used_up_the_status_says_so(tmp_path):
     np.testing.assert_allclose(found.ledger.spent(), 2.145, atol=1e-3)
 
 
+def test_where_all_send_rubbish_the_run_ends_and_counts_what_it_cost(
+    consortium_in_turn, tmp_path, caplog
+):
+    """Begun again it counts no step twice.
+
+    North's first reply was kept, and is taken. South and west have released theirs from another
+    approximation than that which follows it, and so have lost that step.
+    """
+    pinned, _ = consortium_in_turn
+    paths, path = hospitals.beside(pinned, tmp_path), tmp_path / "server.npz"
+    with gateways(paths) as opened:
+        deliver = in_process(opened)
+        for _ in range(2):
+            found = silo.run_study(pinned, lambda n, m: deliver(n, m)[:-1], checkpoint=path)
+            assert "0 of 3 rounds ran" in str(found.status)
+            np.testing.assert_allclose(found.ledger.spent(), 2.145, atol=1e-3)
+        caplog.clear()
+        found = silo.run_study(pinned, deliver, checkpoint=path)
+        spent = [each.store.ledger().spent()[0] for each in opened.values()]
+    assert caplog.text.count(Code.OTHER_INPUT.sentence) == 2
+    assert len(found.history.movement) == 3
+    np.testing.assert_allclose(spent, 4.0, rtol=0.01)
+    np.testing.assert_allclose(found.ledger.spent(), spent, rtol=1e-12)
+
+
 def larger(by):
     def change(reply, form):
         if isinstance(reply, Refused):
@@ -506,7 +531,7 @@ def test_at_their_own_pace_who_cannot_be_reached_is_asked_again(tmp_path, monkey
     assert steps == [4, 3, 2]  # as the latencies have it
     assert len(computed) == 9
     assert len(found.history.movement) == 3
-    np.testing.assert_array_equal(np.bincount([m for _, m in progress_of(pinned, path)]), steps)
+    np.testing.assert_array_equal(np.bincount([m for _, m, _ in progress_of(pinned, path)]), steps)
 
 
 def progress_of(pinned, path):
