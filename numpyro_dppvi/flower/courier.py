@@ -24,6 +24,8 @@ from numpyro_dppvi.silo.wire import MalformedError
 _LOG = logging.getLogger(__name__)
 _RECORD, _FIELD, _TYPE = "silo", "message", "query"
 _POLL_SECONDS = 0.2
+# How long nodes have to say which hospital they are; most of it is the start of a process.
+_LOOK_SECONDS = 90.0
 
 
 def _configured(node: Mapping[str, Any]) -> str:
@@ -100,7 +102,7 @@ class GridCourier:
 
     def __init__(self, grid: Grid, digest: str, patience: float) -> None:
         self.grid, self.digest, self.patience = grid, digest, patience
-        self._nodes: dict[str, int] = {}
+        self._names: dict[int, str] = {}
         self._one_at_a_time = threading.Lock()  # Flower says nothing about threads
         self._looking = threading.Lock()
 
@@ -108,45 +110,45 @@ class GridCourier:
         """A courier, as ``run_study`` wants one.
 
         Raises:
-            ConnectionError: If no node is this hospital's, or it does not answer.
+            ConnectionError: If no node is this hospital's, or several say so, or it does not
+                answer.
         """
         with self._looking:
-            if hospital not in self._nodes:
-                self._nodes = self._named()
-            node = self._nodes.get(hospital)
-        if node is None:
-            raise ConnectionError(f"no node says that it is {hospital}")
-        reply = self._replies({node: message}).get(node)
+            if len(self._nodes_of(hospital)) != 1:
+                self._ask_names()
+            nodes = self._nodes_of(hospital)
+        if len(nodes) != 1:
+            raise ConnectionError(f"{len(nodes)} nodes say that they are {hospital}")
+        reply = self._replies(dict.fromkeys(nodes, message), self.patience).get(nodes[0])
         if not reply:
             with self._looking:
-                self._nodes.pop(hospital, None)  # it may come back with another id
+                self._names.pop(nodes[0], None)  # it may come back with another id
             raise ConnectionError(f"the node of {hospital} brought no reply")
         return reply
 
-    def _named(self) -> dict[str, int]:
-        """The nodes by the names that their gateways say; none of those that two nodes say."""
+    def _nodes_of(self, hospital: str) -> list[int]:
+        return [node for node, name in self._names.items() if name == hospital]
+
+    def _ask_names(self) -> None:
+        """Asks the nodes that have not said so yet what hospital they are."""
         join = messages.encode(Join(self.digest))
         with self._one_at_a_time:
-            nodes = list(self.grid.get_node_ids())
-        found: dict[str, list[int]] = {}
-        for node, reply in self._replies(dict.fromkeys(nodes, join)).items():
+            new = [node for node in self.grid.get_node_ids() if node not in self._names]
+        for node, reply in self._replies(dict.fromkeys(new, join), _LOOK_SECONDS).items():
             try:
-                found.setdefault(messages.read_ready(reply).hospital, []).append(node)
+                self._names[node] = messages.read_ready(reply).hospital
             except MalformedError:
                 _LOG.warning("a node does not take part")
-        for name in (name for name, all_ in found.items() if len(all_) > 1):
-            _LOG.warning("%s: is refused, because several nodes say that they are", name)
-        return {name: all_[0] for name, all_ in found.items() if len(all_) == 1}
 
-    def _replies(self, sent: Mapping[int, bytes]) -> dict[int, bytes]:
+    def _replies(self, sent: Mapping[int, bytes], patience: float) -> dict[int, bytes]:
         """What comes back in time, by node."""
         out = [
-            Message(_packed(data), dst_node_id=node, message_type=_TYPE, ttl=self.patience)
+            Message(_packed(data), dst_node_id=node, message_type=_TYPE, ttl=patience)
             for node, data in sent.items()
         ]
         with self._one_at_a_time:
             waiting = dict(zip(self.grid.push_messages(out), sent, strict=True))
-        found, end = {}, time.monotonic() + self.patience
+        found, end = {}, time.monotonic() + patience
         while waiting and time.monotonic() < end:
             with self._one_at_a_time:
                 come = list(self.grid.pull_messages(list(waiting)))

@@ -83,9 +83,24 @@ def process(folder, name, *command):
         try:
             yield started
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
+            # Flower's processes start others in sessions of their own, which would live on.
+            for pid in (started.pid, *descendants(started.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             started.wait()
+
+
+def descendants(pid):
+    """All processes that a process has started, and those that they have."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for one in found:
+        found += parents.get(one, [])
+    return found[1:]
 
 
 def link(folder, ports):

@@ -1,9 +1,12 @@
 """A study over Flower is the study in one process. Slow: a message takes a process of its own."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import threading
+import types
 from pathlib import Path
 
 import jax
@@ -12,9 +15,17 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import silo
+from numpyro_dppvi.silo import messages, wire
+from numpyro_dppvi.silo.sockets import listening
 from tests.silo import hospitals
 
 pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from numpyro_dppvi import flower
+from numpyro_dppvi.flower import courier
+
 HERE = Path(__file__).parent
 SCHEDULES = ("dppvi.sequential", "dppvi.synchronous", "dppvi.random_subset(2)")
 
@@ -98,3 +109,124 @@ def test_at_their_own_pace_all_steps_are_released(tmp_path):
     assert json.loads((tmp_path / "found.json").read_text())["steps"] == [4, 3, 2]
     study = silo.load_study(tmp_path / "study.py").study
     assert np.all(np.isfinite(dppvi.load(tmp_path / "posterior.npz", study.model).mean["w"]))
+
+
+class Note:
+    """A message of Flower's, which can be made in one of its runs alone."""
+
+    def __init__(self, content, dst_node_id=0, message_type="query", ttl=1.0, reply_to=None):
+        del message_type, ttl, reply_to
+        self.content, self.metadata = content, types.SimpleNamespace(dst_node_id=dst_node_id)
+
+
+@pytest.fixture(autouse=True)
+def notes(monkeypatch):
+    monkeypatch.setattr(courier, "Message", Note)
+
+
+class FakeGrid:
+    """Nodes that answer at once, fail, or say nothing; Flower's ids are numbers."""
+
+    def __init__(self, nodes):
+        self.nodes, self.waiting, self.asked = nodes, {}, []
+
+    def get_node_ids(self):
+        return list(self.nodes)
+
+    def push_messages(self, sent):
+        ids = []
+        for message in sent:
+            node = message.metadata.dst_node_id
+            data = message.content["silo"]["message"]
+            self.asked.append((node, data))
+            ids.append(f"{node} {len(self.asked)}")
+            self.waiting[ids[-1]] = self.nodes[node](data)
+        return ids
+
+    def pull_messages(self, ids):
+        """A failed node's reply is Flower's own, from node 1 and without content."""
+        for each in ids:
+            reply = self.waiting.pop(each, None)
+            if reply is not None:
+                content = reply and RecordDict({"silo": ConfigRecord({"message": reply})})
+                metadata = types.SimpleNamespace(reply_to_message_id=each, src_node_id=1)
+                yield types.SimpleNamespace(
+                    metadata=metadata, content=content, has_content=functools.partial(bool, content)
+                )
+
+
+DIGEST = "a1" * 32
+
+
+def hospital(name):
+    """A node whose gateway says its name, and else repeats what it is sent."""
+
+    def answer(data):
+        if wire.read_head(data).kind == "join":
+            return messages.encode(messages.Ready(DIGEST, name, 0))
+        return name.encode() + data
+
+    return answer
+
+
+def a_visit(name):
+    return wire.encode("visit", {"hospital": name}, {})
+
+
+def test_a_courier_finds_hospitals_by_name():
+    grid = FakeGrid({5: hospital("north"), 9: hospital("south"), 7: lambda data: b"who?"})
+    deliver = courier.GridCourier(grid, DIGEST, 5.0).deliver
+    for _ in range(3):
+        for name in ("south", "north"):
+            assert deliver(name, a_visit(name)) == name.encode() + a_visit(name)
+    joins = [node for node, data in grid.asked if wire.read_head(data).kind == "join"]
+    assert sorted(joins) == [5, 7, 9]  # once each
+
+
+def test_a_courier_follows_a_hospital_to_another_node():
+    grid = FakeGrid({5: hospital("north")})
+    deliver = courier.GridCourier(grid, DIGEST, 5.0).deliver
+    deliver("north", a_visit("north"))
+    grid.nodes = {5: lambda data: b"", 6: hospital("north")}
+    with pytest.raises(ConnectionError, match="brought no reply"):
+        deliver("north", a_visit("north"))
+    assert deliver("north", a_visit("north")) == b"north" + a_visit("north")
+
+
+def test_a_courier_serves_no_name_that_two_nodes_say(monkeypatch):
+    grid = FakeGrid({5: hospital("north"), 6: hospital("north"), 7: hospital("south")})
+    deliver = courier.GridCourier(grid, DIGEST, 5.0).deliver
+    with pytest.raises(ConnectionError, match="2 nodes say that they are north"):
+        deliver("north", a_visit("north"))
+    with pytest.raises(ConnectionError, match="0 nodes say that they are west"):
+        deliver("west", a_visit("west"))
+    assert deliver("south", a_visit("south"))
+
+
+def test_a_courier_does_not_wait_for_ever(monkeypatch):
+    grid = FakeGrid({5: hospital("north")})
+    deliver = courier.GridCourier(grid, DIGEST, 0.5).deliver
+    deliver("north", a_visit("north"))
+    grid.nodes = {5: lambda data: None}
+    with pytest.raises(ConnectionError, match="brought no reply"):
+        deliver("north", a_visit("north"))
+
+
+def asked_of_a_node(data, path, monkeypatch):
+    """What a node's client application replies."""
+    found = []
+    app = types.SimpleNamespace(query=lambda: found.append)
+    monkeypatch.setattr(courier, "ClientApp", lambda: app)
+    flower.client_app()
+    content = RecordDict({"silo": ConfigRecord({"message": data})})
+    context = Context(1, 1, {"silo-socket": str(path)}, RecordDict(), {})
+    return found[0](Note(content, 1), context).content["silo"]["message"]
+
+
+def test_a_node_hands_messages_to_the_gateway_and_tells_no_error(tmp_path, monkeypatch):
+    path = tmp_path / "silo.sock"
+    with listening(path, lambda data: b"reply to " + data, 100) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        assert asked_of_a_node(b"visit", path, monkeypatch) == b"reply to visit"
+        server.shutdown()
+    assert asked_of_a_node(b"visit", path, monkeypatch) == b""
