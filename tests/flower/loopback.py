@@ -163,6 +163,15 @@ def engine(folder, ports, places):
         yield
 
 
+def start(folder):
+    """Starts a run, once the SuperLink is there."""
+    for _ in range(20):
+        if "Successfully started run" in flwr(folder, "run", "app", "lo").stdout:
+            return
+        time.sleep(3)
+    raise AssertionError("no run was started")
+
+
 def wait_for(condition, seconds):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
@@ -188,7 +197,7 @@ def main(folder, schedule, kill):
 
         if kill:
             with engine(folder, ports, places):
-                flwr(folder, "run", "app", "lo")
+                start(folder)
                 wait_for(lambda: sum(steps()) >= 2, 200)
                 found["killed_at"] = steps()
             assert not (folder / "status.txt").exists()
@@ -196,7 +205,7 @@ def main(folder, schedule, kill):
             configure(folder, ports)
         with engine(folder, ports, places):
             began = time.monotonic()
-            found["started"] = flwr(folder, "run", "app", "lo").stdout
+            start(folder)
             wait_for((folder / "status.txt").exists, 400)
             found["seconds"] = time.monotonic() - began
             time.sleep(3)
