@@ -119,7 +119,7 @@ def write(
                 f"another process is writing {target} at the same time: pass another path here."
             )
     beside.replace(target)
-    _flush_folder(target.parent)
+    flush_folder(target.parent)
 
 
 def _is_at(path: Path, file: IO[bytes]) -> bool:
@@ -162,7 +162,7 @@ def _umask() -> int:
     return mask
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Makes a rename durable where the system supports it."""
     with contextlib.suppress(OSError):  # Windows cannot open folders
         descriptor = os.open(folder, os.O_RDONLY)

@@ -138,7 +138,7 @@ MOMENTS = {
     "in a round": (dppvi.privacy.SecretKeys, "round_key", range(NUM_ROUNDS)),
     "before a file is flushed": (os, "fsync", range(0, 2 * NUM_ROUNDS + 2, 2)),  # and its folder
     "before a file is moved": (Path, "replace", range(NUM_ROUNDS + 1)),
-    "after a file was moved": (_files, "_flush_folder", range(NUM_ROUNDS + 1)),
+    "after a file was moved": (_files, "flush_folder", range(NUM_ROUNDS + 1)),
 }
 
 

@@ -29,7 +29,7 @@ import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import privacy
+from numpyro_dppvi import privacy, silo
 from numpyro_dppvi.analysis import plots, replay
 from numpyro_dppvi.privacy import audit
 from numpyro_dppvi.protocol import rounds
@@ -360,8 +360,50 @@ METHODS: dict[str, Call] = {
     },
 }
 
+STUDY = {
+    "model": model,
+    "hospitals": {"north": 2, "south": 2},
+    "records": {"y": ((), "float32")},
+    "budget": BUDGET,
+    "seed": 0,
+    "guide": None,
+    "method": METHOD,
+    "schedule": dppvi.sequential,
+    "num_rounds": 1,
+    "damping": 0.4,
+    "model_kwargs": {"spread": 1.0},
+    "init_scale": None,
+}
+
+
+def prepared(study: silo.Study) -> Any:
+    return silo.study.prepare(silo.PinnedStudy(study, "0" * 64))
+
+
+def unreached(name: str, message: bytes) -> bytes:
+    raise ConnectionError
+
+
+def opened(**given: Any) -> None:
+    with silo.open_gateway(**given):
+        pass
+
+
 # Cheap: nothing is traced, or next to nothing.
 CALLS: dict[str, Call] = {
+    "silo.Study": Call(silo.Study, STUDY),
+    "silo.digest_of": Call(silo.digest_of, {"path": str(HERE)}),
+    "silo.load_study": Call(
+        silo.load_study, {"path": str(HERE.parent / "silo" / "smallest.py"), "sha256": None}
+    ),
+    "silo.send": Call(
+        silo.send,
+        {"path": "no.sock", "message": b"", "timeout": 1.0},
+        {"message": ("gateway",), "timeout": ("gateway",)},
+    ),
+    "silo.open_gateway": Call(
+        opened, {"path": "silo.toml", "insecure_noise_seed": 0}, {"insecure_noise_seed": ("path",)}
+    ),
     **METHODS,
     "NaturalGradient": Call(
         dppvi.NaturalGradient, {"location_rate": 0.2, "ridge": 1.0, "spread_weight": 1.0}
@@ -589,8 +631,25 @@ CALLS: dict[str, Call] = {
     ),
 }
 
+
 # Dearer: a model is traced, or small programs are compiled.
+@functools.cache
+def pinned_study() -> silo.PinnedStudy:
+    return silo.PinnedStudy(silo.Study(**STUDY), "0" * 64)
+
+
 DEAR: dict[str, Call] = {
+    "silo.Study, prepared": Call(lambda **given: prepared(silo.Study(**given)), STUDY),
+    "silo.statements": Call(silo.statements, {"pinned": pinned_study, "result": fitted}),
+    "silo.run_study": Call(
+        silo.run_study,
+        {
+            "pinned": pinned_study,
+            "deliver": unreached,
+            "checkpoint": "server.npz",
+        },
+        {"checkpoint": ("path", "folder")},
+    ),
     "fit": Call(
         dppvi.fit,
         {
@@ -764,7 +823,15 @@ def fault_of(call: Call, name: str, value: Any) -> str | None:
     return None
 
 
-LAZY = (saved_path, fitted, first_state, shards, diagnosed, DEAR["select"].arguments["plan"])
+LAZY = (
+    pinned_study,
+    saved_path,
+    fitted,
+    first_state,
+    shards,
+    diagnosed,
+    DEAR["select"].arguments["plan"],
+)
 
 
 def _fault(error: Exception, names: tuple[str, ...]) -> str | None:
@@ -856,6 +923,11 @@ LEFT_OUT = {
             "dp_event",
         )
     },
+    "silo.Deliver": A_TYPE,
+    "silo.Study.schedule": "the default, which is called as sequential",
+    "silo.PinnedStudy": MADE_BY_US,
+    "silo.Gateway": MADE_BY_US,
+    "silo.Gateway.handle": "takes bytes alone, which tests/silo mutates",
     "LedgerFile.charge": "Ledger.charge, and LedgerFile.open for its file",
     "LedgerFile.spent": IN_PLANS,
     "LedgerFile.keep": IN_PLANS,
@@ -907,6 +979,7 @@ PARAMETERS_LEFT_OUT = {
 # What is called is the user's own, and so is what it raises.
 OWN = {
     "schedule": {"distribution"},
+    "deliver": {"distribution", "schedule"},
     "claim": {"builtin", "distribution"},
     "fit_one": {"distribution"},
     "score": {"builtin", "distribution"},
@@ -915,6 +988,7 @@ OWN = {
 # What takes many seconds even for few values. Mistakes in fits are in test_bad_input.py, too, and
 # those in plans above.
 DEAREST = {"fit", "load", "pvi", "select", "Posterior.to_arviz", "Posterior.to_arviz, one of each"}
+DEAREST |= {"silo.Study, prepared", "silo.run_study"}
 
 
 @pytest.fixture
@@ -979,6 +1053,7 @@ def public() -> dict[str, Any]:
         ("", dppvi, dppvi.__all__),
         *moved,
         ("privacy.", privacy, privacy.__all__),
+        ("silo.", silo, silo.__all__),
     ):
         for name in names:
             thing = getattr(module, name)

@@ -170,8 +170,23 @@ class Client:
         Raises:
             BudgetExceededError: If its budget does not cover the release. Nothing is computed.
         """
+        return self.charged(request).released(request)
+
+    def charged(self, request: Request) -> "Client":
+        """The client once its ledger has been charged for a request; nothing is computed.
+
+        Raises:
+            BudgetExceededError: If its budget does not cover the release.
+        """
+        return dataclasses.replace(self, ledger=self._charged(int(request.round)))
+
+    def released(self, request: Request) -> "tuple[Client, Release]":
+        """What comes of a request that has been charged.
+
+        Returns:
+            The client to go on with, and what leaves it.
+        """
         number, group = int(request.round), int(request.group)
-        ledger = self._charged(number)
         round_key = self.secret_keys.round_key(number)
         outcome = _respond(
             self.problem,
@@ -183,7 +198,7 @@ class Client:
             secret_key_of_visit(self.problem, round_key, group=group, client=self.number),
             self._drawn(request),
         )
-        after = dataclasses.replace(self, ledger=ledger, unanswered=outcome.kept)
+        after = dataclasses.replace(self, unanswered=outcome.kept)
         return after, Release(outcome.release, outcome.failed)
 
     def settle(self, answer: Answer) -> "Client":

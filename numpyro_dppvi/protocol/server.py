@@ -134,17 +134,31 @@ def begin_round(
     problem: Problem, params: RoundParams, state: ServerState, rng_key: PRNGKey
 ) -> tuple[ServerState, PRNGKey]:
     """The prior's own update, where it has one, and the public key of the round's groups."""
+    prior_key, rng_key = round_keys(problem, rng_key)
+    if prior_key is None:
+        return state, rng_key
+    return _with_refined_prior(problem, params, state, prior_key), rng_key
+
+
+def round_keys(problem: Problem, rng_key: PRNGKey) -> tuple[PRNGKey | None, PRNGKey]:
+    """A key for the prior's own update, where it has one, and the public key of the groups."""
     # A server that takes the steps has the prior in each of them.
     if not problem.refined or problem.method.central:
-        return state, rng_key
+        return None, rng_key
     prior_key, rng_key = jax.random.split(rng_key)
-    return _with_refined_prior(problem, params, state, prior_key), rng_key
+    return prior_key, rng_key
 
 
 def group_key(problem: Problem, round_key: PRNGKey, group: Array | int) -> PRNGKey:
     """The public key of a group's visits, from a round's."""
     # A server that takes the steps has one group a round.
     return round_key if problem.method.central else jax.random.fold_in(round_key, group)
+
+
+def visit_key(problem: Problem, rng_key: PRNGKey, client: Array | int) -> PRNGKey:
+    """The public key of a visit, from its group's."""
+    # Clients of a server that takes the steps draw latents alike.
+    return rng_key if problem.method.central else jax.random.fold_in(rng_key, client)
 
 
 def request(
@@ -165,8 +179,7 @@ def request(
         client: Number of the client.
         rng_key: The public key of its group's visits.
     """
-    if not problem.method.central:  # whose clients draw latents alike
-        rng_key = jax.random.fold_in(rng_key, client)
+    rng_key = visit_key(problem, rng_key, client)
     place = 0 if problem.aggregated else client
     told = problem.method.told(state.memory, place)
     if problem.layout.private:

@@ -363,6 +363,11 @@ def _packed(
         client_sizes=task.client_sizes,
         insecure_noise_seed=task.noise_seed,
     )
+    return with_facts(result)
+
+
+def with_facts(result: FitResult) -> FitResult:
+    """A result whose posterior carries the facts about its run into every export."""
     posterior = dataclasses.replace(result.posterior, attrs=_attrs(result))
     return dataclasses.replace(result, posterior=posterior)
 

@@ -73,9 +73,9 @@ def run_rounds(
             while state.round < num_rounds and not stop.requested:
                 after, info = algorithm.step(rng_key, state, shards)
                 with stop.held():
-                    rows.append(_row(after.natural, info))
+                    rows.append(row(after.natural, info))
                     if journal is not None:
-                        after = journal.keep(after, _joined(past, rows))
+                        after = journal.keep(after, joined(past, rows))
                     state = after
                 show(state.round - 1, float(rows[-1].movement))
             interrupted = stop.requested
@@ -85,16 +85,16 @@ def run_rounds(
         if not state.round:
             raise
         refused = True  # what was released is not thrown away
-    return LoopEnd(state, _joined(past, rows[: state.round - first.round]), interrupted, refused)
+    return LoopEnd(state, joined(past, rows[: state.round - first.round]), interrupted, refused)
 
 
-def _row(natural: Natural, info: RoundInfo) -> History:
+def row(natural: Natural, info: RoundInfo) -> History:
     """What a round adds to the history, on the host."""
     movement, *counts = jax.device_get(info)
     return History(jax.device_get(natural), movement, *(np.asarray(x, np.int32) for x in counts))
 
 
-def _joined(past: History, rows: list[History]) -> History:
+def joined(past: History, rows: list[History]) -> History:
     """A history with some rounds more."""
     if not rows:
         return past

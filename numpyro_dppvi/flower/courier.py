@@ -1,0 +1,171 @@
+"""The two ends of the courier: Flower's server application, and its client application.
+
+Flower sends the client application's code from the server, so it is not to be trusted with records:
+it reads a message, hands it to the gateway's socket, and sends the reply back. Node ids change when
+a node starts again without a key, so hospitals are known by the names that their gateways say.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from numpyro_dppvi.run import FitResult
+from numpyro_dppvi.silo import load_study, messages, run_study, send
+from numpyro_dppvi.silo.messages import Join
+from numpyro_dppvi.silo.wire import MalformedError
+
+_LOG = logging.getLogger(__name__)
+_RECORD, _FIELD, _TYPE = "silo", "message", "query"
+_POLL_SECONDS = 0.2
+# How long nodes have to say which hospital they are; most of it is the start of a process.
+_LOOK_SECONDS = 90.0
+
+
+def _configured(node: Mapping[str, Any]) -> str:
+    """The socket that the hospital names when it starts its SuperNode."""
+    return str(node["silo-socket"])
+
+
+def client_app(
+    socket_of: Callable[[Mapping[str, Any]], str] = _configured, *, timeout: float = 600.0
+) -> ClientApp:
+    """What a hospital's node runs: hands messages to the gateway.
+
+    Args:
+        socket_of: From the node's configuration to the gateway's socket; the entry
+            ``silo-socket`` if not given. Simulated nodes have a ``partition-id``.
+        timeout: Seconds to wait for the gateway.
+
+    Returns:
+        Flower's client application.
+    """
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            data = message.content[_RECORD][_FIELD]
+            reply = send(socket_of(context.node_config), data, timeout)
+        # Flower sends an exception's text to the server.
+        except Exception:  # noqa: BLE001
+            reply = b""
+        return Message(_packed(reply), reply_to=message)
+
+    app = ClientApp()
+    app.query()(answer)
+    return app
+
+
+def server_app(
+    study: str | os.PathLike[str],
+    done: Callable[[FitResult], None],
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    patience: float = 600.0,
+) -> ServerApp:
+    """What the consortium's server runs: the study, over Flower's nodes.
+
+    Args:
+        study: The study's file.
+        done: What to do with the result, such as to save its posterior.
+        checkpoint: As of ``run_study``.
+        patience: Seconds to wait for a hospital's reply before it misses its step.
+
+    Returns:
+        Flower's server application.
+    """
+
+    def main(grid: Grid, context: Context) -> None:
+        del context
+        pinned = load_study(study)
+        courier = GridCourier(grid, pinned.digest, patience)
+        done(run_study(pinned, courier.deliver, checkpoint=checkpoint))
+
+    app = ServerApp()
+    app.main()(main)
+    return app
+
+
+class GridCourier:
+    """Delivers messages to hospitals by name, over Flower's nodes.
+
+    Args:
+        grid: Flower's.
+        digest: Of the study.
+        patience: Seconds to wait for a reply.
+    """
+
+    def __init__(self, grid: Grid, digest: str, patience: float) -> None:
+        self.grid, self.digest, self.patience = grid, digest, patience
+        self._names: dict[int, str] = {}
+        self._one_at_a_time = threading.Lock()  # Flower says nothing about threads
+        self._looking = threading.Lock()
+
+    def deliver(self, hospital: str, message: bytes) -> bytes:
+        """A courier, as ``run_study`` wants one.
+
+        Raises:
+            ConnectionError: If no node is this hospital's, or several say so, or it does not
+                answer.
+        """
+        with self._looking:
+            if len(self._nodes_of(hospital)) != 1:
+                self._ask_names()
+            nodes = self._nodes_of(hospital)
+        if len(nodes) != 1:
+            raise ConnectionError(f"{len(nodes)} nodes say that they are {hospital}")
+        reply = self._replies(dict.fromkeys(nodes, message), self.patience).get(nodes[0])
+        if not reply:
+            with self._looking:
+                self._names.pop(nodes[0], None)  # it may come back with another id
+            raise ConnectionError(f"the node of {hospital} brought no reply")
+        return reply
+
+    def _nodes_of(self, hospital: str) -> list[int]:
+        return [node for node, name in self._names.items() if name == hospital]
+
+    def _ask_names(self) -> None:
+        """Asks the nodes that have not said so yet what hospital they are."""
+        join = messages.encode(Join(self.digest))
+        with self._one_at_a_time:
+            new = [node for node in self.grid.get_node_ids() if node not in self._names]
+        for node, reply in self._replies(dict.fromkeys(new, join), _LOOK_SECONDS).items():
+            try:
+                self._names[node] = messages.read_ready(reply).hospital
+            except MalformedError:
+                _LOG.warning("a node does not take part")
+
+    def _replies(self, sent: Mapping[int, bytes], patience: float) -> dict[int, bytes]:
+        """What comes back in time, by node."""
+        out = [
+            Message(_packed(data), dst_node_id=node, message_type=_TYPE, ttl=patience)
+            for node, data in sent.items()
+        ]
+        with self._one_at_a_time:
+            waiting = dict(zip(self.grid.push_messages(out), sent, strict=True))
+        found, end = {}, time.monotonic() + patience
+        while waiting and time.monotonic() < end:
+            with self._one_at_a_time:
+                come = list(self.grid.pull_messages(list(waiting)))
+            for reply in come:
+                # Not by its source: a failed node's is another.
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None and reply.has_content():
+                    found[node] = _unpacked(reply.content)
+            if waiting and not come:
+                time.sleep(_POLL_SECONDS)
+        return found
+
+
+def _packed(data: bytes) -> RecordDict:
+    return RecordDict({_RECORD: ConfigRecord({_FIELD: data})})
+
+
+def _unpacked(content: RecordDict) -> bytes:
+    data = content[_RECORD][_FIELD] if _RECORD in content else b""
+    return data if isinstance(data, bytes) else b""

@@ -1,0 +1,449 @@
+"""The consortium's server: asks hospitals through a courier, and merges what they release.
+
+A courier is a function from a hospital's name and a message's bytes to the reply's bytes. What a
+hospital sends is taken for what it claims to be only if it is: of this study, hospital and step, an
+answer to the very bytes that were sent, finite, and no larger than an honest release can be.
+Everything else is logged and changes nothing.
+"""
+
+import concurrent.futures
+import contextlib
+import logging
+import os
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Natural
+from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.privacy import Ledger, PrivacyPlan, PrivacyStatement
+from numpyro_dppvi.protocol import schedules, server
+from numpyro_dppvi.protocol.algorithm import PVIState
+from numpyro_dppvi.protocol.client import ClientState
+from numpyro_dppvi.protocol.messages import Release
+from numpyro_dppvi.protocol.rounds import RoundInfo
+from numpyro_dppvi.run import checkpoint as checkpoints
+from numpyro_dppvi.run import loop
+from numpyro_dppvi.run.fitting import FitResult, with_facts
+from numpyro_dppvi.run.history import status_of
+from numpyro_dppvi.silo import bounds, messages, progress, wire
+from numpyro_dppvi.silo.messages import Code, Refused, Released, Visit
+from numpyro_dppvi.silo.progress import Counts, Progress, Taken
+from numpyro_dppvi.silo.study import PinnedStudy, Prepared, Step, prepare
+
+Deliver: TypeAlias = Callable[[str, bytes], bytes]
+"""A courier: takes a message to a hospital and brings its reply; ``OSError`` if it cannot."""
+
+_LOG = logging.getLogger(__name__)
+
+# After these a hospital is not asked again in this call.
+_FOR_GOOD = frozenset({Code.USED_UP, Code.UNKNOWN_STUDY, Code.NOT_ALLOWED, Code.OTHER_HOSPITAL})
+
+_begin_round = jax.jit(server.begin_round, static_argnames="problem")
+_request = jax.jit(server.request, static_argnames="problem")
+_take = jax.jit(server.take, static_argnames="problem")
+
+
+class Missed(NamedTuple):
+    """No release of a hospital, and why.
+
+    Attributes:
+        why: A sentence for the log.
+        charged: Whether the hospital may have been charged for the step all the same.
+        unreached: Whether the message may not have arrived.
+        code: The hospital's reason, if it gave one.
+    """
+
+    why: str
+    charged: bool = False
+    unreached: bool = False
+    code: Code | None = None
+
+    @property
+    def for_good(self) -> bool:
+        """Whether there is no use in asking again."""
+        return self.code in _FOR_GOOD
+
+
+def run_study(
+    pinned: PinnedStudy,
+    deliver: Deliver,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> FitResult:
+    """Runs a study over hospitals that keep their records.
+
+    Hospitals that cannot be reached, or refuse, miss their step: the others go on. With
+    asynchronous hospitals, one that cannot be reached is asked again when another has answered.
+
+    Args:
+        pinned: The study.
+        deliver: The courier. Called from several threads, once at a time for each hospital.
+        checkpoint: A file to keep the run in. If it is there, the run goes on where it was, and no
+            hospital is asked to release a step twice.
+
+    Returns:
+        What ``fit`` returns. Client m is the study's m-th hospital; :func:`statements` has them by
+        name. Where all hospitals have missed their steps since one has released something, the run
+        ends there, and ``status`` says that it was interrupted; call this again with the same
+        checkpoint to go on.
+
+    Raises:
+        ValueError: If the checkpoint is damaged, or of another study.
+        RuntimeError: If another process runs on the checkpoint.
+    """
+    _validate.instance("pinned", pinned, PinnedStudy, "load_study('study.py')")
+    _validate.function("deliver", deliver, ("hospital", "message"), "a courier")
+    path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
+    prepared = prepare(pinned)
+    with checkpoints.locked(path) if path is not None else contextlib.nullcontext():
+        begun = progress.first(prepared) if path is None else progress.read(path, prepared)
+        with _threads(len(prepared.study.names)) as threads:
+            asker = _Server(prepared, deliver, path, threads)
+            own_pace = schedules.starts_from_pulled(prepared.run.schedule)
+            end = asker.at_their_own_pace(begun) if own_pace else asker.in_groups(begun)
+    return _result(prepared, end)
+
+
+def statements(pinned: PinnedStudy, result: FitResult) -> dict[str, PrivacyStatement]:
+    """A privacy statement for each hospital, by name.
+
+    Args:
+        pinned: The study.
+        result: What :func:`run_study` returned. Its ledger has the releases that arrived; a
+            hospital's own may have one more.
+
+    Raises:
+        ValueError: If nothing was private, or the result is of other hospitals.
+    """
+    _validate.instance("pinned", pinned, PinnedStudy, "load_study('study.py')")
+    _validate.instance("result", result, FitResult, "run_study(...)")
+    if result.plan is None or len(result.plan.clients) != len(pinned.study.names):
+        raise ValueError(
+            "result must be what run_study returned for this study, got one without privacy or of "
+            "other hospitals: write statements(pinned, run_study(pinned, deliver))."
+        )
+    found = {}
+    for number, (name, plan) in enumerate(
+        zip(pinned.study.names, result.plan.clients, strict=True)
+    ):
+        mine = (e._replace(client=0) for e in result.ledger.entries if e.client == number)
+        found[name] = PrivacyStatement(
+            type(result.method).__name__,
+            PrivacyPlan((plan,)),
+            Ledger((plan.budget,), entries=tuple(mine)),
+            insecure_seed=False,
+        )
+    return found
+
+
+class _End(NamedTuple):
+    """How far a run got, whether it was broken off, and whether budgets did that."""
+
+    known: Progress
+    interrupted: bool
+    refused: bool = False
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[concurrent.futures.Executor]:
+    """A thread for each hospital; a Ctrl-C does not wait for replies."""
+    pool = concurrent.futures.ThreadPoolExecutor(number, thread_name_prefix="hospital")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Server:
+    """The server's side of a run.
+
+    Attributes:
+        prepared: The study.
+        deliver: The courier.
+        path: The checkpoint, or ``None``.
+        threads: Where deliveries wait.
+    """
+
+    prepared: Prepared
+    deliver: Deliver
+    path: Path | None
+    threads: concurrent.futures.Executor
+
+    def in_groups(self, now: Progress) -> _End:
+        """Visits group after group of the schedule; waits for all of a group."""
+        names = set(self.prepared.study.names)
+        gone: dict[str, Missed] = {}
+        missing: set[str] = set()  # since anybody has released anything, which left ``last``
+        last = now
+        groups = self.prepared.run.groups
+        slots = [Step(r, g) for r, of_round in enumerate(groups) for g in range(len(of_round))]
+        while now.slot < len(slots):
+            at = slots[now.slot]
+            if not now.asked:
+                if at.group == 0:
+                    now = self._with_begun_round(now, at.round)
+                here = [m for m in groups[at.round][at.group].tolist() if self._name(m) not in gone]
+                steps = {m: 1 + self.prepared.steps(m).index(at) for m in here}
+                asked = {self._name(m): self._visit(now, m, steps[m]) for m in here}
+                now = now._replace(asked=asked)
+                self._keep(now)
+            replies = self._all_replies(now.asked)
+            now = self._dealt_with(now, at, replies)._replace(slot=now.slot + 1, asked={})
+            if now.slot == len(slots) or slots[now.slot].round > at.round:
+                now = self._with_ended_round(now)
+            missed = {n: reply for n, reply in replies.items() if isinstance(reply, Missed)}
+            gone |= {n: reply for n, reply in missed.items() if reply.for_good}
+            missing |= missed.keys() | gone.keys()
+            if len(missed) < len(replies):
+                missing, last = set(), now
+            elif missing == names:
+                # The same requests are sent when the run is taken up again.
+                last = last._replace(charged=now.charged)
+                self._keep(last)
+                return _End(last, True, {r.code for r in gone.values()} == {Code.USED_UP})
+        self._keep(now)
+        return _End(now, False)
+
+    def at_their_own_pace(self, now: Progress) -> _End:
+        """Merges releases as they come; every hospital goes on from what its own has made of q."""
+        names = self.prepared.study.names
+        if not now.asked and now.slot == 0:
+            now = now._replace(asked={n: self._visit(now, m, 1) for m, n in enumerate(names)})
+            self._keep(now)
+        done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        waiting: set[str] = set()
+        flying = set(now.asked)
+        for name in flying:
+            self._fly(name, now.asked[name], done)
+        while flying:
+            name, reply = done.get()
+            flying.discard(name)
+            if isinstance(reply, BaseException):
+                raise reply
+            if isinstance(reply, Missed) and reply.unreached:
+                self._say(name, reply.why)
+                waiting.add(name)
+                continue
+            now = self._arrived(now, name, reply)
+            self._keep(now)
+            for again in sorted({name, *waiting} & now.asked.keys()):
+                flying.add(again)
+                self._fly(again, now.asked[again], done)
+            waiting.clear()
+        if not now.asked and now.slot % len(names):
+            now = self._with_ended_round(now)
+            self._keep(now)
+        return _End(now, bool(now.asked))
+
+    def _fly(self, name: str, visit: bytes, done: Any) -> None:
+        def fly() -> None:
+            try:
+                done.put((name, self._reply(name, visit)))
+            except BaseException as error:  # noqa: BLE001  # raised where the run waits
+                done.put((name, error))
+
+        self.threads.submit(fly)
+
+    def _arrived(self, now: Progress, name: str, reply: "Released | Missed") -> Progress:
+        """After one hospital's release, or refusal, with its next visit asked."""
+        names = self.prepared.study.names
+        number = names.index(name)
+        sent = self._sent(now.asked[name])
+        at = Step(*divmod(now.slot, len(names)))
+        if isinstance(reply, Released):
+            if at.group == 0:
+                now = self._with_begun_round(now, at.round)
+            now = self._dealt_with(now, at, {name: reply}, pulled=sent.q)
+            now = now._replace(slot=now.slot + 1)
+            if now.slot % len(names) == 0:
+                now = self._with_ended_round(now)
+        else:
+            now = self._dealt_with(now, at, {name: reply})
+        asked = {n: visit for n, visit in now.asked.items() if n != name}
+        gone = isinstance(reply, Missed) and reply.for_good
+        if not gone and sent.step < len(self.prepared.steps(number)):
+            asked[name] = self._visit(now, number, sent.step + 1)
+        return now._replace(asked=asked)
+
+    def _name(self, number: int) -> str:
+        return self.prepared.study.names[number]
+
+    def _sent(self, visit: bytes) -> Visit:
+        return messages.read_visit(visit, wire.read_head(visit), self.prepared.form)
+
+    def _keep(self, now: Progress) -> None:
+        if self.path is not None:
+            progress.write(self.path, self.prepared, now)
+
+    def _visit(self, now: Progress, number: int, step: int) -> bytes:
+        """What a hospital is asked, as it is sent."""
+        assembly, known, name = self.prepared.assembly, now.known, self._name(number)
+        # The key is the study's, and is not sent.
+        key = self.prepared.keys[1]
+        asked = _request(assembly.problem, assembly.params, known, known.natural, number, key)
+        taken = now.taken.get(name, Taken())
+        share = np.asarray(taken.share, self.prepared.form.share.dtype)
+        q, factor, told = jax.device_get((asked.q, asked.factor, asked.told))
+        visit = Visit(self.prepared.digest, name, step, taken.step, share, q, factor, told)
+        return messages.encode(visit)
+
+    def _all_replies(self, asked: Mapping[str, bytes]) -> "dict[str, Released | Missed]":
+        each = {n: self.threads.submit(self._reply, n, visit) for n, visit in asked.items()}
+        return {name: future.result() for name, future in each.items()}
+
+    def _reply(self, name: str, visit: bytes) -> "Released | Missed":
+        try:
+            data = self.deliver(name, visit)
+        except OSError as error:
+            return Missed(f"cannot be reached ({type(error).__name__})", unreached=True)
+        if not isinstance(data, bytes):
+            raise TypeError(
+                f"deliver must return the bytes of a reply, got {_validate.shown(data)}: raise "
+                "ConnectionError where there is no reply."
+            )
+        try:
+            return self._read(name, visit, data)
+        except wire.MalformedError as error:
+            return Missed(f"sent what is refused: {error}", charged=True)
+
+    def _read(self, name: str, visit: bytes, data: bytes) -> "Released | Missed":
+        """A hospital's reply, if it is what it claims to be."""
+        reply, sent = messages.read_reply(data, self.prepared.form), self._sent(visit)
+        answers = wire.digest(visit)
+        if isinstance(reply, Refused):
+            if reply.answers != answers:
+                raise wire.MalformedError("a refusal of another message")
+            return Missed(reply.code.sentence, code=reply.code)
+        if not isinstance(reply, Released):
+            raise wire.MalformedError("no release")
+        if (reply.study, reply.hospital) != (self.prepared.digest, name):
+            raise wire.MalformedError("a release of another study or hospital")
+        if (reply.step, reply.answers) != (sent.step, answers):
+            raise wire.MalformedError("a release of another step, or from another approximation")
+        number, assembly = self.prepared.study.names.index(name), self.prepared.assembly
+        mine = jax.tree.map(lambda leaf: leaf[number], assembly.params.clients)
+        rate = assembly.params.learning_rate
+        excess = bounds.excess(assembly.problem, mine, rate, sent.q, reply.value)
+        if excess is not None and not excess <= 1:
+            raise wire.MalformedError("a release larger than an honest one can be")
+        return reply
+
+    def _with_begun_round(self, now: Progress, number: int) -> Progress:
+        """With the prior's own update."""
+        problem, params = self.prepared.assembly.problem, self.prepared.assembly.params
+        known, _ = _begin_round(problem, params, now.known, self.prepared.round_key(number))
+        return now._replace(known=known, counts=Counts())
+
+    def _dealt_with(
+        self,
+        now: Progress,
+        at: Step,
+        replies: "Mapping[str, Released | Missed]",
+        pulled: Natural | None = None,
+    ) -> Progress:
+        """After a group's replies: merged, charged, and told to the log."""
+        names = self.prepared.study.names
+        released = {n: r for n, r in replies.items() if isinstance(r, Released)}
+        known = {(number, step) for _, number, step in now.charged}
+        charged = [*now.charged]
+        for name, reply in replies.items():
+            self._say(name, reply.why if isinstance(reply, Missed) else f"released {reply.step}")
+            number, step = names.index(name), self._sent(now.asked[name]).step
+            came = isinstance(reply, Released) or reply.charged
+            if came and (number, step) not in known:  # as it may be where a round is begun again
+                charged.append((at.round, number, step))
+        now = now._replace(charged=tuple(charged))
+        return self._merged(now, at, released, pulled) if released else now
+
+    def _merged(
+        self, now: Progress, at: Step, released: Mapping[str, Released], pulled: Natural | None
+    ) -> Progress:
+        assembly = self.prepared.assembly
+        problem, params = assembly.problem, assembly.params
+        numbers = [self.prepared.study.names.index(name) for name in released]
+        stacked = _stacked([Release(r.value, jnp.asarray(r.failed)) for r in released.values()])
+        start = None if pulled is None else _stacked([pulled])
+        _, key = server.round_keys(problem, self.prepared.round_key(at.round))
+        key, q = server.group_key(problem, key, at.group), now.known.natural
+        known, answer, info = _take(
+            problem, params, now.known, jnp.asarray(numbers), q, stacked, key, start
+        )
+        share, failed = float(answer.share), int(np.sum(stacked.failed))
+        taken = {n: Taken(r.step, share) for n, r in released.items()}
+        counts = Counts(
+            now.counts.projected + int(info.projected),
+            now.counts.rejected + int(info.rejected),
+            now.counts.failed + failed,
+        )
+        return now._replace(known=known, taken={**now.taken, **taken}, counts=counts)
+
+    def _with_ended_round(self, now: Progress) -> Progress:
+        """With a row more of history."""
+        past, after = now.history, now.known.natural
+        if len(past.movement):
+            before = jax.tree.map(lambda leaf: leaf[-1], past.natural)
+        else:
+            before = self.prepared.first_state().server.natural
+        movement = self.prepared.assembly.problem.family.jeffreys(before, after)
+        counts = (jnp.asarray(count) for count in now.counts)
+        row = loop.row(after, RoundInfo(movement, *counts))
+        spent = [f"{name} {e:.3g}" for name, e in self._spent(now).items()]
+        _LOG.info("round %d has ended; epsilon: %s", len(past.movement) + 1, ", ".join(spent))
+        return now._replace(history=loop.joined(past, [row]), counts=Counts())
+
+    def _spent(self, now: Progress) -> dict[str, float]:
+        spent = progress.ledger(self.prepared, now).spent()
+        return dict(zip(self.prepared.study.names, spent.tolist(), strict=False))
+
+    def _say(self, name: str, what: str) -> None:
+        _LOG.info("%s: %s", name, what)
+
+
+def _stacked(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
+
+
+def _result(prepared: Prepared, end: _End) -> FitResult:
+    """What a run gives to its user."""
+    study, problem = prepared.study, prepared.assembly.problem
+    known, history = end.known.known, end.known.history
+    rounds = len(history.movement)
+    ledger = replace(progress.ledger(prepared, end.known), run="", kept="")
+    constants = dict(study.model_kwargs)
+    posterior = Posterior(
+        known.natural,
+        problem.family,
+        problem.space,
+        study.model,
+        constants,
+        {},
+        prepared.records,
+        None,
+    )
+    return with_facts(
+        FitResult(
+            posterior=posterior,
+            plan=prepared.plan,
+            history=history,
+            status=status_of(
+                history,
+                prepared.run.num_rounds,
+                prepared.plan is not None,
+                end.interrupted,
+                end.refused,
+            ),
+            state=PVIState(rounds, known, ClientState(), ledger),
+            run=prepared.run,
+            client_sizes=tuple(study.hospitals.values()),
+            insecure_noise_seed=None,
+        )
+    )

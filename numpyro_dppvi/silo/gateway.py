@@ -1,0 +1,327 @@
+"""The gateway that owns a hospital's records: bytes in, a release or a refusal out.
+
+Records, secret keys, private factors and ledger are here and nowhere else. What is answered depends
+on records in one way: through the value of a release, which a privacy mechanism has made. Studies
+are opened and records checked before the first message is read, so that what is wrong with them
+shows on the hospital's own terminal alone.
+"""
+
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi import latents
+from numpyro_dppvi._typing import PyTree
+from numpyro_dppvi.privacy import BudgetExceededError, ClientPlan, SecretKeys
+from numpyro_dppvi.protocol import server
+from numpyro_dppvi.protocol.client import Client, ClientState
+from numpyro_dppvi.protocol.messages import Answer, Request
+from numpyro_dppvi.silo import loading, messages, settings, store, wire
+from numpyro_dppvi.silo.messages import Code, Ready, Refused, Released, Visit
+from numpyro_dppvi.silo.settings import Caps, Settings
+from numpyro_dppvi.silo.store import Reserved, Store
+from numpyro_dppvi.silo.study import Prepared, Step, load_study, prepare
+
+_LOG = logging.getLogger(__name__)
+_ROOM = 2**20
+
+
+class RefusedError(Exception):
+    """A message that is not answered by a release; carries nothing but why."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code.sentence)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study that the hospital allows, with its records. Sensitive, as its client is.
+
+    Attributes:
+        prepared: What follows from the study; public.
+        number: Which of the study's clients the hospital is.
+        client: It, with its first state.
+        steps: The visits that are planned for it.
+    """
+
+    prepared: Prepared
+    number: int
+    client: Client = dataclasses.field(repr=False)
+    steps: tuple[Step, ...]
+
+    def request(self, visit: Visit) -> Request:
+        """What the client is asked. Keys and learning rate are the study's own."""
+        step = self.steps[visit.step - 1]
+        problem, params = self.prepared.assembly.problem, self.prepared.assembly.params
+        _, key = server.round_keys(problem, self.prepared.round_key(step.round))
+        key = server.visit_key(problem, server.group_key(problem, key, step.group), self.number)
+        q, factor, told = jax.tree.map(jnp.asarray, (visit.q, visit.factor, visit.told))
+        return Request(q, factor, key, params.learning_rate, told, step.round, step.group)
+
+
+class Gateway:
+    """Answers messages; one at a time, whoever asks. Make one by :func:`open_gateway`.
+
+    Args:
+        name: The hospital's name.
+        caps: The most that it gives away.
+        kept: Its folder, which is locked.
+        studies: Those that it allows, by digest.
+    """
+
+    def __init__(
+        self, name: str, caps: Caps, kept: Store, studies: Mapping[str, OpenStudy]
+    ) -> None:
+        self.name, self.caps, self.store, self.studies = name, caps, kept, dict(studies)
+        self._one_at_a_time = threading.Lock()
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest message that any of its studies has, and some room."""
+        visits = [messages.shapes(opened.prepared.form.visit) for opened in self.studies.values()]
+        return _ROOM + max((wire.num_bytes(shapes) for shapes in visits), default=0)
+
+    def handle(self, message: bytes) -> bytes:
+        """Answers a message, whatever its bytes. Raises nothing.
+
+        Args:
+            message: A ``Join`` or a ``Visit``.
+
+        Returns:
+            The bytes of a ``Ready``, ``Released`` or ``Refused``.
+        """
+        with self._one_at_a_time:
+            try:
+                return self._answer(message)
+            except RefusedError as refusal:
+                code = refusal.code
+            except wire.MalformedError:
+                code = Code.MALFORMED
+            # An error's text may show records, so nothing of it may leave, whatever it is.
+            except Exception as error:  # noqa: BLE001
+                code = Code.FAILED
+                _LOG.error("the gateway failed: %s", _where(error))
+        _LOG.warning("refused: %s", code.sentence)
+        return messages.encode(Refused(code, wire.digest(message)))
+
+    def _answer(self, message: bytes) -> bytes:
+        head = wire.read_head(message)
+        opened = self.studies.get(str(head.facts.get("study")))
+        if opened is None:
+            raise RefusedError(Code.UNKNOWN_STUDY)
+        digest = opened.prepared.digest
+        if head.kind == "join":
+            messages.read_join(message, head)
+            return messages.encode(Ready(digest, self.name, self.store.released(digest)))
+        visit = messages.read_visit(message, head, opened.prepared.form)
+        reserved = Reserved(visit.step, wire.digest(message))
+        self._check(opened, visit)
+        before = self.store.reserved(digest)
+        if before.get(visit.step, reserved) != reserved:
+            raise RefusedError(Code.OTHER_INPUT)
+        if visit.step in before:
+            reply = self.store.reply(digest, reserved)
+            if reply is not None:
+                _LOG.info("step %d: the reply that was kept is sent again", visit.step)
+                return reply
+        if any(step > visit.step for step in before):
+            raise RefusedError(Code.OUT_OF_ORDER)
+        client = self._settled(opened, visit)
+        request = opened.request(visit)
+        if visit.step not in before:
+            client = self._charged(client, request, digest, reserved)
+        return self._released(client, request, digest, reserved)
+
+    def _check(self, opened: OpenStudy, visit: Visit) -> None:
+        """Refuses a visit that no honest server of the study sends."""
+        if visit.hospital != self.name:
+            raise RefusedError(Code.OTHER_HOSPITAL)
+        if not 1 <= visit.step <= len(opened.steps):
+            raise RefusedError(Code.NOT_PLANNED)
+        q = jax.tree.map(jnp.asarray, visit.q)
+        if not bool(opened.prepared.assembly.problem.family.in_domain(q)):
+            raise RefusedError(Code.MALFORMED)
+
+    def _settled(self, opened: OpenStudy, visit: Visit) -> Client:
+        """The client, following what the server has taken of its last release."""
+        client, digest = opened.client, opened.prepared.digest
+        last = self.store.released(digest)
+        if visit.taken > last:
+            raise RefusedError(Code.MALFORMED)
+        if not last or client.state.private is None:
+            return client
+        private = client.state.private
+        was, kept = self.store.private(digest, last, (private, private))
+        client = dataclasses.replace(client, state=ClientState(was), unanswered=kept)
+        share = jnp.asarray(visit.share if visit.taken == last else 0 * visit.share)
+        return client.settle(Answer(share, jax.tree.map(jnp.asarray, visit.q)))
+
+    def _charged(self, client: Client, request: Request, digest: str, reserved: Reserved) -> Client:
+        ledger = self.store.ledger()
+        if len(ledger.entries) >= self.caps.releases:
+            raise RefusedError(Code.USED_UP)
+        ledger = store.named(ledger, digest, reserved)
+        client = dataclasses.replace(client, ledger=ledger, ledger_file=self.store.ledger_file)
+        try:
+            client = client.charged(request)
+        except BudgetExceededError:
+            raise RefusedError(Code.USED_UP) from None
+        _LOG.info("step %d is charged: epsilon %.4g", reserved.step, client.ledger.spent()[0])
+        return client
+
+    def _released(self, client: Client, request: Request, digest: str, reserved: Reserved) -> bytes:
+        after, release = client.released(request)
+        value, failed = jax.device_get((release.value, release.failed))
+        step, answers = reserved
+        reply = messages.encode(
+            Released(digest, self.name, step, answers, value, np.asarray(failed))
+        )
+        private: PyTree = None
+        if client.state.private is not None:
+            private = jax.device_get((client.state.private, after.unanswered))
+        self.store.keep(digest, reserved, reply, private)
+        return reply
+
+
+@contextlib.contextmanager
+def open_gateway(
+    path: str | os.PathLike[str], *, insecure_noise_seed: int | None = None
+) -> Iterator[Gateway]:
+    """A hospital's gateway, while the block lasts; no other one can run on its store.
+
+    Args:
+        path: Its ``silo.toml``.
+        insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
+
+    Raises:
+        ValueError: If the file, a study or the records are not as they should be, or a study asks
+            for less privacy than the hospital allows; says which.
+        RuntimeError: If another gateway runs on the store.
+    """
+    mine = settings.read(path)
+    kept = Store(mine.store, mine.caps.budget)
+    with kept.locked():
+        kept.ledger()  # a damaged one is refused before anybody asks
+        yield Gateway(mine.name, mine.caps, kept, open_studies(mine, insecure_noise_seed))
+
+
+def open_studies(mine: Settings, insecure_noise_seed: int | None = None) -> dict[str, OpenStudy]:
+    """The studies that a hospital allows, with its records.
+
+    Args:
+        mine: What it has decided.
+        insecure_noise_seed: As of :func:`open_gateway`.
+
+    Raises:
+        ValueError: If a study or the records are not as they should be; says which.
+    """
+    records = loading.load(mine)
+    keys = SecretKeys(insecure_noise_seed)
+    opened = {}
+    for allowed in mine.studies:
+        prepared = prepare(load_study(allowed.file, allowed.sha256), keys)
+        try:
+            opened[prepared.digest] = _opened(mine, prepared, records)
+        except ValueError as error:
+            raise ValueError(f"{allowed.file}: {error}") from None
+    return opened
+
+
+def _opened(mine: Settings, prepared: Prepared, records: Mapping[str, np.ndarray]) -> OpenStudy:
+    study, assembly = prepared.study, prepared.assembly
+    if mine.name not in study.hospitals:
+        raise ValueError(
+            f"the study names no hospital {mine.name!r}, but {', '.join(study.names)}: write one "
+            "of these as name in silo.toml, if it is this hospital's."
+        )
+    if prepared.plan is None:
+        raise ValueError("the study adds no noise, which no hospital allows.")
+    number = study.names.index(mine.name)
+    plan = prepared.plan.clients[number]
+    _check_allowed(mine.caps, plan)
+    rows = _rows(prepared, records, study.hospitals[mine.name])
+    problem = assembly.problem
+    latents.check_records(
+        problem.space,
+        {name: jnp.asarray(array)[None] for name, array in rows.items()},
+        jnp.ones((1, study.hospitals[mine.name]), bool),
+    )
+    # All clients' arrays have as many rows as the largest has, as in one process.
+    capacity = max(study.hospitals.values())
+    padded = {name: _padded(array, capacity) for name, array in rows.items()}
+    private = None
+    if problem.layout.private:
+        private = jax.tree.map(lambda leaf: leaf[number], prepared.first_state().clients.private)
+    client = Client(
+        number=number,
+        problem=problem,
+        params=jax.tree.map(lambda leaf: leaf[number], assembly.params.clients),
+        records=padded,
+        num_records=jnp.asarray(study.hospitals[mine.name], jnp.int32),
+        secret_keys=assembly.secret_keys,
+        plan=plan,
+        state=ClientState(private),
+    )
+    return OpenStudy(prepared, number, client, prepared.steps(number))
+
+
+def _check_allowed(caps: Caps, plan: ClientPlan) -> None:
+    """Refuses a study that promises less privacy than the hospital allows."""
+    for name in ("relation", "unit", "max_records_per_person"):
+        asked, allowed = getattr(plan.budget, name), getattr(caps.budget, name)
+        if asked != allowed:
+            raise ValueError(
+                f"the study protects {name} = {asked!r}, and [caps] in silo.toml allows "
+                f"{allowed!r} alone."
+            )
+    noise = plan.mechanism.noise_multiplier
+    if not noise >= caps.noise_multiplier:
+        raise ValueError(
+            f"the study's noise_multiplier is {noise:.4g}, and [caps] in silo.toml allows no less "
+            f"than {caps.noise_multiplier:g}."
+        )
+
+
+def _rows(
+    prepared: Prepared, records: Mapping[str, np.ndarray], num_records: int
+) -> dict[str, np.ndarray]:
+    """The arrays that a study asks for, in its shapes and dtypes."""
+    wanted = prepared.assembly.problem.space.row
+    missing = sorted(set(wanted) - set(records))
+    if missing:
+        raise ValueError(f"the loader returns no array {missing[0]!r}, which the study asks for.")
+    for name, row in wanted.items():
+        found = records[name].shape[1:], records[name].dtype
+        if found != (row.shape, row.dtype):
+            raise ValueError(
+                f"the study asks for records of {name!r} of shape {row.shape} and {row.dtype}, and "
+                f"the loader returns {found[0]} and {found[1]}."
+            )
+    rows = len(records[next(iter(wanted))])
+    if rows != num_records:
+        raise ValueError(
+            f"the study says that this hospital has {num_records} records, and the loader returns "
+            f"{rows}."
+        )
+    return {name: records[name] for name in wanted}
+
+
+def _where(error: Exception) -> str:
+    """An error's kind and place, without its text and the values around it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"a {type(error).__name__} in {place.filename}, line {place.lineno}"
+
+
+def _padded(array: np.ndarray, capacity: int) -> jax.Array:
+    rows = [(0, capacity - len(array))] + [(0, 0)] * (array.ndim - 1)
+    return jnp.asarray(np.pad(array, rows))

@@ -1,0 +1,91 @@
+"""The hospital's loader is run, and its records are held against what the data officer expects.
+
+Errors from here are for the hospital's own terminal. A gateway loads its records before it listens,
+so that nothing about them can be asked for.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi.records import record_arrays
+from numpyro_dppvi.silo.settings import Checks, Column, Settings
+
+
+def load(settings: Settings) -> dict[str, np.ndarray]:
+    """The hospital's records: arrays by argument name, as its data officer expects them.
+
+    Args:
+        settings: The hospital's.
+
+    Raises:
+        ImportError: If there is no such module.
+        ValueError: If its function returns no records, or others than are expected. Names the
+            array, and shows no record.
+    """
+    arrays = record_arrays(_loader(settings)(), "records")
+    check(arrays, settings.checks)
+    return arrays
+
+
+def _loader(settings: Settings) -> Callable[[], Any]:
+    module, name = settings.loader.split(":")
+    sys.path.insert(0, str(settings.folder))
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    finally:
+        sys.path.remove(str(settings.folder))
+    if not callable(found):
+        raise ValueError(
+            f"loader must name a function, got {_validate.shown(settings.loader)}: define {name}() "
+            f"in {module}.py beside silo.toml."
+        )
+    return found
+
+
+def check(arrays: Mapping[str, np.ndarray], checks: Checks) -> None:
+    """Refuses records that are not what the data officer expects.
+
+    Args:
+        arrays: Records by argument name.
+        checks: What is expected.
+
+    Raises:
+        ValueError: Names the array, and shows no record.
+    """
+    rows = len(next(iter(arrays.values())))
+    least, most = checks.rows
+    if not least <= rows <= most:
+        raise ValueError(
+            f"the records must have {least} to {most} rows, got {rows}: correct the loader, or "
+            "rows under [checks]."
+        )
+    if not checks.columns:
+        return
+    if arrays.keys() != checks.columns.keys():
+        raise ValueError(
+            f"the records must be the arrays {sorted(checks.columns)}, got {sorted(arrays)}: "
+            "correct the loader, or the columns under [checks]."
+        )
+    for name, column in checks.columns.items():
+        _check_range(name, arrays[name], column)
+
+
+def _check_range(name: str, array: np.ndarray, column: Column) -> None:
+    for word, bound in column._asdict().items():
+        given = np.asarray(bound, float)
+        if given.shape not in ((), array.shape[1:]):
+            raise ValueError(
+                f"{word} must be a number, or one for each column of {name}, got {given.size} "
+                f"for records of shape {array.shape[1:]}: correct [checks.columns.{name}]."
+            )
+        outside = array < given if word == "least" else array > given
+        if np.any(outside):
+            raise ValueError(
+                f"all values of {name} must be at {word} what [checks.columns.{name}] says, got "
+                "others: correct the loader, or the range."
+            )

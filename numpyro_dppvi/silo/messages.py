@@ -1,0 +1,281 @@
+"""What goes between a consortium's server and a hospital's gateway, and nothing else does.
+
+The server asks (:class:`Join`, :class:`Visit`), and the gateway answers (:class:`Ready`,
+:class:`Released`) or refuses (:class:`Refused`). Both know the study, which is pinned by its
+digest. So a visit carries the approximation and little else: model, method, noise, schedule and
+public keys are the study's, and no message can change them.
+"""
+
+import enum
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from numpyro_dppvi import _files
+from numpyro_dppvi._typing import Natural, PyTree
+from numpyro_dppvi.silo import wire
+from numpyro_dppvi.silo.wire import Head, MalformedError, Shapes
+
+
+class Code(enum.Enum):
+    """Why a gateway refuses; the value is the word that is sent."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_STUDY = "unknown study"
+    NOT_ALLOWED = "not allowed"
+    OTHER_HOSPITAL = "other hospital"
+    NOT_PLANNED = "not planned"
+    OUT_OF_ORDER = "out of order"
+    OTHER_INPUT = "other input"
+    USED_UP = "used up"
+    FAILED = "failed"
+
+    @property
+    def sentence(self) -> str:
+        """What it means, in a sentence that is the same whatever the records are."""
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Code.MALFORMED: "The message is not one of this protocol and study, or was damaged.",
+    Code.UNKNOWN_STUDY: "The hospital's silo.toml does not name a study with this digest.",
+    Code.NOT_ALLOWED: "The study asks for less privacy than the hospital allows.",
+    Code.OTHER_HOSPITAL: "The message is for another hospital.",
+    Code.NOT_PLANNED: "The study plans no such step for this hospital.",
+    Code.OUT_OF_ORDER: "The hospital has released a later step already.",
+    Code.OTHER_INPUT: "The hospital has been asked for this step before, with another input.",
+    Code.USED_UP: "The hospital's budget does not cover this step; nothing was computed.",
+    Code.FAILED: "The gateway could not answer; its own log says why.",
+}
+
+
+class Join(NamedTuple):
+    """The server asks who this is, and whether it takes part.
+
+    Attributes:
+        study: Digest of the study.
+    """
+
+    study: str
+
+
+class Visit(NamedTuple):
+    """The server asks for one release. All of it was released before, or is public.
+
+    Attributes:
+        study: Digest of the study.
+        hospital: The name by which the study knows the hospital.
+        step: Which of the visits that the study plans for this hospital, from 1.
+        taken: The last step whose release the server took, 0 for none.
+        share: The share of that release's change that it accepted: the damping, or 0.
+        q: The approximation, where the solve begins.
+        factor: What to divide out of q; ``None`` where the hospital keeps its factors to itself.
+        told: What the method's server tells its clients beside q; ``None`` for nothing.
+    """
+
+    study: str
+    hospital: str
+    step: int
+    taken: int
+    share: np.ndarray
+    q: Natural
+    factor: Natural | None
+    told: PyTree
+
+
+class Ready(NamedTuple):
+    """The hospital takes part.
+
+    Attributes:
+        study: Digest of the study.
+        hospital: Its name.
+        released: The last step of the study that it has released, 0 for none.
+    """
+
+    study: str
+    hospital: str
+    released: int
+
+
+class Released(NamedTuple):
+    """What leaves a hospital, made by the privacy mechanism, charged and kept before.
+
+    Attributes:
+        study: Digest of the study.
+        hospital: Its name.
+        step: As of the visit.
+        answers: Digest of the visit's bytes.
+        value: A tree of arrays; what it means is the method's to say.
+        failed: Whether the solve did not end in finite numbers, as of ``protocol.Release``.
+    """
+
+    study: str
+    hospital: str
+    step: int
+    answers: str
+    value: PyTree
+    failed: np.ndarray
+
+
+class Refused(NamedTuple):
+    """What a gateway says in the place of a release.
+
+    Attributes:
+        code: Why.
+        answers: Digest of the bytes that it refuses.
+    """
+
+    code: Code
+    answers: str
+
+
+Reply: TypeAlias = Ready | Released | Refused
+
+
+class Form(NamedTuple):
+    """What arrays a study's messages hold: trees of the right structure, shapes and dtypes.
+
+    Attributes:
+        q: Natural parameters.
+        factor: Of the client's factor, or ``None``.
+        told: What the server tells, or ``None``.
+        value: What is released.
+        share: A number of q's precision.
+    """
+
+    q: Natural
+    factor: Natural | None
+    told: PyTree
+    value: PyTree
+    share: Any
+
+    @property
+    def visit(self) -> Mapping[str, PyTree]:
+        """The trees of a visit by name."""
+        trees = {"q": self.q, "factor": self.factor, "told": self.told, "share": self.share}
+        return {name: tree for name, tree in trees.items() if tree is not None}
+
+    @property
+    def release(self) -> Mapping[str, PyTree]:
+        """The trees of a release by name."""
+        return {"value": self.value, "failed": np.zeros((), bool)}
+
+
+def encode(message: Join | Visit | Reply) -> bytes:
+    """Writes a message.
+
+    Args:
+        message: Any of this module's.
+    """
+    trees = {}
+    fields = message._asdict()
+    if isinstance(message, Visit):
+        trees = {name: fields.pop(name) for name in ("q", "factor", "told", "share")}
+    elif isinstance(message, Released):
+        trees = {name: fields.pop(name) for name in ("value", "failed")}
+    elif isinstance(message, Refused):
+        fields["code"] = message.code.value
+    arrays: dict[str, np.ndarray] = {}
+    for name, tree in trees.items():
+        arrays |= _files.flatten(tree, name)
+    return wire.encode(type(message).__name__.lower(), fields, arrays)
+
+
+def read_join(data: bytes, head: Head) -> Join:
+    """Reads a :class:`Join`.
+
+    Args:
+        data: Its bytes.
+        head: What :func:`wire.read_head` found in them.
+
+    Raises:
+        MalformedError: If it is none.
+    """
+    facts = _facts(head, "join", study=str)
+    wire.read_arrays(data, head, {})
+    return Join(**facts)
+
+
+def read_visit(data: bytes, head: Head, form: Form) -> Visit:
+    """Reads a :class:`Visit`.
+
+    Args:
+        data: Its bytes.
+        head: What :func:`wire.read_head` found in them.
+        form: The study's.
+
+    Raises:
+        MalformedError: If it is none of this study.
+    """
+    facts = _facts(head, "visit", study=str, hospital=str, step=int, taken=int)
+    trees = _trees(data, head, form.visit)
+    if not 0 <= trees["share"] <= 1:
+        raise MalformedError("the share is not between 0 and 1")
+    return Visit(**{"factor": None, "told": None, **facts, **trees})
+
+
+def read_reply(data: bytes, form: Form) -> Reply:
+    """Reads what a gateway has answered.
+
+    Args:
+        data: Its bytes.
+        form: The study's.
+
+    Raises:
+        MalformedError: If it is no reply of this study.
+    """
+    head = wire.read_head(data)
+    if head.kind == "ready":
+        return read_ready(data)
+    if head.kind == "refused":
+        facts = _facts(head, "refused", code=str, answers=str)
+        wire.read_arrays(data, head, {})
+        try:
+            return Refused(Code(facts["code"]), facts["answers"])
+        except ValueError:
+            raise MalformedError("the reason is unknown") from None
+    facts = _facts(head, "released", study=str, hospital=str, step=int, answers=str)
+    return Released(**facts, **_trees(data, head, form.release))
+
+
+def read_ready(data: bytes) -> Ready:
+    """Reads a :class:`Ready`, for which nothing has to be known of the study.
+
+    Args:
+        data: Its bytes.
+
+    Raises:
+        MalformedError: If it is none.
+    """
+    head = wire.read_head(data)
+    facts = _facts(head, "ready", study=str, hospital=str, released=int)
+    wire.read_arrays(data, head, {})
+    return Ready(**facts)
+
+
+def _facts(head: Head, kind: str, **kinds: type) -> dict[str, Any]:
+    """A message's facts, if they are those of its kind."""
+    if head.kind != kind or {name: type(value) for name, value in head.facts.items()} != kinds:
+        raise MalformedError("the message is of another kind, or says other things")
+    return dict(head.facts)
+
+
+def _trees(data: bytes, head: Head, like: Mapping[str, PyTree]) -> dict[str, PyTree]:
+    """A message's arrays as trees."""
+    arrays = wire.read_arrays(data, head, shapes(like))
+    return {name: _files.unflatten(arrays, name, tree) for name, tree in like.items()}
+
+
+def shapes(trees: Mapping[str, PyTree]) -> Shapes:
+    """What arrays a message of such trees holds.
+
+    Args:
+        trees: Trees of arrays, by name.
+    """
+    found = {}
+    for name, tree in trees.items():
+        for place, leaf in _files.flatten(jax.tree.map(np.asarray, tree), name).items():
+            found[place] = (leaf.shape, leaf.dtype)
+    return found

@@ -1,0 +1,162 @@
+"""What a consortium's server knows while a study is under way, and the file that it keeps it in.
+
+A request is in the file before it is sent. A server that is killed sends the same bytes again, and
+a gateway answers the same bytes with the reply that it kept: no step is released twice.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_dppvi import _files
+from numpyro_dppvi.privacy import Ledger
+from numpyro_dppvi.protocol import algorithm
+from numpyro_dppvi.protocol.server import ServerState
+from numpyro_dppvi.run import loop
+from numpyro_dppvi.run.history import History
+from numpyro_dppvi.silo import wire
+from numpyro_dppvi.silo.study import Prepared
+
+_KIND = "checkpoint of a consortium"
+_FACTS = {"study": (str,), "slot": (int,), "rounds": (int,), "taken": (dict,), "charged": (list,)}
+_MOST_FACTS = 2**26
+
+
+class Taken(NamedTuple):
+    """What a hospital is told about its last release that arrived.
+
+    Attributes:
+        step: Which it was, 0 for none.
+        share: The share of its change that was accepted.
+    """
+
+    step: int = 0
+    share: float = 0.0
+
+
+class Counts(NamedTuple):
+    """Incidents of the round under way, as of ``protocol.RoundInfo``."""
+
+    projected: int = 0
+    rejected: int = 0
+    failed: int = 0
+
+
+class Progress(NamedTuple):
+    """What the server knows. All of it was released, or is public.
+
+    Attributes:
+        slot: How many groups, or with asynchronous hospitals how many releases, are done with.
+        known: Its state.
+        history: Of the rounds that have ended.
+        counts: Of the round that has not.
+        taken: By hospital.
+        asked: Visits whose replies have not been dealt with, as they were sent, by hospital.
+        charged: Every release that has arrived: round, number of the hospital, and its step.
+    """
+
+    slot: int
+    known: ServerState
+    history: History
+    counts: Counts
+    taken: Mapping[str, Taken]
+    asked: Mapping[str, bytes]
+    charged: tuple[tuple[int, int, int], ...]
+
+
+def first(prepared: Prepared) -> Progress:
+    """What the server knows before anybody was asked.
+
+    Args:
+        prepared: The study.
+    """
+    known = prepared.first_state().server
+    return Progress(0, known, loop.no_history(known.natural), Counts(), {}, {}, ())
+
+
+def ledger(prepared: Prepared, progress: Progress) -> Ledger:
+    """The releases that have arrived, as the study plans them.
+
+    A hospital's own ledger may have one more, whose reply never came.
+
+    Args:
+        prepared: The study.
+        progress: What the server knows.
+    """
+    plan = prepared.plan
+    if plan is None:
+        return Ledger()
+    each = (algorithm.entries(plan, r, np.array([[m]])) for r, m, _ in progress.charged)
+    return plan.ledger().charge(entry for entries in each for entry in entries)
+
+
+def write(path: Path, prepared: Prepared, progress: Progress) -> None:
+    """Keeps what the server knows; on the disk when it returns.
+
+    Args:
+        path: The checkpoint.
+        prepared: The study.
+        progress: What to keep.
+    """
+    facts = {
+        "study": prepared.digest,
+        "slot": progress.slot,
+        "rounds": len(progress.history.movement),
+        "taken": {name: list(taken) for name, taken in progress.taken.items()},
+        "charged": [list(charge) for charge in progress.charged],
+    }
+    arrays = _files.flatten(progress.known, "known") | _files.flatten(progress.history, "history")
+    arrays["counts"] = np.array(progress.counts, np.int32)
+    arrays |= {f"asked/{n}": np.frombuffer(x, np.uint8) for n, x in progress.asked.items()}
+    _files.write(path, _KIND, facts, arrays)
+
+
+def read(path: Path, prepared: Prepared) -> Progress:
+    """What :func:`write` has kept, or the beginning if there is no such file.
+
+    Args:
+        path: The checkpoint.
+        prepared: The study.
+
+    Raises:
+        ValueError: If the file is damaged, or of another study.
+    """
+    begin = first(prepared)
+    if not path.exists():
+        return begin
+    most = _files.Most(_MOST_FACTS, wire.MOST_BYTES)
+    facts, arrays = _files.read(path, _KIND, kinds=_FACTS, most=most)
+    if facts["study"] != prepared.digest:
+        raise ValueError(
+            f"the checkpoint {path} is of a study with another file: write another path, or take "
+            "the study as it was."
+        )
+    try:
+        return _progress(begin, facts, arrays)
+    except (IndexError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged, because {error}: restore it from a copy.") from error
+
+
+def _progress(begin: Progress, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> Progress:
+    rounds = facts["rounds"]
+    if rounds < 0 or facts["slot"] < 0:
+        raise ValueError("it counts below 0")
+    like = jax.tree.map(lambda leaf: np.zeros((rounds, *leaf.shape[1:]), leaf.dtype), begin.history)
+    projected, rejected, failed = arrays["counts"].tolist()
+    history = _files.unflatten(arrays, "history", like)
+    return Progress(
+        slot=facts["slot"],
+        known=_files.unflatten(arrays, "known", begin.known),
+        history=jax.tree.map(np.asarray, history),
+        counts=Counts(projected, rejected, failed),
+        taken={name: Taken(int(step), float(s)) for name, (step, s) in facts["taken"].items()},
+        asked={
+            name.removeprefix("asked/"): array.astype(np.uint8).tobytes()
+            for name, array in arrays.items()
+            if name.startswith("asked/")
+        },
+        charged=tuple((int(r), int(m), int(step)) for r, m, step in facts["charged"]),
+    )

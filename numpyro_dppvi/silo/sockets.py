@@ -1,0 +1,157 @@
+"""The Unix socket between a courier and the gateway: lengths and bytes, and nothing else.
+
+A message is written as its length, 8 bytes big-endian, and its bytes; a reply likewise. One
+connection carries any number of them, one after the other. Only the gateway's user can open the
+socket, and a group of users that the hospital may name.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import socketserver
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi.silo import wire
+
+_LENGTH = 8
+_PIECE = 2**20
+# How long one side waits for the next bytes of a message that has begun.
+_STALLED_SECONDS = 60.0
+# The most that the operating system takes as a socket's path, on any that we know.
+_MOST_PATH = 100
+
+
+def send(path: str | os.PathLike[str], message: bytes, timeout: float = 600.0) -> bytes:
+    """Hands a message to the gateway behind a socket, and waits for its reply.
+
+    Args:
+        path: The socket.
+        message: Its bytes.
+        timeout: Seconds to wait for the reply.
+
+    Returns:
+        The reply's bytes.
+
+    Raises:
+        OSError: If there is no gateway, or it does not answer.
+    """
+    target = _validate.path("path", path)
+    _validate.instance("message", message, bytes, "bytes of a message")
+    seconds = _validate.positive("timeout", timeout, most=1e6)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(seconds)
+            connection.connect(os.fspath(target))
+            _write(connection, message)
+            reply = _read(connection, wire.MOST_BYTES)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConnectionError(
+            f"no gateway answers on path {str(target)[:_MOST_PATH]} ({reason}): start it with "
+            "`dppvi silo run silo.toml`."
+        ) from None
+    if reply is None:
+        raise ConnectionError(
+            f"the gateway on path {target} hung up: look into its log, and send the message again."
+        )
+    return reply
+
+
+@contextlib.contextmanager
+def listening(
+    path: Path, handle: Callable[[bytes], bytes], most: int, group: str | None = None
+) -> Iterator[socketserver.BaseServer]:
+    """A server on a socket of its own.
+
+    Args:
+        path: The socket; one that nobody listens on is replaced.
+        handle: What answers a message.
+        most: Bytes of the largest message that is read.
+        group: A group of users who may open it, too.
+
+    Yields:
+        The server, whose ``serve_forever()`` is for the caller to call.
+
+    Raises:
+        ValueError: If the path is too long, or something else lies there.
+        RuntimeError: If somebody listens there.
+        LookupError: If there is no such group.
+    """
+    _make_room(path)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.settimeout(_STALLED_SECONDS)
+            with contextlib.suppress(OSError):  # a courier that went away asks again
+                while (message := _read(self.request, most)) is not None:
+                    _write(self.request, handle(message))
+
+    before = os.umask(0o177)
+    try:
+        server = _Server(os.fspath(path), Handler)
+    finally:
+        os.umask(before)
+    if group is not None:
+        shutil.chown(path, group=group)
+        path.chmod(0o660)
+    try:
+        yield server
+    finally:
+        server.server_close()
+        path.unlink(missing_ok=True)
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+def _make_room(path: Path) -> None:
+    if len(os.fsencode(path)) > _MOST_PATH:
+        raise ValueError(
+            f"socket must be a path of at most {_MOST_PATH} bytes, got {len(os.fsencode(path))}: "
+            "write a shorter one in silo.toml."
+        )
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        raise ValueError(f"socket must be a new path, got one of another file, {path}: move it.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise RuntimeError(f"somebody listens on {path}: stop that gateway first.")
+
+
+def _write(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(len(data).to_bytes(_LENGTH, "big") + data)
+
+
+def _read(connection: socket.socket, most: int) -> bytes | None:
+    """A message; ``None`` where the other side has hung up before one."""
+    length = _exactly(connection, _LENGTH)
+    if not length:
+        return None
+    size = int.from_bytes(length, "big")
+    if size > most:
+        raise ConnectionError("the message is too large")
+    return _exactly(connection, size)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    """So many bytes; none at all if the other side hangs up before the first."""
+    pieces, missing = [], size
+    while missing:
+        piece = connection.recv(min(missing, _PIECE))
+        if not piece:
+            if missing == size:
+                return b""
+            raise ConnectionError("the other side hung up in the middle of a message")
+        pieces.append(piece)
+        missing -= len(piece)
+    return b"".join(pieces)

@@ -1,0 +1,348 @@
+"""A study as a file that everybody has read: model, method, budgets, hospitals, public seed.
+
+The server and every hospital load the same file, and know it by the digest of its bytes. Nothing
+of it is ever sent, so that no message can change what a hospital computes or how much noise it
+adds.
+"""
+
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi import _disk, _validate
+from numpyro_dppvi._typing import Model, PRNGKey
+from numpyro_dppvi.methods import values
+from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
+from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, SecretKeys
+from numpyro_dppvi.protocol import algorithm, client, planning, rounds, schedules, server
+from numpyro_dppvi.protocol.algorithm import Assembly
+from numpyro_dppvi.protocol.planning import RunSpec
+from numpyro_dppvi.protocol.rounds import RoundState
+from numpyro_dppvi.silo.messages import Form
+
+_MOST_BYTES = 2**22
+_MOST_NAME = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Study:
+    """What a study file assigns to ``study``: the arguments of ``fit``, with no data.
+
+    Args:
+        model: A NumPyro model.
+        hospitals: Each hospital's name and its number of records, which is public.
+        records: Shape and dtype of one record of each argument of the model, such as
+            ``{"X": ((8,), "float32"), "y": ((), "int32")}``.
+        budget: A ``PrivacyBudget``, or one a hospital by name.
+        seed: Public: of draws of latents and of the start, as ``fit``'s ``rng_key``. Noise has
+            secret keys of each hospital's own.
+        guide: As of ``fit``.
+        method: What a hospital does when visited. Those that need a trusted aggregator are not
+            offered between hospitals.
+        schedule: ``sequential``, ``synchronous``, ``random_subset(...)`` or ``Asynchronous``. Of
+            the latter the latencies are what is planned; hospitals answer at their own pace.
+        num_rounds: Rounds.
+        damping: The share of a change that is merged.
+        model_kwargs: Public arguments of the model.
+        init_scale: A public start for neural networks.
+
+    Raises:
+        ValueError: If a hospital's name or number of records, or a record's shape, is none.
+        TypeError: If an argument is of another kind.
+    """
+
+    model: Model
+    hospitals: Mapping[str, int]
+    records: Mapping[str, Any]
+    budget: PrivacyBudget | Mapping[str, PrivacyBudget] | None
+    seed: int = 0
+    guide: Any = None
+    method: AnyMethod = field(default_factory=DPOptimization)
+    schedule: schedules.Schedule = schedules.sequential
+    num_rounds: int = 10
+    damping: float = 0.4
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    init_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        example = "{'north': 1200, 'south': 900}"
+        hospitals = _validate.mapping("hospitals", self.hospitals, example)
+        if not hospitals:
+            raise ValueError(f"hospitals must name one, got none: write hospitals={example}.")
+        for name in hospitals:
+            check_name("hospitals", name)
+        _validate.client_sizes(list(hospitals.values()), "hospitals")
+        rows = _validate.mapping("records", self.records, '{"X": ((8,), "float32")}')
+        if not rows:
+            raise ValueError(
+                "records must have shape and dtype of one record of each argument of the model, "
+                "got none: write records={'X': ((8,), 'float32'), 'y': ((), 'int32')}, say."
+            )
+        for name, row in rows.items():
+            _row(name, row)
+        values.check(self.method)
+        _validate.not_negative_int("seed", self.seed)
+        _validate.positive_int("num_rounds", self.num_rounds, schedules.MOST_ROUNDS)
+        _validate.mapping("model_kwargs", self.model_kwargs, "{'num_groups': 3}")
+        if isinstance(self.budget, Mapping) and self.budget.keys() != hospitals.keys():
+            raise ValueError(
+                "budget must be one PrivacyBudget, or one for each of the hospitals, got "
+                f"{len(self.budget)} for other names: write budget={{'north': PrivacyBudget(1.0), "
+                "...} with the names in hospitals."
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The hospitals' names; client m of the algorithm is the m-th."""
+        return tuple(self.hospitals)
+
+
+def check_name(argument: str, name: Any) -> str:
+    """Returns a hospital's name, or refuses what could not be sent, or be a file's name.
+
+    Args:
+        argument: What holds the name.
+        name: The name.
+
+    Raises:
+        ValueError: If it is no word of letters, digits, ``-`` and ``_``.
+    """
+    plain = isinstance(name, str) and name.isascii() and 0 < len(name) <= _MOST_NAME
+    if not plain or not name.replace("-", "").replace("_", "").isalnum():
+        raise ValueError(
+            f"{argument} must have names of letters, digits, - and _, at most {_MOST_NAME}, got "
+            f"{_validate.shown(name)}: write 'north', say."
+        )
+    return str(name)
+
+
+def _row(name: str, row: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of one record."""
+    try:
+        shape, dtype = row
+        found = jax.dtypes.canonicalize_dtype(np.dtype(dtype))
+        shape = tuple(_validate.positive_int(name, int(size)) for size in shape)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"records must have shape and dtype of one record of {name!r}, got "
+            f"{_validate.shown(row)}: write records={{'X': ((8,), 'float32')}}, say."
+        ) from None
+    if found.kind not in "biuf":
+        raise ValueError(
+            f"records must have a dtype of numbers for {name!r}, got {found}: write 'float32', say."
+        )
+    return jax.ShapeDtypeStruct(shape, found)
+
+
+class PinnedStudy(NamedTuple):
+    """A study and the digest that everybody knows it by.
+
+    Attributes:
+        study: What the file assigns to ``study``.
+        digest: SHA-256 of its bytes, 64 hexadecimal digits.
+    """
+
+    study: Study
+    digest: str
+
+
+def digest_of(path: str | os.PathLike[str]) -> str:
+    """The digest that pins a study file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    return hashlib.sha256(_bytes(path)).hexdigest()
+
+
+def load_study(path: str | os.PathLike[str], sha256: str | None = None) -> PinnedStudy:
+    """Runs a study file and returns the ``Study`` that it assigns to ``study``.
+
+    Args:
+        path: A Python file. It is read once: what is run is what was digested.
+        sha256: The digest that it must have; ``None`` for any, where nobody has to be protected
+            from it.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it has another digest (it is not run then), or assigns no ``Study``.
+    """
+    if sha256 is not None:
+        _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
+    source = _bytes(path)
+    digest = hashlib.sha256(source).hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise ValueError(
+            f"{path} is not the study that was reviewed: its sha256 is {digest}, and {sha256} is "
+            "pinned; restore the file, or read it and pin its new digest."
+        )
+    # Known to Python by its digest, because dataclasses and pickles look modules up by name.
+    module = types.ModuleType(f"dppvi_study_{digest[:16]}")
+    module.__file__ = os.fspath(path)
+    sys.modules[module.__name__] = module
+    exec(compile(source, module.__file__, "exec"), vars(module))
+    study = getattr(module, "study", None)
+    if not isinstance(study, Study):
+        raise ValueError(
+            f"{path} must assign a Study to study, got {_validate.shown(study)}: write "
+            "study = numpyro_dppvi.silo.Study(model=..., ...)."
+        )
+    return PinnedStudy(study, digest)
+
+
+def _bytes(path: str | os.PathLike[str]) -> bytes:
+    target = _validate.path("path", path)
+    with os.fdopen(_disk.open_to_read(target, through_links=True), "rb") as file:
+        source = file.read(_MOST_BYTES + 1)
+    if len(source) > _MOST_BYTES:
+        raise ValueError(f"{target} is no study: it has more than {_MOST_BYTES} bytes.")
+    return source
+
+
+class Step(NamedTuple):
+    """A visit that a study plans for a hospital.
+
+    Attributes:
+        round: Number of the round, from 0.
+        group: Which of the round's groups.
+    """
+
+    round: int
+    group: int
+
+
+class Prepared(NamedTuple):
+    """What follows from a study: the same at the server and at every hospital. All of it is public.
+
+    Attributes:
+        study: The study.
+        digest: What everybody knows it by.
+        run: How its method is run.
+        plan: The privacy plan; ``None`` without privacy.
+        assembly: What rounds are made of.
+        records: Shapes of all hospitals' records together.
+        keys: Public keys: of the start, and of the rounds.
+        form: What arrays its messages hold.
+    """
+
+    study: Study
+    digest: str
+    run: RunSpec
+    plan: PrivacyPlan | None
+    assembly: Assembly
+    records: Mapping[str, jax.ShapeDtypeStruct]
+    keys: tuple[PRNGKey, PRNGKey]
+    form: Form
+
+    def first_state(self) -> RoundState:
+        """What server and hospitals begin with."""
+        return self.assembly.first_state(self.keys[0])
+
+    def round_key(self, round_number: int) -> PRNGKey:
+        """The public key of a round.
+
+        Args:
+            round_number: From 0.
+        """
+        return jax.random.fold_in(self.keys[1], round_number)
+
+    def steps(self, number: int) -> tuple[Step, ...]:
+        """The visits that are planned for a hospital, in order; the first is step 1.
+
+        Args:
+            number: Of the hospital, in the study's order.
+        """
+        return tuple(
+            Step(r, g)
+            for r, groups in enumerate(self.run.groups)
+            for g, group in enumerate(groups.tolist())
+            if number in group
+        )
+
+
+def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prepared:
+    """Reads the model, plans the noise, and settles what messages hold; looks at no record.
+
+    Args:
+        pinned: The study.
+        secret_keys: A hospital's own; the server's are never used.
+
+    Raises:
+        UnsupportedModelError: If the model or guide cannot be fitted.
+        ValueError: If the study's arguments do not go together, or its method needs a trusted
+            aggregator.
+    """
+    study, sizes = pinned.study, tuple(pinned.study.hospitals.values())
+    run = planning.resolve(
+        study.method,
+        num_clients=len(sizes),
+        schedule=study.schedule,
+        num_rounds=study.num_rounds,
+        trusted_aggregator=False,
+        damping=study.damping,
+        init_scale=study.init_scale,
+    )
+    given = study.budget
+    budget = [given[n] for n in study.names] if isinstance(given, Mapping) else given
+    private = run.local.releases != "nothing" or budget is not None
+    plan = planning.plan_run(run, budget, sizes) if private else None
+    rows = {name: _row(name, row) for name, row in study.records.items()}
+    pooled = {
+        name: jax.ShapeDtypeStruct((sum(sizes), *row.shape), row.dtype)
+        for name, row in rows.items()
+    }
+    assembly = algorithm.prepare(
+        study.model,
+        study.guide,
+        pooled,
+        method=run.local,
+        client_sizes=sizes,
+        plan=plan,
+        schedule=schedules.Planned(run.schedule, run.groups),
+        damping=run.damping,
+        model_kwargs=study.model_kwargs,
+        secret_keys=secret_keys,
+        trusted=None,
+        prior_left_out=run.prior_left_out,
+        init_scale=run.init_scale,
+        alone=run.alone,
+    )
+    # The keys of fit(..., rng_key=jax.random.key(seed)), which splits rows with the first.
+    _, *keys = jax.random.split(jax.random.key(study.seed), 3)
+    form = _form(assembly, rows, max(sizes))
+    return Prepared(study, pinned.digest, run, plan, assembly, pooled, (keys[0], keys[1]), form)
+
+
+def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity: int) -> Form:
+    """What arrays messages hold; nothing is computed."""
+    problem, params = assembly.problem, assembly.params
+    any_q = problem.family.natural(problem.family.standard())
+    begin = any_q if assembly.init_scale is not None else None
+
+    def sent_and_released(records: Any) -> tuple[Any, ...]:
+        state = rounds.first_state(problem, params, any_q, begin, asynchronous=False)
+        key, q = jax.random.key(0), state.server.natural
+        asked = server.request(problem, params, state.server, q, 0, key)
+        mine, kept = jax.tree.map(lambda leaf: leaf[0], (params.clients, state.clients))
+        count = jnp.asarray(capacity)
+        outcome = client.respond(problem, mine, kept, asked, records, count, key)
+        return asked.q, asked.factor, asked.told, outcome.release
+
+    shapes = jax.eval_shape(
+        sent_and_released,
+        {name: jax.ShapeDtypeStruct((capacity, *r.shape), r.dtype) for name, r in rows.items()},
+    )
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    q, factor, told, value = zeros
+    return Form(q, factor, told, value, share=np.zeros((), jax.dtypes.canonicalize_dtype(float)))

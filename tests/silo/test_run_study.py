@@ -1,0 +1,545 @@
+"""A study over gateways is the study in one process, whatever happens on the way."""
+
+import contextlib
+import grp
+import os
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import silo
+from numpyro_dppvi.protocol import client
+from numpyro_dppvi.silo import consortium, messages, progress, wire
+from numpyro_dppvi.silo.messages import Code, Refused
+from numpyro_dppvi.silo.settings import read
+from numpyro_dppvi.silo.sockets import listening
+from tests.silo import hospitals, mutations
+from tests.silo.hospitals import NAMES, QUICK, VIRTUAL, gateways, in_process
+
+PACES = "schedule=dppvi.Asynchronous((1.0, 1.5, 2.5))"
+STUDIES = {
+    "in turn": {"arguments": QUICK},
+    "all at once": {"arguments": f"{QUICK}, schedule=dppvi.synchronous"},
+    "two at random": {"arguments": f"{QUICK}, schedule=dppvi.random_subset(2)"},
+    "at their own pace": {"arguments": f"{QUICK}, {PACES}"},
+    "virtual": {"arguments": f"{VIRTUAL}, schedule=dppvi.synchronous"},
+    "virtual, at their own pace": {"arguments": f"{VIRTUAL}, {PACES}"},
+    "from a public start": {"arguments": f"{VIRTUAL}, init_scale=0.1"},
+    "a hierarchy": {"arguments": QUICK, "model": "shrinkage"},
+    "a hierarchy, at their own pace": {"arguments": f"{QUICK}, {PACES}", "model": "shrinkage"},
+    "scores": {
+        "arguments": "budget=dppvi.PrivacyBudget(4.0), method=dppvi.FisherScoring(2)",
+    },
+    "a committee": {
+        "arguments": "budget=dppvi.PrivacyBudget(4.0), method=dppvi.BayesianCommitteeMachine("
+        "local=dppvi.DPOptimization(num_local_steps=2))",
+    },
+    "by natural gradients": {
+        "arguments": "budget=dppvi.PrivacyBudget(4.0), damping=0.9, method=dppvi.LocalAveraging("
+        "(12, 9, 15), 1.0, num_local_steps=1, optimizer=dppvi.NaturalGradient())",
+    },
+}
+# One of each kind answers at once; `make slow` runs them all.
+QUICKLY = {"in turn", "at their own pace", "virtual"}
+EACH = [n if n in QUICKLY else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
+
+
+def fitted(study, seed=7):
+    """The same study, in one process."""
+    return dppvi.fit(
+        study.model,
+        study.guide,
+        hospitals.records(),
+        rng_key=jax.random.key(study.seed),
+        method=study.method,
+        budget=study.budget,
+        schedule=study.schedule,
+        num_rounds=study.num_rounds,
+        damping=study.damping,
+        init_scale=study.init_scale,
+        insecure_noise_seed=seed,
+        progress_bar=False,
+    )
+
+
+def assert_same(found, wanted, slack=2e-6):
+    """What the servers know, and what has happened, to the last bits of 24."""
+    assert str(found.status) == str(wanted.status)
+    found, wanted = ((each.state.server, each.history) for each in (found, wanted))
+    for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=slack * np.max(np.abs(b), initial=1e-3))
+
+
+def in_planned_order(deliver, prepared, monkeypatch):
+    """A courier whose replies come in the order that an asynchronous schedule has planned."""
+    order = [m for groups in prepared.run.groups for m in groups.ravel()]
+    turn = threading.Condition()
+    slot = [0]
+    write = progress.write
+
+    def write_and_go_on(path, prepared, now):
+        write(path, prepared, now)
+        with turn:
+            slot[0] = now.slot
+            turn.notify_all()
+
+    def courier(name, message):
+        reply = deliver(name, message)
+        with turn:
+            assert turn.wait_for(lambda: NAMES[order[slot[0]]] == name, timeout=60)
+        return reply
+
+    monkeypatch.setattr(progress, "write", write_and_go_on)
+    return courier
+
+
+@pytest.fixture
+def in_double():
+    """Everywhere, because couriers call gateways from threads of their own."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize("name", EACH)
+def test_a_study_is_the_same_in_one_process_and_over_gateways(name, tmp_path, monkeypatch):
+    """To the last bits of 53: the optimiser of a refined prior makes more of those of 24."""
+    pinned, paths = hospitals.write_consortium(tmp_path, **STUDIES[name])
+    with gateways(paths) as opened:
+        deliver = in_process(opened)
+        if "pace" in name:
+            deliver = in_planned_order(deliver, silo.study.prepare(pinned), monkeypatch)
+        found = silo.run_study(pinned, deliver, checkpoint=tmp_path / "server.npz")
+        spent = [gateway.store.ledger().spent()[0] for gateway in opened.values()]
+    wanted = fitted(pinned.study)
+    assert_same(found, wanted, slack=1e-13)
+    np.testing.assert_allclose(found.ledger.spent(), wanted.ledger.spent(), rtol=1e-12)
+    np.testing.assert_allclose(spent, wanted.ledger.spent(), rtol=1e-12)
+    statements = silo.statements(pinned, found)
+    assert tuple(statements) == NAMES
+    assert statements["west"].as_dict()["max_epsilon"] == pytest.approx(spent[2])
+    assert "numpyro_version" in found.posterior.attrs
+
+
+@contextlib.contextmanager
+def sockets(paths, opened):
+    """A courier over each gateway's Unix socket."""
+    with contextlib.ExitStack() as stack:
+        for name, gateway in opened.items():
+            path = read(paths[name]).socket
+            server = stack.enter_context(listening(path, gateway.handle, gateway.most_bytes))
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+        yield lambda name, message: silo.send(read(paths[name]).socket, message, 60.0)
+
+
+def test_it_is_the_same_over_sockets(consortium_in_turn, tmp_path):
+    pinned, wanted = consortium_in_turn
+    paths = hospitals.beside(pinned, tmp_path)
+    with gateways(paths) as opened, sockets(paths, opened) as deliver:
+        assert (tmp_path / "north" / "store" / "silo.sock").stat().st_mode & 0o777 == 0o600
+        assert_same(silo.run_study(pinned, deliver), wanted)
+        reply = messages.read_reply(deliver("north", b"no message"), opened_form(opened))
+        assert isinstance(reply, Refused)
+        with pytest.raises(OSError, match=r".*"):
+            deliver("north", b"\0" * (opened["north"].most_bytes + 1))
+    with pytest.raises(OSError, match=r".*"):  # nobody listens any more
+        deliver("north", b"no message")
+
+
+def test_a_group_of_users_may_open_a_socket(tmp_path):
+    group, path = grp.getgrgid(os.getgid()).gr_name, tmp_path / "silo.sock"
+    with listening(path, bytes, 10, group):
+        assert path.stat().st_mode & 0o777 == 0o660
+        assert path.stat().st_gid == os.getgid()
+
+
+def test_a_socket_does_not_replace_another_file(tmp_path):
+    path = tmp_path / "silo.sock"
+    path.touch()
+    with pytest.raises(ValueError, match="must be a new path"), listening(path, bytes, 10):
+        pass
+    long = tmp_path / ("x" * 200)
+    with pytest.raises(ValueError, match="at most 100 bytes"), listening(long, bytes, 10):
+        pass
+    with listening(tmp_path / "one", bytes, 10):
+        again = listening(tmp_path / "one", bytes, 10)
+        with pytest.raises(RuntimeError, match="somebody listens"), again:
+            pass
+
+
+def opened_form(opened):
+    (study,) = opened["north"].studies.values()
+    return study.prepared.form
+
+
+@pytest.fixture(scope="module")
+def consortium_in_turn(tmp_path_factory):
+    """A study, and what comes of it where nothing happens on the way."""
+    folder = tmp_path_factory.mktemp("in turn")
+    pinned = hospitals.write_study(folder, QUICK)
+    return pinned, fitted(pinned.study)
+
+
+@pytest.fixture(scope="module")
+def consortium_at_once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("at once")
+    pinned = hospitals.write_study(folder, STUDIES["virtual"]["arguments"])
+    return pinned, fitted(pinned.study)
+
+
+class KilledError(BaseException):
+    pass
+
+
+def dying(deliver, last, when):
+    """A courier whose server dies at its ``last`` delivery, before or after it was made."""
+    count = [0]
+    one = threading.Lock()
+
+    def courier(name, message):
+        with one:
+            count[0] += 1
+            if count[0] == last and when == "before":
+                raise KilledError
+            reply = deliver(name, message)
+            if count[0] >= last:
+                raise KilledError
+            return reply
+
+    return courier
+
+
+@pytest.mark.parametrize(("kind", "last", "times"), [("in_turn", 3, 4), ("at_once", 4, 2)])
+def test_a_server_that_dies_at_any_delivery_goes_on(
+    kind, last, times, request, tmp_path, monkeypatch
+):
+    """No hospital computes or charges a step twice, and the result is the same."""
+    pinned, wanted = request.getfixturevalue(f"consortium_{kind}")
+    paths = hospitals.beside(pinned, tmp_path)
+    computed = []
+    respond = client._respond
+    monkeypatch.setattr(client, "_respond", lambda *a: computed.append(1) or respond(*a))
+    path = tmp_path / "server.npz"
+    with gateways(paths, seed=7) as opened:
+        for when in ("before", "after", "before", "after")[:times]:
+            with contextlib.suppress(KilledError):
+                silo.run_study(pinned, dying(in_process(opened), last, when), checkpoint=path)
+        asked = []
+        deliver = in_process(opened)
+        found = silo.run_study(
+            pinned, lambda n, m: asked.append(n) or deliver(n, m), checkpoint=path
+        )
+        assert all(len(each.store.ledger().entries) == 3 for each in opened.values())
+    assert 0 < len(asked) < 9  # it went on where it was, and did not begin again
+    assert len(computed) == 9
+    assert_same(found, wanted)
+    np.testing.assert_allclose(found.ledger.spent(), wanted.ledger.spent(), rtol=1e-12)
+
+
+def test_a_study_that_has_ended_asks_nobody(consortium_in_turn, tmp_path):
+    pinned, wanted = consortium_in_turn
+    paths, path = hospitals.beside(pinned, tmp_path), tmp_path / "server.npz"
+    with gateways(paths) as opened:
+        silo.run_study(pinned, in_process(opened), checkpoint=path)
+
+    def nobody(name, message):
+        raise AssertionError
+
+    assert_same(silo.run_study(pinned, nobody, checkpoint=path), wanted)
+
+
+def test_a_checkpoint_of_another_study_is_refused(consortium_in_turn, consortium_at_once, tmp_path):
+    pinned, _ = consortium_in_turn
+    path = tmp_path / "server.npz"
+    with gateways(hospitals.beside(pinned, tmp_path)) as opened:
+        silo.run_study(pinned, in_process(opened), checkpoint=path)
+    with pytest.raises(ValueError, match="of a study with another file"):
+        silo.run_study(consortium_at_once[0], in_process({}), checkpoint=path)
+
+
+def missing(deliver, absent):
+    """A courier that cannot reach some hospitals at some of their steps."""
+
+    def courier(name, message):
+        step = wire.read_head(message).facts["step"]
+        if (name, step) in absent:
+            raise ConnectionError
+        return deliver(name, message)
+
+    return courier
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        {("west", 1), ("west", 2), ("north", 3)},  # one joins late, and one drops out
+        {("south", 2)},  # one is away once
+    ],
+)
+def test_who_is_away_misses_steps_and_is_charged_for_the_others(
+    absent, consortium_in_turn, tmp_path
+):
+    pinned, wanted = consortium_in_turn
+    with gateways(hospitals.beside(pinned, tmp_path)) as opened:
+        found = silo.run_study(pinned, missing(in_process(opened), absent))
+        steps = {n: len(each.store.ledger().entries) for n, each in opened.items()}
+        spent = [each.store.ledger().spent()[0] for each in opened.values()]
+    for name in NAMES:
+        assert steps[name] == 3 - sum(each == name for each, _ in absent)
+    np.testing.assert_allclose(found.ledger.spent(), spent, rtol=1e-12)
+    assert len(found.history.movement) == 3
+    # The others' releases are in the posterior: it is not the prior, nor what all would have made.
+    assert np.all(np.isfinite(found.posterior.mean["w"]))
+    assert np.any(found.posterior.mean["w"] != wanted.posterior.mean["w"])
+
+
+def test_with_a_hospital_away_the_others_make_the_posterior_of_a_study_without_it(tmp_path):
+    """Its factor stays 1, and its turn changes nothing."""
+    pinned, paths = hospitals.write_consortium(tmp_path, QUICK)
+    away = {("west", step) for step in (1, 2, 3)}
+    with gateways(paths) as opened:
+        found = silo.run_study(pinned, missing(in_process(opened), away))
+    known = found.state.server
+    for leaf in jax.tree.leaves(known.factors):
+        np.testing.assert_array_equal(leaf[2], 0)
+        assert np.any(leaf[:2])
+
+
+def test_where_nobody_can_be_reached_the_run_waits_to_be_taken_up(consortium_in_turn, tmp_path):
+    pinned, wanted = consortium_in_turn
+    paths, path = hospitals.beside(pinned, tmp_path), tmp_path / "server.npz"
+    away = {(name, step) for name in NAMES for step in (2, 3)}
+    with gateways(paths) as opened:
+        found = silo.run_study(pinned, missing(in_process(opened), away), checkpoint=path)
+        assert "interrupted: 1 of 3 rounds ran" in str(found.status)
+        assert_same(silo.run_study(pinned, in_process(opened), checkpoint=path), wanted)
+
+
+def test_a_hospital_with_a_smaller_budget_stops_earlier(tmp_path, caplog):
+    caps = {"south": {"epsilon": 3.5}}
+    pinned, paths = hospitals.write_consortium(tmp_path, QUICK, caps)
+    with gateways(paths) as opened:
+        found = silo.run_study(pinned, in_process(opened))
+        assert [len(each.store.ledger().entries) for each in opened.values()] == [3, 2, 3]
+    assert found.ledger.spent()[1] == pytest.approx(3.172, abs=1e-3)
+    assert len(found.history.movement) == 3
+
+
+def test_where_all_budgets_are_used_up_the_status_says_so(tmp_path):
+    caps = {name: {"releases": 1} for name in NAMES}
+    pinned, paths = hospitals.write_consortium(tmp_path, QUICK, caps)
+    with gateways(paths) as opened:
+        found = silo.run_study(pinned, in_process(opened))
+    assert "1 of 3 rounds ran" in str(found.status)
+    assert "used up a budget" in str(found.status)
+    np.testing.assert_allclose(found.ledger.spent(), 2.145, atol=1e-3)
+
+
+def test_where_all_send_rubbish_the_run_ends_and_counts_what_it_cost(
+    consortium_in_turn, tmp_path, caplog
+):
+    """Begun again it counts no step twice.
+
+    North's first reply was kept, and is taken. South and west have released theirs from another
+    approximation than that which follows it, and so have lost that step.
+    """
+    pinned, _ = consortium_in_turn
+    paths, path = hospitals.beside(pinned, tmp_path), tmp_path / "server.npz"
+    with gateways(paths) as opened:
+        deliver = in_process(opened)
+        for _ in range(2):
+            found = silo.run_study(pinned, lambda n, m: deliver(n, m)[:-1], checkpoint=path)
+            assert "0 of 3 rounds ran" in str(found.status)
+            np.testing.assert_allclose(found.ledger.spent(), 2.145, atol=1e-3)
+        caplog.clear()
+        found = silo.run_study(pinned, deliver, checkpoint=path)
+        spent = [each.store.ledger().spent()[0] for each in opened.values()]
+    assert caplog.text.count(Code.OTHER_INPUT.sentence) == 2
+    assert len(found.history.movement) == 3
+    np.testing.assert_allclose(spent, 4.0, rtol=0.01)
+    np.testing.assert_allclose(found.ledger.spent(), spent, rtol=1e-12)
+
+
+def larger(by):
+    def change(reply, form):
+        if isinstance(reply, Refused):
+            return messages.encode(reply)
+        value = jax.tree.map(lambda leaf: np.asarray(leaf) * np.float32(by), reply.value)
+        return messages.encode(reply._replace(value=value))
+
+    return change
+
+
+def with_fact(**facts):
+    return lambda reply, form: messages.encode(reply._replace(**facts))
+
+
+ROGUES = {
+    "nothing": lambda reply, form: b"",
+    "no message": lambda reply, form: b"hello" * 100,
+    "another message": lambda reply, form: messages.encode(messages.Ready("0" * 64, "south", 1)),
+    "a refusal of another message": lambda reply, form: messages.encode(
+        Refused(Code.FAILED, "0" * 64)
+    ),
+    "a foreign study": with_fact(study="0" * 64),
+    "another hospital's": with_fact(hospital="north"),
+    "another step's": with_fact(step=2),
+    "from another approximation": with_fact(answers="0" * 64),
+    "not finite": larger(np.nan),
+    "infinite": larger(np.inf),
+    "too large": larger(1e4),
+    "far too large": larger(1e30),
+}
+
+
+@pytest.fixture(scope="module")
+def first_replies(consortium_in_turn, consortium_at_once, tmp_path_factory):
+    """The server's side of two studies, a visit to south, and what it has replied."""
+    found = {}
+    for kind, (pinned, _) in {"turn": consortium_in_turn, "once": consortium_at_once}.items():
+        prepared = silo.study.prepare(pinned)
+        asker = consortium._Server(prepared, in_process({}), None, None)
+        visit = asker._visit(progress.first(prepared), 1, 1)
+        with gateways(hospitals.beside(pinned, tmp_path_factory.mktemp(kind))) as opened:
+            found[kind] = asker, visit, opened["south"].handle(visit)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["turn", "once"])
+@pytest.mark.parametrize("how", ROGUES)
+def test_what_a_rogue_hospital_sends_is_refused(how, kind, first_replies):
+    asker, visit, reply = first_replies[kind]
+    honest = asker._read("south", visit, reply)
+    assert isinstance(honest, messages.Released)
+    with pytest.raises(wire.MalformedError):
+        asker._read("south", visit, ROGUES[how](honest, asker.prepared.form))
+
+
+def test_what_a_rogue_hospital_sends_changes_nothing(consortium_in_turn, tmp_path, caplog):
+    """As if it were away; but it may have been charged."""
+    pinned, _ = consortium_in_turn
+    caplog.set_level("INFO", "numpyro_dppvi.silo")
+    with gateways(hospitals.beside(pinned, tmp_path)) as opened:
+        deliver, form = in_process(opened), opened_form(opened)
+
+        def courier(name, message):
+            reply = deliver(name, message)
+            if name != "south":
+                return reply
+            how = ("too large", "nothing", "another hospital's")
+            step = wire.read_head(message).facts["step"]
+            return ROGUES[how[step - 1]](messages.read_reply(reply, form), form)
+
+        found = silo.run_study(pinned, courier)
+    assert caplog.text.count("south: sent what is refused") == 3
+    for leaf in jax.tree.leaves(found.state.server.factors):
+        np.testing.assert_array_equal(leaf[1], 0)
+    np.testing.assert_allclose(found.ledger.spent(), 4.0, rtol=0.01)
+
+
+def test_a_release_that_was_sent_before_is_refused(consortium_in_turn, tmp_path, caplog):
+    """A hospital, or somebody between, that answers every step with its first release."""
+    pinned, _ = consortium_in_turn
+    caplog.set_level("INFO", "numpyro_dppvi.silo")
+    earlier = {}
+    with gateways(hospitals.beside(pinned, tmp_path)) as opened:
+        deliver = in_process(opened)
+
+        def courier(name, message):
+            reply = deliver(name, message)
+            return earlier.setdefault(name, reply) if name == "south" else reply
+
+        silo.run_study(pinned, courier)
+    assert caplog.text.count("south: sent what is refused: a release of another step") == 2
+
+
+@pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_no_mutated_reply_is_taken_unless_only_its_numbers_differ(
+    number, consortium_in_turn, tmp_path
+):
+    """Those are what the transport protects, and are no larger than an honest release."""
+    pinned, _ = consortium_in_turn
+    prepared, rng, taken = silo.study.prepare(pinned), np.random.default_rng(2), 0
+    with gateways(hospitals.beside(pinned, tmp_path)) as opened:
+        asker = consortium._Server(prepared, in_process(opened), None, None)
+        visit = asker._visit(progress.first(prepared), 0, 1)
+        reply = opened["north"].handle(visit)
+    assert isinstance(asker._read("north", visit, reply), messages.Released)
+    start = 12 + int.from_bytes(reply[8:12], "big")
+    for _ in range(number):
+        data = mutations.with_a_right_digest(rng, reply)
+        with contextlib.suppress(wire.MalformedError):
+            asker._read("north", visit, data)
+            taken += data != reply
+            assert data[:start] == reply[:start]
+            assert len(data) == len(reply)
+    assert taken < number / 20
+
+
+@pytest.mark.parametrize("name", ["in turn", "virtual", "by natural gradients", "scores"])
+def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
+    """The largest of 50 is within it, and more than a twentieth of it."""
+    pinned = hospitals.write_study(tmp_path, **STUDIES[name])
+    prepared = silo.study.prepare(pinned)
+    state = prepared.first_state()
+    assembly = prepared.assembly
+    shards = dppvi.records.stack_clients(hospitals.records())
+    mine = assembly.client(0, state, shards)
+    asked = consortium._request(
+        assembly.problem, assembly.params, state.server, state.server.natural, 0, jax.random.key(0)
+    )
+    found = []
+    for _ in range(50):
+        _, release = mine.released(asked)
+        rate = assembly.params.learning_rate
+        found.append(
+            silo.bounds.excess(assembly.problem, mine.params, rate, asked.q, release.value)
+        )
+    assert 0.05 < max(found) <= 1
+
+
+def test_at_their_own_pace_who_cannot_be_reached_is_asked_again(tmp_path, monkeypatch):
+    """Every step comes in the end, once, also if the server dies on the way."""
+    pinned, paths = hospitals.write_consortium(tmp_path, f"{QUICK}, {PACES}")
+    tried, one = set(), threading.Lock()
+    computed = []
+    respond = client._respond
+    monkeypatch.setattr(client, "_respond", lambda *a: computed.append(1) or respond(*a))
+    path = tmp_path / "server.npz"
+
+    def unsteady(deliver):
+        def courier(name, message):
+            with one:
+                new = (name, message) not in tried
+                tried.add((name, message))
+            if new and name != "north":
+                raise TimeoutError
+            return deliver(name, message)
+
+        return courier
+
+    with gateways(paths, seed=None) as opened:
+        deliver = unsteady(in_process(opened))
+        with pytest.raises(KilledError):
+            silo.run_study(pinned, dying(deliver, 4, "after"), checkpoint=path)
+        for _ in range(20):
+            found = silo.run_study(pinned, deliver, checkpoint=path)
+            if "interrupted" not in str(found.status):
+                break
+        steps = [len(each.store.ledger().entries) for each in opened.values()]
+    assert steps == [4, 3, 2]  # as the latencies have it
+    assert len(computed) == 9
+    assert len(found.history.movement) == 3
+    np.testing.assert_array_equal(np.bincount([m for _, m, _ in progress_of(pinned, path)]), steps)
+
+
+def progress_of(pinned, path):
+    return progress.read(path, silo.study.prepare(pinned)).charged
