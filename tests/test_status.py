@@ -43,9 +43,21 @@ def assert_prior(result):
 
 
 def test_a_run_without_incidents():
-    result = run(dppvi.NonPrivate(num_local_steps=2))
+    result = run(dppvi.NonPrivate(), num_rounds=12)
     assert result.status.outcome is dppvi.run.Outcome.COMPLETED
-    assert str(result.status) == "All 3 rounds ran and every merge was accepted."
+    assert result.status.moved < 0.1
+    assert str(result.status) == "All 12 rounds ran and every merge was accepted."
+
+
+def test_a_run_that_still_moves_is_no_success():
+    result = run(dppvi.NonPrivate(num_local_steps=2))
+    assert result.status.outcome is dppvi.run.Outcome.UNSETTLED
+    last = result.history.movement[-1]
+    assert result.status.moved == pytest.approx(np.sqrt(last / 2))
+    assert str(result.status).startswith(
+        "All 3 rounds ran, but the posterior has not settled: the last one still moved it by"
+    )
+    assert str(result.status).endswith("Write num_rounds=6.")
 
 
 def test_a_merge_outside_the_domain_is_refused_and_told():
@@ -91,9 +103,9 @@ def test_a_failure_that_noise_hides_is_not_told():
     assert "finite" not in str(result.status)
 
 
-def history(projected=(0, 0), rejected=(0, 0), failed=(0, 0)):
+def history(projected=(0, 0), rejected=(0, 0), failed=(0, 0), movement=(1.0, 0.01)):
     counts = (np.array(x) for x in (projected, rejected, failed))
-    return History({}, np.ones(2), *counts)
+    return History({}, np.array(movement), *counts)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +116,19 @@ def history(projected=(0, 0), rejected=(0, 0), failed=(0, 0)):
             {"projected": (3, 4)},
             False,
             "PROJECTED",
-            ["All 2 rounds ran.", "7 times, it was raised"],
+            ["All 2 rounds ran and every merge was accepted."],
+        ),
+        (
+            {"movement": (0.5, 0.25)},
+            False,
+            "UNSETTLED",
+            ["still moved it by 0.5 of its", "Write num_rounds=4, or allow a larger epsilon."],
         ),
         (
             {"projected": (1, 0), "rejected": (0, 2)},
             False,
             "DIVERGED",
-            ["2 merges would have", "released is charged", "1 time,"],
+            ["All 2 rounds ran. 2 merges would have", "released is charged"],
         ),
         ({"failed": (1, 0)}, False, "DIVERGED", ["1 visit ended in no finite numbers"]),
         (

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.metadata
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -351,12 +352,18 @@ def _packed(
     state = state._replace(clients=state.clients._replace(private=None))
     # Whoever goes on from here by hand is charged for every round: no checkpoint knows of it.
     state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
+    posterior = algorithm.posterior(state)
     result = FitResult(
-        posterior=algorithm.posterior(state),
+        posterior=posterior,
         plan=plan,
         history=done.history,
         status=status_of(
-            done.history, run.num_rounds, plan is not None, done.interrupted, done.refused
+            done.history,
+            run.num_rounds,
+            plan is not None,
+            done.interrupted,
+            done.refused,
+            num_latents=sum(math.prod(each.base_shape) for each in posterior.space.latents),
         ),
         state=state,
         run=run,

@@ -1,6 +1,7 @@
 """What a run gives besides its posterior: what happened round by round, and how it ended."""
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,12 +37,20 @@ class Outcome(enum.Enum):
     COMPLETED = "completed"
     """All rounds ran, and nothing had to be mended."""
     PROJECTED = "projected"
-    """Noise took precisions below the prior's, and they were raised back to that."""
+    """All rounds ran. Noise took precisions below the prior's, and they were raised back to that,
+    which is usual under noise and no reason to worry."""
+    UNSETTLED = "unsettled"
+    """All rounds ran, and the last one still moved the posterior."""
     DIVERGED = "diverged"
     """Some merges were refused, or some clients' solves did not end in finite numbers."""
     INTERRUPTED = "interrupted"
     """Ctrl-C ended the run before its last round, or the ledger did, because other runs that share
     its file had used up a budget."""
+
+
+# The last round's movement, in posterior standard deviations, from which a run is called unsettled.
+# Under noise every round moves a little: .15 to .35 where the location is found.
+_SETTLED_WITH_NOISE, _SETTLED = 0.4, 0.1
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,8 @@ class Status:
         failed: Solves that ended in no finite numbers, in all.
         private: Whether the rounds that ran cost privacy.
         refused: Whether the ledger refused a round.
+        moved: How far the last round moved the posterior, in its standard deviations: the root
+            mean square over latents.
     """
 
     outcome: Outcome
@@ -67,6 +78,7 @@ class Status:
     failed: int
     private: bool
     refused: bool = False
+    moved: float = 0.0
 
     def __str__(self) -> str:
         """The sentences."""
@@ -82,8 +94,16 @@ class Status:
                 f"The run was interrupted{why}: {self.rounds} of {self.num_rounds} rounds ran, and "
                 f"this is {what}."
             ]
+        elif self.moved > self._settled:
+            said = [
+                f"All {self.rounds} rounds ran, but the posterior has not settled: the last one "
+                f"still moved it by {self.moved:.2g} of its standard deviations. Write "
+                f"num_rounds={2 * self.num_rounds}{self._or_more}."
+            ]
         else:
-            said = [f"All {self.rounds} rounds ran."]
+            said = [f"All {self.rounds} rounds ran and every merge was accepted."]
+            if self.rejected or self.failed:
+                said = [f"All {self.rounds} rounds ran."]
         if self.rejected:
             said.append(
                 f"{_counted(self.rejected, 'merge')} would have left the family's domain (numbers "
@@ -96,15 +116,15 @@ class Status:
                 f"{_counted(self.failed, 'visit')} ended in no finite numbers and changed nothing "
                 f"(see history.failed).{cost} Use a smaller learning rate."
             )
-        if self.projected:
-            said.append(
-                "Where noise took a precision of the posterior below the prior's, "
-                f"{_counted(self.projected, 'time')}, it was raised back to that (see "
-                "history.projected)."
-            )
-        if self.outcome is Outcome.COMPLETED:
-            said = [f"All {self.rounds} rounds ran and every merge was accepted."]
         return said
+
+    @property
+    def _settled(self) -> float:
+        return _SETTLED_WITH_NOISE if self.private else _SETTLED
+
+    @property
+    def _or_more(self) -> str:
+        return ", or allow a larger epsilon" if self.private else ""
 
 
 def _counted(number: int, noun: str) -> str:
@@ -112,7 +132,12 @@ def _counted(number: int, noun: str) -> str:
 
 
 def status_of(
-    history: History, num_rounds: int, private: bool, interrupted: bool, refused: bool = False
+    history: History,
+    num_rounds: int,
+    private: bool,
+    interrupted: bool,
+    refused: bool = False,
+    num_latents: int = 1,
 ) -> Status:
     """How a run with this history ended.
 
@@ -122,14 +147,21 @@ def status_of(
         private: Whether rounds cost privacy.
         interrupted: Whether somebody stopped it.
         refused: Whether the ledger did.
+        num_latents: Entries of all latents.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
     )
+    # Of normals that differ in location only, the Jeffreys divergence is the squared distance in
+    # standard deviations.
+    last = history.movement[-1] if len(history.movement) else 0.0
+    moved = math.sqrt(max(float(last), 0.0) / num_latents)
     outcome = Outcome.PROJECTED if projected else Outcome.COMPLETED
+    if moved > (_SETTLED_WITH_NOISE if private else _SETTLED):
+        outcome = Outcome.UNSETTLED
     if rejected or failed:
         outcome = Outcome.DIVERGED
     rounds = len(history.movement)
     if (interrupted or refused) and rounds < num_rounds:
         outcome = Outcome.INTERRUPTED
-    return Status(outcome, rounds, num_rounds, projected, rejected, failed, private, refused)
+    return Status(outcome, rounds, num_rounds, projected, rejected, failed, private, refused, moved)

@@ -9,6 +9,7 @@ Everything else is logged and changes nothing.
 import concurrent.futures
 import contextlib
 import logging
+import math
 import os
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -440,6 +441,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
                 prepared.plan is not None,
                 end.interrupted,
                 end.refused,
+                num_latents=sum(math.prod(each.base_shape) for each in problem.space.latents),
             ),
             state=PVIState(rounds, known, ClientState(), ledger),
             run=prepared.run,

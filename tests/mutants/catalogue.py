@@ -983,14 +983,14 @@ _SELECTION = (
 _ALONE = (
     Mutant(
         "a client on its own that is not charged",
-        "ledger = self._charged(number)",
-        "ledger = self.ledger",
+        "return self.charged(request).released(request)",
+        "return self.released(request)",
         (f"{CLIENT}test_a_client_is_charged_before_it_computes",),
     ),
     Mutant(
         "a client on its own that forgets its charges",
-        "after = dataclasses.replace(self, ledger=ledger, unanswered=outcome.kept)",
-        "after = dataclasses.replace(self, unanswered=outcome.kept)",
+        "return dataclasses.replace(self, ledger=self._charged(int(request.round)))",
+        "return self if self._charged(int(request.round)) else self",
         (f"{CLIENT}test_a_client_refuses_what_its_budget_does_not_cover",),
     ),
     Mutant(
