@@ -1,0 +1,166 @@
+"""What a server learns from noisy scores: filters with closed forms, and columns in raw units."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.stats import norm
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi.families import FullNormal, MeanField
+from numpyro_dppvi.methods import noisy_scores
+
+SIZE = 4
+
+
+def remembered(**changes):
+    family = MeanField((("w", FullNormal((SIZE,))),))
+    memory = noisy_scores.nothing(family, family.natural(family.standard()), 2)
+    return memory._replace(**{name: jnp.asarray(value) for name, value in changes.items()})
+
+
+def noise(rng, size=SIZE):
+    """Symmetric, with standard normal entries off the diagonal, and sqrt(2) times that on it."""
+    matrix = rng.normal(size=(size, size))
+    return (matrix + matrix.T) / np.sqrt(2)
+
+
+def raw_columns():
+    """The information of a column of ones and three of 60 +- 15, 120 +- 20 and 20 +- 5."""
+    mean, spread = np.array([1.0, 60, 120, 20]), np.array([0.0, 15, 20, 5])
+    information = np.diag(spread**2) + np.outer(mean, mean)
+    return information / np.sqrt(np.outer(np.diag(information), np.diag(information)))
+
+
+def steps(truth, number, error, seed=0):
+    """Shapes that a server makes of releases in its own coordinates, whose clip follows length."""
+    rng = np.random.default_rng(seed)
+    memory = remembered(shape=np.eye(SIZE), level=1.0)
+    learn = jax.jit(noisy_scores._shape_seen)
+    shrink = jax.jit(noisy_scores._shrunk)
+    found = []
+    for _ in range(number):
+        axes = noisy_scores._coordinates(memory.shape)
+        inside = np.asarray(axes.information(jnp.asarray(truth)))
+        # A record's matrix is as large as the trace; so is the noise that hides it.
+        std = error * np.trace(inside) / SIZE
+        now = jnp.asarray(inside + std * noise(rng))
+        _, seen, known = learn(memory, axes, now, jnp.asarray(std), jnp.asarray(0.0))
+        memory = memory._replace(
+            shape=shrink(memory.shape, axes, seen, known),
+            seen=axes.outside(seen),
+            shape_known=axes.unknown(known),
+        )
+        values = np.linalg.eigvalsh(axes.information(jnp.asarray(truth)))
+        found.append(values[-1] / values[0])
+    return memory, found
+
+
+def test_one_exact_release_is_the_shape():
+    truth = raw_columns()
+    memory, _ = steps(truth, 1, 1e-6)
+    np.testing.assert_allclose(memory.seen, truth, atol=1e-4)
+    np.testing.assert_allclose(memory.shape, truth, atol=0.03)
+
+
+def test_directions_with_little_information_are_resolved_step_by_step():
+    """Coordinates stretch what noise hid, so that it shows. One weight for all would forget."""
+    truth = raw_columns()
+    assert np.linalg.cond(truth) > 100
+    for seed in range(5):
+        _, found = steps(truth, 12, 0.03, seed)
+        assert found[0] > 100
+        assert found[-1] < 4
+
+
+def test_releases_in_the_same_coordinates_are_averaged():
+    """The mean of n releases with noise e is known to e / sqrt(n)."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(1)
+        axes = noisy_scores._coordinates(jnp.eye(SIZE))
+        memory = remembered(shape=np.eye(SIZE), level=1.0)
+        shown = [np.eye(SIZE) + 0.1 * noise(rng) for _ in range(5)]
+        for now in shown:
+            _, seen, known = noisy_scores._shape_seen(
+                memory, axes, jnp.asarray(now), jnp.asarray(0.1), jnp.asarray(0.0)
+            )
+            memory = memory._replace(seen=axes.outside(seen), shape_known=axes.unknown(known))
+        np.testing.assert_allclose(memory.seen, np.mean(shown, axis=0), atol=1e-12)
+        np.testing.assert_allclose(
+            memory.shape_known, np.sqrt(5) / 0.1 * np.eye(SIZE), rtol=1e-9, atol=1e-9
+        )
+
+
+def test_noise_alone_changes_no_shape():
+    rng = np.random.default_rng(2)
+    axes = noisy_scores._coordinates(jnp.eye(SIZE))
+    seen, known = jnp.asarray(np.eye(SIZE) + 0.05 * noise(rng)), 20.0 * jnp.eye(SIZE)
+    found = noisy_scores._shrunk(jnp.eye(SIZE), axes, seen, known)
+    off = np.asarray(found) - np.diag(np.diag(found))
+    assert np.abs(off).max() < 0.05
+    much = noisy_scores._shrunk(jnp.eye(SIZE), axes, seen, 0.5 * jnp.eye(SIZE))
+    np.testing.assert_allclose(much, np.eye(SIZE), atol=1e-5)
+
+
+def test_a_step_adds_its_error_to_what_scores_leave_unknown():
+    """In covariances V becomes V + E; the score itself moves by -n J w."""
+    rng = np.random.default_rng(3)
+    half = rng.normal(size=(SIZE, SIZE))
+    covariance = half @ half.T + np.eye(SIZE)
+    memory = remembered(
+        shape=raw_columns(),
+        shape_known=10.0 * np.eye(SIZE),
+        records=np.array([50.0, 0.0]),
+        score=np.stack([np.arange(SIZE), np.zeros(SIZE)]),
+        score_known=np.stack([np.linalg.inv(covariance), np.zeros((SIZE, SIZE))]),
+    )
+    with jax.enable_x64(True):
+        memory = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), memory)
+        way = jnp.asarray(0.1 * rng.normal(size=SIZE))
+        moved = noisy_scores._moved(memory, memory.loc + way * memory.prior_sd)
+        axes = noisy_scores._coordinates(memory.shape)
+        error = noisy_scores._error(memory, axes, way, memory.records)[0]
+        error = np.asarray(axes.back).T @ error @ np.asarray(axes.back)
+        np.testing.assert_allclose(
+            np.linalg.inv(moved.score_known[0]), covariance + error, rtol=1e-5
+        )
+        shift = 50 * np.asarray(memory.shape) @ np.asarray(way)
+        np.testing.assert_allclose(moved.score[0], np.arange(SIZE) - shift, rtol=1e-6, atol=1e-6)
+        # A client of which nothing is known stays unknown.
+        assert not np.any(moved.score_known[1])
+        assert not np.any(moved.score[1])
+
+
+def counts(x, y, width):
+    w = numpyro.sample("w", dist.Normal(0, width).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
+
+
+@pytest.mark.slow
+def test_intervals_cover_in_raw_units():
+    """Of 3 weights in 20 studies, 90 % intervals cover 48 or more of 60 but once in 200 times."""
+    covered = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        x = np.column_stack([np.ones(3000), rng.normal([60, 120], [15, 20], size=(3000, 2))])
+        x = x.astype(np.float32)
+        slopes = 0.4 * rng.normal(size=2) / [15, 20]
+        truth = np.array([0.5 * rng.normal() - slopes @ [60, 120], *slopes])
+        y = rng.poisson(np.exp(x.astype(float) @ truth)).astype(np.int32)
+        result = dppvi.fit(
+            counts,
+            None,
+            [{"x": x[k::3], "y": y[k::3]} for k in range(3)],
+            rng_key=jax.random.key(seed),
+            method=dppvi.FisherScoring(),
+            budget=dppvi.PrivacyBudget(3.0, 1e-5),
+            model_kwargs={"width": np.array([30, 0.2, 0.15], np.float32)},
+            progress_bar=False,
+            insecure_noise_seed=seed,
+        )
+        off = np.abs(result.posterior.mean["w"] - truth) / result.posterior.stddev["w"]
+        covered += int(np.sum(off < norm.ppf(0.95)))
+    assert covered >= 48
