@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpyro_dppvi import families, privacy
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.analysis import citation, compare, diagnose, plots, select
+from numpyro_dppvi.analysis import citation, compare, diagnose, plots, score, select
 from numpyro_dppvi.methods import (
     BayesianCommitteeMachine,
     DPOptimization,
@@ -65,6 +65,7 @@ __all__ = [
     "plots",
     "pvi",
     "recommend",
+    "score",
     "select",
     # methods
     "BayesianCommitteeMachine",

@@ -16,6 +16,7 @@ from numpyro_dppvi.families import factors
 # Modules whose docstrings hold an example: a module that loses all of its examples is noticed.
 WITH_EXAMPLES = (
     "analysis.citations",
+    "analysis.scoring",
     "analysis.selection",
     "families.factors",
     "posterior.posterior",

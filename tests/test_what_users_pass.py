@@ -238,6 +238,11 @@ def fitted() -> dppvi.FitResult:
 
 
 @functools.cache
+def fitted_posterior() -> dppvi.Posterior:
+    return fitted().posterior
+
+
+@functools.cache
 def algorithm() -> dppvi.protocol.Algorithm:
     return dppvi.pvi(**PVI)
 
@@ -717,6 +722,27 @@ DEAR: dict[str, Call] = {
         },
         {"insecure_seed": ("seed",)},
     ),
+    "score": Call(
+        dppvi.score,
+        {
+            "posterior": fitted_posterior,
+            "data": DATA,
+            "budget": BUDGET,
+            "rng_key": KEY,
+            "score_range": (-5.0, 0.0),
+            "num_samples": 2,
+            "trusted_aggregator": False,
+            "insecure_noise_seed": 0,
+        },
+        {"insecure_noise_seed": ("seed",)},
+    ),
+    "score, ledger_file": Call(
+        lambda ledger_file: dppvi.score(
+            fitted().posterior, DATA, budget=BUDGET, rng_key=KEY, ledger_file=ledger_file
+        ),
+        {"ledger_file": "ledger"},
+        {"ledger_file": ("path", "folder")},
+    ),
     "compare": Call(
         dppvi.compare,
         {
@@ -827,6 +853,7 @@ LAZY = (
     pinned_study,
     saved_path,
     fitted,
+    fitted_posterior,
     first_state,
     shards,
     diagnosed,

@@ -16,14 +16,13 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi.analysis.scoring import release
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.privacy import (
     GaussianSum,
     PrivacyBudget,
     SecretKeys,
     accounting,
-    add_noise,
-    clipped_sum,
     units,
     words,
 )
@@ -279,7 +278,6 @@ def _noisy_score(
             )
         values = jnp.where(jnp.isfinite(values), values, -mechanism.clip_norm)
         present = jnp.ones(values.shape, bool)
-        exact = clipped_sum(values[:, None], present, mechanism.clip_norm)
         key = jax.random.fold_in(secret_key, client)
-        total += float(add_noise(key, exact, mechanism.noise_std)[0])
+        total += float(release(key, values[:, None], present, mechanism)[0])
     return total / sum(mechanism.num_records for mechanism in mechanisms)
