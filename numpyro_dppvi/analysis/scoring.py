@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,8 +39,8 @@ from numpyro_dppvi.run.fitting import Data, lay_out
 # to the noise of the score.
 _COUNT = 0.25
 _MOST_DRAWS = 10**6
-# More records than these are clipped, and the mean says so.
-_FEW_CLIPPED = 0.02
+# If surely more than this share of the records was clipped, the text says so.
+_FEW_CLIPPED = 0.005
 
 
 class Estimate(NamedTuple):
@@ -123,8 +124,8 @@ class PrivateScore:
         )
         if self.clipped.value - 2 * self.clipped.stderr > _FEW_CLIPPED:
             said += (
-                " Many records were clipped, so the mean is not that of their log densities: write "
-                f"score_range=({low - (high - low):.3g}, {high:.3g}), say."
+                " Many records were clipped; those below the range count as more likely than they "
+                f"are: write score_range=({low - (high - low):.3g}, {high:.3g}), say."
             )
         return "\n".join([*lines, *words.paragraph(f"{said} {self.plan.before_in_words}")])
 
@@ -138,7 +139,7 @@ def score(
     score_range: tuple[float, float] | None = None,
     num_samples: int = 1000,
     trusted_aggregator: bool | TrustedAggregator = False,
-    ledger_file: Any = None,
+    ledger_file: str | os.PathLike[str] | None = None,
     insecure_noise_seed: int | None = None,
 ) -> PrivateScore:
     """Releases how well a posterior predicts records that clients held back.
