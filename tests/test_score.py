@@ -313,6 +313,19 @@ def test_no_record_moves_a_release_by_more_than_its_sensitivity(posteriors, mode
     assert all(np.array_equal(found[0], sums["zero"][0]) for found in sums.values())
 
 
+def test_the_sensitivity_is_reached(posteriors):
+    """By a record that is surely missed, in the place of one that is surely hit."""
+    space, _, _, ends, planned = pieces(
+        posteriors[yes_or_no], held_back(yes_or_no), dppvi.PrivacyBudget(1.0)
+    )
+    rows = {"X": jnp.ones((2, 2)), "y": jnp.array([0.0, 1.0])}
+    missed, hit = np.asarray(
+        scoring._vectors(space, {"w": jnp.full((NUM_DRAWS, 2), 10.0)}, rows, *ends)
+    )
+    bound = planned.clients[0].mechanism.sensitivity("replace_one")
+    assert np.linalg.norm(hit - missed) == pytest.approx(bound, rel=1e-5)
+
+
 def test_padding_moves_nothing(posteriors):
     space, draws, shards, ends, planned = pieces(posteriors[counts], held_back(counts), NO_NOISE)
     before = scoring._released(space, draws, shards, ends, planned, KEY)

@@ -53,6 +53,7 @@ ONLY_RELEASES = _of("tests/privacy", "only_releases")
 PLAN = _of("tests/privacy", "plan_and_statement")
 SABOTAGE = _of("tests/privacy", "sabotage")
 SAMPLING = _of("tests/privacy", "sampling")
+SCORE = _of("tests", "score")
 SELECT = _of("tests", "selection")
 SELECTION = _of("tests/privacy", "selection")
 UNEQUAL = _of("tests", "unequal_clients")
@@ -948,9 +949,12 @@ _SELECTION = (
     ),
     Mutant(
         "scores without noise",
-        "total += float(add_noise(key, exact, mechanism.noise_std)[0])",
-        "total += float(exact[0])",
-        (f"{SELECT}TestScores::test_have_the_noise_that_is_planned",),
+        "return np.asarray(add_noise(rng_key, exact, mechanism.share_std))",
+        "return np.asarray(exact)",
+        (
+            f"{SELECT}TestScores::test_have_the_noise_that_is_planned",
+            f"{SCORE}test_noise_is_as_large_as_is_said",
+        ),
     ),
     Mutant(
         "scores with the same noise at every client",
@@ -960,9 +964,33 @@ _SELECTION = (
     ),
     Mutant(
         "scores that are not clipped",
-        "exact = clipped_sum(values[:, None], present, mechanism.clip_norm)",
-        "exact = clipped_sum(values[:, None], present, 1e6 * mechanism.clip_norm)",
+        "exact = clipped_sum(vectors, mask, mechanism.clip_norm)",
+        "exact = clipped_sum(vectors, mask, 1e6 * mechanism.clip_norm)",
         (f"{SELECT}TestScores::test_one_record_moves_them_by_no_more_than_the_sensitivity",),
+    ),
+    Mutant(
+        "held-back records scored with the same noise at every client",
+        "key = jax.random.fold_in(secret_key, number)",
+        "key = secret_key",
+        (f"{SCORE}test_clients_and_seeds_have_noise_of_their_own",),
+    ),
+    Mutant(
+        "held-back records scored before the ledger knows",
+        "    ledger = algorithm.charged(ledger, planned, 0, np.arange(len(sizes)), file)\n",
+        "",
+        (f"{SCORE}test_a_ledger_file_is_charged_before_anything_is_computed",),
+    ),
+    Mutant(
+        "held-back records scored beyond the public range",
+        "(jnp.clip(known, low, high) - (low + high) / 2)",
+        "(known - (low + high) / 2)",
+        (f"{SCORE}TestWithoutNoise::test_what_is_clipped_is_counted",),
+    ),
+    Mutant(
+        "noise for a longer vector than held-back records have",
+        "return math.sqrt(1 + num_counts * _COUNT**2)",
+        "return 2 * math.sqrt(1 + num_counts * _COUNT**2)",
+        (f"{SCORE}test_the_sensitivity_is_reached",),
     ),
     Mutant(
         "a number of runs that anybody can compute",
