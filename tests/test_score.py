@@ -301,7 +301,7 @@ def test_no_record_moves_a_release_by_more_than_its_sensitivity(posteriors, mode
     for name, (features, outcome) in HOSTILE.items():
         where = slice(SIZES[1] - most_records, SIZES[1])  # the last records of the padded client
         X, y = (shards.records[n] for n in ("X", "y"))
-        X, y = X.at[1, where].set(jnp.array(features)), y.at[1, where].set(outcome)
+        X, y = X.at[1, where].set(jnp.array(features, X.dtype)), y.at[1, where].set(outcome)
         hostile = shards._replace(records={"X": X, "y": y})
         exact_plan = without_noise(planned)
         sums[name] = scoring._released(space, draws, hostile, ends, exact_plan, KEY)
