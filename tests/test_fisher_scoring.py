@@ -132,13 +132,15 @@ def test_diagnose_and_citation_take_it():
     assert result.ledger.spent().max() <= 3.0
 
 
-def test_what_is_saved_is_loaded_with_the_guide_that_is_named(tmp_path):
-    result = fitted(normal, study(normal)[0], 3.0)
+def test_what_is_saved_without_a_guide_is_loaded_without_one(tmp_path):
+    data, _ = study(logistic)
+    result = fitted(logistic, data, 10.0, num_rounds=2)
     result.posterior.save(tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"AutoMultivariateNormal\(model\) if FisherScoring"):
-        dppvi.load(tmp_path / "saved", normal)
-    again = dppvi.load(tmp_path / "saved", normal, AutoMultivariateNormal(normal))
-    np.testing.assert_array_equal(again.mean["w"], result.posterior.mean["w"])
+    for guide in (None, AutoMultivariateNormal(logistic)):
+        again = dppvi.load(tmp_path / "saved", logistic, guide)
+        np.testing.assert_array_equal(again.mean["w"], result.posterior.mean["w"])
+    with pytest.raises(ValueError, match="was fitted with another guide"):
+        dppvi.load(tmp_path / "saved", logistic, AutoNormal(logistic))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_dppvi import _files, _validate, guides, latents
 from numpyro_dppvi._typing import Model, Natural
@@ -150,6 +151,10 @@ def read(
     try:
         space = latents.from_model(model, records, kwargs)
         space, family = guides.approximation(guide, model, space, records, kwargs)
+        if guide is None and repr(family) != facts["family"]:
+            # Methods choose between two guides where none is given: the file says which it was.
+            full = AutoMultivariateNormal(model)
+            space, family = guides.approximation(full, model, space, records, kwargs)
     except UnsupportedModelError as error:
         raise ValueError(
             f"{path} was made with another model or guide than the one given: {error}"
@@ -224,5 +229,5 @@ def _check_latents(
     if repr(family) != facts["family"]:
         raise ValueError(
             f"{path} was fitted with another guide than the one given: pass the guide that it was "
-            "fitted with, which is AutoMultivariateNormal(model) if FisherScoring() was given none."
+            "fitted with."
         )

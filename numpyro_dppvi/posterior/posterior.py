@@ -337,7 +337,7 @@ def load(
     Args:
         path: The file.
         model: The model that it was fitted with.
-        guide: The guide that it was fitted with.
+        guide: The guide that it was fitted with; ``None`` if ``fit`` was given none.
         model_kwargs: Public arguments of the model, which override those in the file. Arguments
             other than numbers, strings and arrays are not in the file and must be passed.
 
