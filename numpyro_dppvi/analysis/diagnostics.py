@@ -109,10 +109,9 @@ class Diagnostics:
         flat = np.concatenate(
             [x.reshape(len(self.contributors), -1) for x in self.share.values()], 1
         )
-        means = dict(zip(self.contributors, flat.mean(axis=1), strict=True))
-        prior = means.pop("prior")
-        largest = sorted(means, key=lambda name: -means[name])[:_NAMED]
-        named = ", ".join(f"{name} {means[name]:.0%}" for name in largest)
+        prior, *means = flat.mean(axis=1).tolist()
+        largest = sorted(range(len(means)), key=lambda m: -means[m])[:_NAMED]
+        named = ", ".join(f"{self.contributors[m + 1]} {means[m]:.0%}" for m in largest)
         rest = len(means) - len(largest)
         return f"  precision  prior {prior:.0%}, {named}" + (f", {rest} more" if rest else "")
 
@@ -256,7 +255,7 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     if result.run.central:
         return (), {}
     num_factors = jax.tree.leaves(result.state.factors)[0].shape[0]
-    clients = [f"client {m}" for m in range(num_factors)]
+    clients = list(result.client_names) or [f"client {m}" for m in range(num_factors)]
     if result.run.trusted is not None:
         clients = ["all clients"]
     stacked = jax.tree.map(

@@ -32,6 +32,8 @@ _BARS = 15
 _KINDS = 3
 # Points of a spending curve; accountants without a closed form are slow.
 _CURVE_POINTS = 12
+# Clients that share a line and are named.
+_NAMED = 3
 
 
 def convergence(
@@ -259,7 +261,8 @@ def _spending(axis: Any, result: FitResult) -> None:
     else:
         for place, (_, numbers, curve) in enumerate(curves):
             color, marker = _LINES[place], _MARKERS[place]
-            axis.plot(at, curve, color=color, marker=marker, markersize=4, label=_range(numbers))
+            label = _range(numbers, result.client_names)
+            axis.plot(at, curve, color=color, marker=marker, markersize=4, label=label)
         for epsilon in {budget.epsilon for budget, _, _ in curves if np.isfinite(budget.epsilon)}:
             axis.axhline(epsilon, color="black", linestyle="--", linewidth=1)
             _note(axis, f"budget {epsilon:g}", (0, epsilon), shift=(2, -3), va="top")
@@ -304,8 +307,11 @@ def _curves(
     return at, curves
 
 
-def _range(numbers: Sequence[int]) -> str:
-    """A short label for client numbers."""
+def _range(numbers: Sequence[int], names: Sequence[str]) -> str:
+    """A short label for clients."""
+    if names:
+        more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+        return ", ".join(names[m] for m in numbers[:_NAMED]) + more
     if len(numbers) == 1:
         return f"client {numbers[0]}"
     if len(numbers) == numbers[-1] - numbers[0] + 1:

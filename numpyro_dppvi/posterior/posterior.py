@@ -1,5 +1,6 @@
 """The posterior: a distribution over the latents that holds no records."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -239,7 +240,8 @@ class Posterior:
                 ``log_likelihood`` and ``observed_data``; and the rest as ``constant_data``. The
                 export contains these data as they are; no budget covers them.
             dims: Names of a variable's dimensions; names of plates by default.
-            coords: Labels along dimensions, by name.
+            coords: Labels along dimensions, by name. Clients' names are those of a dimension (a
+                plate) called ``client`` or ``clients``, in the order of the fit's data.
 
         Returns:
             :class:`~arviz.InferenceData` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
@@ -273,7 +275,7 @@ class Posterior:
             groups |= exported.of_public_data(
                 self.model, self.space, draws, rows, constants, public_data, site_key
             )
-        return to_arviz(groups, dims, coords, self.attrs)
+        return to_arviz(groups, dims, coords, self.attrs, _client_names(self.attrs))
 
     def _prior_draws(self, rng_key: PRNGKey, num_draws: int) -> dict[str, Array]:
         """Draws from the prior: the model's, or the earlier posterior that served as prior."""
@@ -350,6 +352,16 @@ def load(
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
     pieces = file.read(path, model, guide, constants)
     return Posterior(model=model, **pieces._asdict())
+
+
+def _client_names(attrs: Mapping[str, str | float]) -> list[str]:
+    """The clients' names that ``fit`` left in the attributes; files from elsewhere may hold any."""
+    try:
+        names = json.loads(str(attrs.get("clients", "[]")))
+    except ValueError:
+        return []
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if is_list else []
 
 
 def _number(name: str, value: Any) -> Array:

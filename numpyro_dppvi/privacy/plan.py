@@ -79,9 +79,16 @@ class ClientPlan:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """One :class:`ClientPlan` per client; prints as a table. No part of it depends on records."""
+    """One :class:`ClientPlan` per client; prints as a table. No part of it depends on records.
+
+    Attributes:
+        clients: The clients' plans.
+        names: The clients' names, which are public; empty if they have none. Plans that differ in
+            these alone are equal.
+    """
 
     clients: tuple[ClientPlan, ...]
+    names: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def epsilons(self) -> np.ndarray:
@@ -109,16 +116,18 @@ class PrivacyPlan:
         return Ledger(
             budgets=tuple(client.budget for client in self.clients),
             affordable=tuple(client.composition for client in self.clients),
+            names=self.names,
         )
 
     def __str__(self) -> str:
         """A table with one line for each group of equal clients, and what the epsilon means."""
         attacks = [client.attack for client in self.clients]
         worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
-        meaning = words.in_other_words(worst, self.clients[worst].budget, attacks[worst])
+        who = words.client(worst, self.names)
+        meaning = words.in_other_words(who, self.clients[worst].budget, attacks[worst])
         title = "Privacy plan (no data has been read)"
         lines = [line for said in [*self._known(), meaning] for line in words.paragraph(said)]
-        return "\n".join([title, *table(self.clients), *lines])
+        return "\n".join([title, *table(self.clients, self.names), *lines])
 
     def _known(self) -> list[str]:
         """Sentences on what the table does not show."""
@@ -182,7 +191,7 @@ def of_gradients(
         units.check_sampler(budget, sampler)
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     contributions = [units.records_changed(budget) for budget in budgets]
-    before = _checked_before(budgets, num_visits, before)
+    before = before or [frozenset()] * len(budgets)
     physical_size = sampler.physical_size(client_sizes)
     samplers = [sampler.of_client(number) for number in range(len(budgets))]
     noise = [
@@ -218,22 +227,28 @@ def of_gradients(
     return PrivacyPlan(tuple(clients))
 
 
-def _checked_before(
-    budgets: Sequence[PrivacyBudget], num_visits: Sequence[int], before: Sequence[Composition]
-) -> Sequence[Composition]:
-    """What each client released before; refuses clients with nothing left for their visits."""
-    before = before or [frozenset()] * len(budgets)
+def check_before(
+    budgets: Sequence[PrivacyBudget],
+    num_visits: Sequence[int],
+    before: Sequence[Composition],
+    names: Sequence[str] = (),
+) -> None:
+    """Refuses clients that are to be visited and have nothing left for it.
+
+    Raises:
+        BudgetExceededError: Names the client.
+    """
     for m, (budget, visits, spent) in enumerate(zip(budgets, num_visits, before, strict=True)):
         if visits and calibrate.is_used_up(budget, spent):
             epsilon = accounting.epsilon(spent, budget.delta, budget.relation)
             raise BudgetExceededError(
-                f"client {m}'s budget is used up: other runs on the ledger file have spent "
-                f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
-                "nothing was computed. All runs on a file share one budget: write a larger one, "
+                f"{words.client(m, names)}'s budget is used up: other runs on the ledger file have "
+                f"spent epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = "
+                f"{budget.delta:g}; nothing was computed. All runs on a file share one budget: "
+                "write a larger one, "
                 f"budget=PrivacyBudget(epsilon={2 * max(epsilon, budget.epsilon):.3g}, ...) say, "
                 "if these records may cost that much in total."
             )
-    return before
 
 
 def _check_equal_shares(samplers: Sequence[Sampler], client_sizes: Sequence[int]) -> None:
@@ -277,7 +292,7 @@ def of_changes(
     number of shards that a unit can change.
     """
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
-    before = _checked_before(budgets, num_visits, before)
+    before = before or [frozenset()] * len(budgets)
     noise = [
         _noise_of_changes(noise_law, budget, max(1, visits), size, spent if visits else frozenset())
         for budget, visits, size, spent in zip(
@@ -349,7 +364,7 @@ def _noise_of_changes(
     )
 
 
-def table(clients: Sequence[ClientPlan]) -> list[str]:
+def table(clients: Sequence[ClientPlan], names: Sequence[str] = ()) -> list[str]:
     """Lines of a table with mechanism, releases, noise and epsilon of groups of equal clients.
 
     If clients share the noise of a sum, there is a column for the epsilon against one of them.
@@ -362,7 +377,7 @@ def table(clients: Sequence[ClientPlan]) -> list[str]:
         client, mechanism = clients[first], clients[first].mechanism
         rows.append(
             [
-                str(first) if first == last else f"{first}-{last}",
+                words.clients(first, last, names),
                 str(mechanism.num_records),
                 mechanism.batch,
                 f"{mechanism.clip_norm:g}",

@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import importlib.resources
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,7 @@ _COLUMNS = (
     "of budget",
     "delta",
 )
+_NOBODY = {"client": 0, "name": ""}
 _SHARED_COLUMN = "to participants"
 
 
@@ -160,6 +162,7 @@ class PrivacyStatement:
             rows.append(
                 {
                     "client": number,
+                    **({"name": self.plan.names[number]} if self.plan.names else {}),
                     "records": mechanism.num_records,
                     "relation": budget.relation,
                     "unit": f"one {units.in_words(budget)}",
@@ -191,11 +194,12 @@ class PrivacyStatement:
         if self.plan is None:
             return f"Privacy statement\n  {self._nothing_promised()}"
         lines = [f"  {name:<12} {fact}" for name, fact in self._facts().items()]
-        for cells in self._table():
-            first, *others = cells
+        table = self._table()
+        first_width = max(12, *(len(first) for first, *_ in table))
+        for first, *others in table:
             widths = (8, 9, 7, 10, 14, 10, 8, 17)
             padded = (f"{cell:>{width}}" for cell, width in zip(others, widths, strict=False))
-            lines.append(f"  {first:<12} {' '.join(padded)}")
+            lines.append(f"  {first:<{first_width}} {' '.join(padded)}")
         lines += [line for sentence in self._sentences() for line in words.paragraph(sentence)]
         lines += ["  Not covered:", *(f"    - {item}" for item in self._not_covered)]
         return "\n".join(["Privacy statement", *lines])
@@ -205,6 +209,7 @@ class PrivacyStatement:
         if self.plan is None:
             return f"# Privacy statement\n\n{self._nothing_promised()}\n"
         header, *rows = self._table()
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
         rows = [header, ["---"] * len(header), *rows]
         parts = [
             "# Privacy statement",
@@ -220,7 +225,8 @@ class PrivacyStatement:
         """The header, and a row for every group of equal clients."""
         shared = self._num_shares > 1
         header = [*_COLUMNS, *[_SHARED_COLUMN] * shared]
-        return [header, *_client_rows(self._clients, shared)]
+        names = () if self.plan is None else self.plan.names
+        return [header, *_client_rows(self._clients, shared, names)]
 
     @property
     def _num_shares(self) -> int:
@@ -268,21 +274,23 @@ class PrivacyStatement:
             f"{facts['max_delta']:.10g}.",
             *[to_others] * (shares > 1),
             *([self.plan.before_in_words] if self.plan.before_in_words else []),
-            words.in_other_words(worst, budget, attack),
+            words.in_other_words(words.client(worst, self.plan.names), budget, attack),
         ]
 
 
-def _client_rows(clients: list[dict[str, Any]], shared: bool) -> list[list[str]]:
-    """One row of cells for every group of consecutive clients that differ in their number only."""
+def _client_rows(
+    clients: list[dict[str, Any]], shared: bool, names: Sequence[str]
+) -> list[list[str]]:
+    """One row of cells for every group of consecutive clients that are equal but for their name."""
     rows: list[list[str]] = []
     start = 0
     for number, client in enumerate(clients):
         following = clients[number + 1] if number + 1 < len(clients) else {}
-        if {**following, "client": 0} == {**client, "client": 0}:
+        if {**following, **_NOBODY} == {**client, **_NOBODY}:
             continue
         rows.append(
             [
-                str(number) if number == start else f"{start}-{number}",
+                words.clients(start, number, names),
                 str(client["records"]),
                 str(client["releases"]),
                 f"{client['clip_norm']:g}",

@@ -2,13 +2,14 @@
 
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.meaning import Attack
 
+_NAMED = 3
 _EXACT = Context(prec=400)  # enough digits for any float
 
 
@@ -37,7 +38,20 @@ def finite(value: Any) -> Any:
     return "infinity" if value == math.inf else value
 
 
-def in_other_words(client: int, budget: PrivacyBudget, attack: Attack) -> str:
+def client(number: int, names: Sequence[str] = ()) -> str:
+    """What to call a client in a sentence: by its name, or by its number."""
+    return names[number] if names else f"client {number}"
+
+
+def clients(first: int, last: int, names: Sequence[str] = ()) -> str:
+    """What to call consecutive clients in a table."""
+    if not names:
+        return str(first) if first == last else f"{first}-{last}"
+    named, more = names[first : last + 1][:_NAMED], last + 1 - first - _NAMED
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def in_other_words(client: str, budget: PrivacyBudget, attack: Attack) -> str:
     """A sentence on how much a client's releases reveal at most."""
     known, question = _known_and_asked(client, budget)
     # With the public number of records and all other records, the answer would be known anyway.
@@ -51,15 +65,15 @@ def in_other_words(client: int, budget: PrivacyBudget, attack: Attack) -> str:
     )
 
 
-def _known_and_asked(client: int, budget: PrivacyBudget) -> tuple[str, str]:
+def _known_and_asked(client: str, budget: PrivacyBudget) -> tuple[str, str]:
     if budget.unit == "client":
-        known = f"everything but the records of client {client}"
+        known = f"everything but the records of {client}"
         return known, "which of two sets of records it holds"
     if budget.max_records_per_person > 1:
-        known = f"all records of client {client} but one person's"
+        known = f"all records of {client} but one person's"
         alternatives = "which of two persons they are of", "whether it holds that person's"
     else:
-        known = f"all other records of client {client}"
+        known = f"all other records of {client}"
         alternatives = "which of two records it holds", "whether it holds a certain record"
     return known, alternatives[budget.relation != "replace_one"]
 

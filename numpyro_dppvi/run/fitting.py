@@ -3,18 +3,18 @@
 import contextlib
 import dataclasses
 import importlib.metadata
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from numpyro_dppvi import _validate, latents
-from numpyro_dppvi._typing import Array, Model, PRNGKey, Records
+from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
 from numpyro_dppvi.posterior.posterior import Posterior
@@ -30,21 +30,12 @@ from numpyro_dppvi.privacy import (
 from numpyro_dppvi.protocol import planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.protocol.server import TrustedAggregator
-from numpyro_dppvi.records import (
-    Partition,
-    Shards,
-    record_arrays,
-    split_evenly,
-    stack,
-    stack_clients,
-)
-from numpyro_dppvi.records.clients import check_counts
+from numpyro_dppvi.records import Partition, Shards
 from numpyro_dppvi.run import description, loop
 from numpyro_dppvi.run.checkpoint import Journal, Kept, locked, read
+from numpyro_dppvi.run.data import Data, lay_out, pooled_shapes
 from numpyro_dppvi.run.history import History, Status, status_of
 from numpyro_dppvi.run.progress import progress
-
-Data: TypeAlias = Records | Sequence[Records]
 
 # What an export says of the study whose posterior was the prior.
 _PRIOR_FACTS = ("max_epsilon", "max_delta", "relation")
@@ -63,6 +54,7 @@ class FitResult:
         run: How the method was run.
         client_sizes: Records of each client, which are public.
         insecure_noise_seed: The seed of the noise, if one was given.
+        client_names: The clients' names, which are public; empty if they have none.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
@@ -86,6 +78,7 @@ class FitResult:
     run: planning.RunSpec
     client_sizes: tuple[int, ...]
     insecure_noise_seed: int | None
+    client_names: tuple[str, ...] = ()
 
     @property
     def method(self) -> AnyMethod:
@@ -166,11 +159,14 @@ def fit(
             ``model(**data, **model_kwargs)``.
         guide: ``None`` or ``AutoNormal(model)``, ``AutoMultivariateNormal(model)``, or a function
             that draws every latent from a distribution of its own.
-        data: Records: a mapping from argument names to arrays with one leading axis, or a
-            sequence of such mappings, one a client. Everything else is public.
+        data: Records: a mapping from argument names to arrays with one leading axis, or a table
+            (such as a pandas DataFrame) of whose columns the model takes those that it has
+            arguments for. Of several clients: a list of these, or a mapping of these by the
+            clients' names, ``{"Helsinki": table, "Turku": other}``, which plan, statement, plots
+            and exports then use. Names, columns and everything else are public.
         rng_key: A JAX key. It seeds the split of rows and draws of latents, never the noise.
-        clients: With one mapping: a number of clients to split its rows over at random, or a
-            ``Partition``. Not given when data is already per client.
+        clients: With one mapping or table: a number of clients to split its rows over at random,
+            or a ``Partition``. Not given when data is already per client.
         method: A method or a baseline; ``None`` for what :func:`recommend` recommends.
         budget: A ``PrivacyBudget``, or one a client. With ``ledger_file=`` it covers all runs that
             the file has, too.
@@ -218,9 +214,9 @@ def fit(
         charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
         if method is not None:
             values.check(method)
-        shards, sizes = lay_out(data, clients, split_key)
-        shapes = pooled_shapes(shards, sum(sizes))
         constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
+        shards, sizes, names = lay_out(data, clients, split_key, model, constants)
+        shapes = pooled_shapes(shards, sum(sizes))
         if method is None:
             method = DPOptimization()
             # One visit is not enough for what is recommended, nor are networks its kind of model.
@@ -245,7 +241,9 @@ def fit(
             init_scale=init_scale,
         )
         file = None if charges is None else LedgerFile(charges)
-        task = _Task(model, guide, shapes, sizes, constants, prior, insecure_noise_seed, file)
+        task = _Task(
+            model, guide, shapes, sizes, names, constants, prior, insecure_noise_seed, file
+        )
     return _fitted(task, run, budget, shards, keys, path, progress_bar)
 
 
@@ -266,6 +264,7 @@ class _Task(NamedTuple):
     guide: Any
     shapes: Mapping[str, jax.ShapeDtypeStruct]
     client_sizes: tuple[int, ...]
+    client_names: tuple[str, ...]
     model_kwargs: Mapping[str, Any]
     prior: Prior | None
     noise_seed: int | None
@@ -290,7 +289,9 @@ def _fitted(
                 kept = read(path, task.ledger_file)
             plan = None
             if run.local.releases != "nothing" or budget is not None:
-                plan = planning.plan_run(run, budget, task.client_sizes, _spent(task, kept))
+                plan = planning.plan_run(
+                    run, budget, task.client_sizes, _spent(task, kept), task.client_names
+                )
             algorithm = _algorithm(task, run, plan)
             state = algorithm.init(keys[0])
             begun = algorithm.posterior(state)
@@ -369,6 +370,7 @@ def _packed(
         run=run,
         client_sizes=task.client_sizes,
         insecure_noise_seed=task.noise_seed,
+        client_names=task.client_names,
     )
     return with_facts(result)
 
@@ -401,51 +403,6 @@ def _algorithm(task: _Task, run: planning.RunSpec, plan: PrivacyPlan | None) -> 
     )
 
 
-def lay_out(
-    data: Data, clients: int | Partition | None, rng_key: PRNGKey
-) -> tuple[Shards, tuple[int, ...]]:
-    """Checks the data and lays it out; returns the clients' sizes too."""
-    if not isinstance(data, Mapping):
-        _check_per_client(data)
-        if clients is not None:
-            raise ValueError(
-                "data is already one mapping a client, so clients must not be given, got "
-                f"{_validate.shown(clients)}: leave it out."
-            )
-        shards = stack_clients(data)
-        return shards, tuple(int(n) for n in np.asarray(shards.num_records))
-    pooled = record_arrays(data, "data")
-    if not isinstance(clients, Partition):
-        num_rows = len(next(iter(pooled.values())))
-        clients = 1 if clients is None else clients
-        check_counts(num_rows, clients, "clients")
-        clients = split_evenly(rng_key, num_rows, clients)
-    return stack(pooled, clients), clients.sizes
-
-
-def _check_per_client(data: Any) -> None:
-    """Refuses data that is neither one mapping nor a sequence of them."""
-    is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes, bytearray))
-    if not is_list or not all(isinstance(part, Mapping) for part in data):
-        received = _validate.shown(data)
-    elif not data:
-        received = "an empty list"
-    else:
-        return
-    raise TypeError(
-        "data must be a mapping from the model's arguments to arrays, or a list of such mappings, "
-        f'one a client, got {received}: write data={{"X": X, "y": y}}.'
-    )
-
-
-def pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of all clients' records together, which is what a model is written for."""
-    return {
-        name: jax.ShapeDtypeStruct((num_rows, *leaf.shape[2:]), leaf.dtype)
-        for name, leaf in shards.records.items()
-    }
-
-
 def _attrs(result: FitResult) -> dict[str, str | float]:
     """Facts about the run that travel with an export."""
     plan, posterior = result.plan, result.posterior
@@ -465,6 +422,8 @@ def _attrs(result: FitResult) -> dict[str, str | float]:
         facts["max_epsilon"] = float(result.ledger.spent().max())
         facts["max_delta"] = max(client.budget.delta for client in plan.clients)
         facts["relation"] = ", ".join(sorted({c.budget.relation for c in plan.clients}))
+    if result.client_names:
+        facts["clients"] = json.dumps(result.client_names, ensure_ascii=False)
     if posterior.prior is not None:
         earlier = posterior.prior.attrs
         facts["prior"] = f"the posterior of an earlier study, privacy: {earlier.get('privacy')}"
