@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dppvi import _validate, guides
+from numpyro_dppvi import _html, _validate, guides
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
@@ -169,8 +169,20 @@ class Posterior:
 
     def summary(self) -> str:
         """A table of every entry's mean, standard deviation and 90 % interval."""
-        lines = marginals.table({name: self.distribution(name) for name in self.names})
-        return f"{lines}\n{_NOTE}"
+        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
+        lines = [f"{row[0]:<24} {' '.join(f'{cell:>10}' for cell in row[1:])}" for row in rows]
+        return "\n".join([*lines, *_more(left_out), _NOTE])
+
+    def __repr__(self) -> str:
+        """The latents with their shapes; ``summary()`` has the numbers."""
+        shapes = (f"{latent.name} {latent.shape}" for latent in self.space.latents)
+        return f"<Posterior of {', '.join(shapes)}>"
+
+    def _repr_html_(self) -> str:
+        """The summary for notebooks."""
+        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
+        said = [*_more(left_out), _NOTE]
+        return _html.table(rows[0], rows[1:]) + "".join(map(_html.paragraph, said))
 
     def predictive(
         self,
@@ -352,6 +364,10 @@ def load(
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
     pieces = file.read(path, model, guide, constants)
     return Posterior(model=model, **pieces._asdict())
+
+
+def _more(number: int) -> list[str]:
+    return [f"... and {number} more entries"] if number else []
 
 
 def _client_names(attrs: Mapping[str, str | float]) -> list[str]:

@@ -50,7 +50,7 @@ class Ledger:
         entries: What was charged.
         run: The public name of this run, for ledger files that several runs share.
         kept: The name of this run's newest checkpoint in the ledger file; empty without one.
-        names: The clients' names for messages; empty if they have none.
+        client_names: The clients' names for messages; empty if they have none.
 
     Example:
         >>> ledger = Ledger((PrivacyBudget(epsilon=1.0),))
@@ -68,10 +68,10 @@ class Ledger:
     entries: tuple[Entry, ...] = ()
     run: str = ""
     kept: str = ""
-    names: tuple[str, ...] = field(default=(), compare=False)
+    client_names: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("budgets", "affordable", "entries", "names"):
+        for name in ("budgets", "affordable", "entries", "client_names"):
             _validate.instance(name, getattr(self, name), tuple, "()")
         for budget in self.budgets:
             _validate.instance("budgets", budget, PrivacyBudget, "(PrivacyBudget(epsilon=1.0),)")
@@ -157,7 +157,7 @@ class Ledger:
             return
         epsilon = cost(composition)
         if not epsilon <= budget.epsilon:
-            who = words.client(client, self.names)
+            who = words.client(client, self.client_names)
             raise BudgetExceededError(
                 f"{who}'s budget is used up: this round would bring it to "
                 f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "

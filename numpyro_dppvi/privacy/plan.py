@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from numpyro_dppvi import _validate
+from numpyro_dppvi import _html, _validate
 from numpyro_dppvi.privacy import accounting, calibrate, units, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
@@ -14,6 +14,8 @@ from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
+
+_TITLE = "Privacy plan (no data has been read)"
 
 
 @dataclass(frozen=True)
@@ -116,21 +118,33 @@ class PrivacyPlan:
         return Ledger(
             budgets=tuple(client.budget for client in self.clients),
             affordable=tuple(client.composition for client in self.clients),
-            names=self.names,
+            client_names=self.names,
         )
 
     def __str__(self) -> str:
         """A table with one line for each group of equal clients, and what the epsilon means."""
+        rows = table(self.clients, self.names)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        padded = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
+        lines = ["  " + "  ".join(row).rstrip() for row in padded]
+        lines += [line for said in self._sentences() for line in words.paragraph(said)]
+        return "\n".join([_TITLE, *lines])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        header, *rows = table(self.clients, self.names)
+        said = [_html.paragraph(sentence) for sentence in self._sentences() if sentence]
+        return "".join([_html.heading(_TITLE), _html.table(header, rows), *said])
+
+    def _sentences(self) -> list[str]:
+        """Sentences on what the table does not show, and on what its numbers mean."""
         attacks = [client.attack for client in self.clients]
         worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
         who = words.client(worst, self.names)
         meaning = words.in_other_words(who, self.clients[worst].budget, attacks[worst])
-        title = "Privacy plan (no data has been read)"
-        lines = [line for said in [*self._known(), meaning] for line in words.paragraph(said)]
-        return "\n".join([title, *table(self.clients, self.names), *lines])
+        return [*self._known(), meaning]
 
     def _known(self) -> list[str]:
-        """Sentences on what the table does not show."""
         said = []
         relations = [client.budget.relation for client in self.clients]
         if "add_or_remove_one" in relations:
@@ -364,8 +378,8 @@ def _noise_of_changes(
     )
 
 
-def table(clients: Sequence[ClientPlan], names: Sequence[str] = ()) -> list[str]:
-    """Lines of a table with mechanism, releases, noise and epsilon of groups of equal clients.
+def table(clients: Sequence[ClientPlan], names: Sequence[str] = ()) -> list[list[str]]:
+    """Rows of a table with mechanism, releases, noise and epsilon of groups of equal clients.
 
     If clients share the noise of a sum, there is a column for the epsilon against one of them.
     """
@@ -388,9 +402,7 @@ def table(clients: Sequence[ClientPlan], names: Sequence[str] = ()) -> list[str]
                 *[words.rounded_up(client.epsilon_to_participant)] * shared,
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    padded = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
-    return ["  " + "  ".join(row).rstrip() for row in padded]
+    return rows
 
 
 def _runs(clients: Sequence[ClientPlan]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numpyro_dppvi import _validate
+from numpyro_dppvi import _html, _validate
 from numpyro_dppvi.privacy import accounting, units, words
 from numpyro_dppvi.privacy.ledger import Ledger
 from numpyro_dppvi.privacy.meaning import best_attack
@@ -203,6 +203,18 @@ class PrivacyStatement:
         lines += [line for sentence in self._sentences() for line in words.paragraph(sentence)]
         lines += ["  Not covered:", *(f"    - {item}" for item in self._not_covered)]
         return "\n".join(["Privacy statement", *lines])
+
+    def _repr_html_(self) -> str:
+        """The statement for notebooks, with equal clients on one line."""
+        title = _html.heading("Privacy statement")
+        if self.plan is None:
+            return title + _html.paragraph(self._nothing_promised())
+        header, *rows = self._table()
+        parts = [_html.facts(self._facts().items()), _html.table(header, rows)]
+        parts += [_html.paragraph(sentence) for sentence in self._sentences()]
+        return "".join(
+            [title, *parts, _html.folded("Not covered", _html.bullets(self._not_covered))]
+        )
 
     def to_markdown(self) -> str:
         """The statement as Markdown, with equal clients on one line."""

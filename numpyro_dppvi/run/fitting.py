@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from numpyro_dppvi import _validate, latents
+from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
@@ -26,6 +26,7 @@ from numpyro_dppvi.privacy import (
     PrivacyPlan,
     PrivacyStatement,
     SecretKeys,
+    words,
 )
 from numpyro_dppvi.protocol import planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
@@ -116,6 +117,32 @@ class FitResult:
             self.plan,
             self.ledger,
             self.insecure_noise_seed is not None,
+        )
+
+    def __repr__(self) -> str:
+        """What was run, and how it ended."""
+        clients = f"{len(self.client_sizes)} client{'s' * (len(self.client_sizes) > 1)}"
+        return f"<FitResult of {type(self.method).__name__}, {clients}: {self.status}>"
+
+    def _repr_html_(self) -> str:
+        """The same with posterior and cost, for notebooks."""
+        statement = self.privacy_statement()
+        return "".join(
+            [
+                _html.heading(f"{type(self.method).__name__}, {self._cost()}"),
+                _html.paragraph(str(self.status)),
+                self.posterior._repr_html_(),
+                _html.folded("What the run cost", statement._repr_html_()),
+            ]
+        )
+
+    def _cost(self) -> str:
+        if self.plan is None:
+            return "no differential privacy"
+        facts = self.privacy_statement().as_dict()
+        return (
+            f"epsilon = {words.rounded_up(facts['max_epsilon'])} at delta = "
+            f"{facts['max_delta']:.10g}"
         )
 
     @property
