@@ -821,7 +821,7 @@ DEAR: dict[str, Call] = {
     ),
     "plots.convergence": Call(
         plots.convergence,
-        {"result": fitted, "scores": {"a": [1.0]}, "references": {"a": {"b": 1.0}}},
+        {"result": fitted, "scores": {"a": [1.0]}, "references": {"a": {"b": 1.0}}, "ax": None},
     ),
     "plots.convergence, one of each": Call(
         lambda scores, references: plots.convergence(
@@ -829,8 +829,8 @@ DEAR: dict[str, Call] = {
         ),
         {"scores": [1.0], "references": 1.0},
     ),
-    "plots.privacy": Call(plots.privacy, {"result": fitted, "diagnostics": diagnosed}),
-    "plots.clients": Call(plots.clients, {"result": fitted, "diagnostics": diagnosed}),
+    "plots.privacy": Call(plots.privacy, {"result": fitted, "diagnostics": diagnosed, "ax": None}),
+    "plots.clients": Call(plots.clients, {"result": fitted, "diagnostics": diagnosed, "ax": None}),
     "Posterior.save": Call(of_posterior("save"), {"path": "posterior"}, {"path": ("folder",)}),
     "load, path": Call(
         lambda path: dppvi.load(path, model), {"path": saved_path}, {"path": ("file", "folder")}
