@@ -1,5 +1,6 @@
 """The posterior: a distribution over the latents that holds no records."""
 
+import copy
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.outputs import prior_draws
 from numpyro_dppvi.latents.space import shapes as shapes
-from numpyro_dppvi.posterior import exported, file, marginals, predictions
+from numpyro_dppvi.posterior import exported, file, marginals, pickled, predictions
 from numpyro_dppvi.posterior.prior import Prior
 from numpyro_dppvi.posterior.to_arviz import to_arviz
 
@@ -326,6 +327,18 @@ class Posterior:
     def _pieces(self) -> file.Pieces:
         return file.Pieces(*(getattr(self, name) for name in file.Pieces._fields))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which takes the model by its name; :meth:`save` needs no pickle."""
+        return _unpickled, (self.model, pickled.pickled(self._pieces()))
+
+    def __copy__(self) -> "Posterior":
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Posterior":
+        """With mappings of its own; arrays, model and space cannot change."""
+        constants = copy.deepcopy(dict(self.model_kwargs), memo)
+        return replace(self, model_kwargs=constants, attrs=dict(self.attrs))
+
     @property
     def params(self) -> dict[str, Array]:
         """Parameters for :meth:`guide`, with the names of NumPyro's automatic guides."""
@@ -364,6 +377,11 @@ def load(
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
     pieces = file.read(path, model, guide, constants)
     return Posterior(model=model, **pieces._asdict())
+
+
+def _unpickled(model: Model, kept: pickled.Pickled) -> Posterior:
+    """What pickle calls."""
+    return Posterior(model=model, **pickled.unpickled(model, kept)._asdict())
 
 
 def _more(number: int) -> list[str]:
