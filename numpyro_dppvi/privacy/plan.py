@@ -15,6 +15,8 @@ from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mech
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
 
+# Above this, what is promised in the worst case is next to nothing.
+_LARGE_EPSILON = 10.0
 _TITLE = "Privacy plan (no data has been read)"
 
 
@@ -142,7 +144,34 @@ class PrivacyPlan:
         worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
         who = words.client(worst, self.names)
         meaning = words.in_other_words(who, self.clients[worst].budget, attacks[worst])
-        return [*self._known(), meaning]
+        return [*self._known(), *self.cautions(self.epsilons), meaning]
+
+    def cautions(self, epsilons: Sequence[float] | np.ndarray) -> list[str]:
+        """Sentences on budgets that promise little; empty for most plans.
+
+        Args:
+            epsilons: The epsilon of each client, planned or spent.
+        """
+        loose = [m for m, client in enumerate(self.clients) if _published(client) >= 1]
+        large = [m for m, epsilon in enumerate(epsilons) if epsilon > _LARGE_EPSILON]
+        said = []
+        if loose:
+            worst = max(loose, key=lambda m: _published(self.clients[m]))
+            said.append(
+                words.of_delta(
+                    self._called(loose),
+                    self.clients[worst].budget.delta,
+                    self.clients[worst].mechanism.num_records,
+                )
+            )
+        if large:
+            said.append(words.of_epsilon(self._called(large), max(epsilons[m] for m in large)))
+        return said
+
+    def _called(self, numbers: Sequence[int]) -> str:
+        """Some clients in a sentence."""
+        everyone = len(numbers) == len(self.clients) > 1
+        return "all clients" if everyone else words.listed(numbers, self.names)
 
     def _known(self) -> list[str]:
         said = []
@@ -166,6 +195,12 @@ class PrivacyPlan:
             f"Earlier runs on the same ledger file spent up to epsilon = {words.rounded_up(most)} "
             "of a client's budget, which is included above."
         )
+
+
+def _published(client: ClientPlan) -> float:
+    """How many units would be published if each were with probability delta."""
+    units_held = 1 if client.budget.unit == "client" else client.mechanism.num_records
+    return client.budget.delta * units_held
 
 
 def of_gradients(

@@ -108,6 +108,7 @@ class PrivacyStatement:
             "max_epsilon": self._largest("epsilon_spent"),
             "max_epsilon_to_participant": self._largest("epsilon_to_participant"),
             "max_delta": self._largest("delta"),
+            **({"cautions": self._cautions} if self._cautions else {}),
             "not_covered": list(self._not_covered) if private else [_NO_NOISE],
             "versions": {name: importlib.metadata.version(name) for name in self._packages},
         }
@@ -245,6 +246,12 @@ class PrivacyStatement:
         """How many clients' noise adds up to that of a sum; the same number for all clients."""
         return max(client["noise_shared_by"] for client in self._clients)
 
+    @property
+    def _cautions(self) -> list[str]:
+        if self.plan is None:
+            return []
+        return self.plan.cautions([client["epsilon_spent"] for client in self._clients])
+
     def _nothing_promised(self) -> str:
         return (
             f"{self.method} adds no noise: this run gives no differential privacy, and its results "
@@ -285,6 +292,7 @@ class PrivacyStatement:
             f"by epsilon = {words.rounded_up(facts['max_epsilon'])} at delta = "
             f"{facts['max_delta']:.10g}.",
             *[to_others] * (shares > 1),
+            *self._cautions,
             *([self.plan.before_in_words] if self.plan.before_in_words else []),
             words.in_other_words(words.client(worst, self.plan.names), budget, attack),
         ]

@@ -51,6 +51,35 @@ def clients(first: int, last: int, names: Sequence[str] = ()) -> str:
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
+def listed(numbers: Sequence[int], names: Sequence[str] = ()) -> str:
+    """What to call some clients in a sentence."""
+    called = [client(number, names) for number in numbers[:_NAMED]]
+    more = [f"{len(numbers) - _NAMED} more"] if len(numbers) > _NAMED else []
+    *first, last = called + more
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def of_delta(who: str, delta: float, num_records: int) -> str:
+    """A sentence on a delta that is not below one over the number of records."""
+    return (
+        f"Caution: delta is too large for {who}. With {num_records} records and delta = "
+        f"{delta:.10g}, publishing every record with probability delta, {delta * num_records:.3g} "
+        "of them on average, would be as private. Choose a delta far below 1 / "
+        f"{num_records}."
+    )
+
+
+def of_epsilon(who: str, epsilon: float) -> str:
+    """A sentence on an epsilon that promises next to nothing."""
+    if math.isinf(epsilon):
+        return f"Caution: epsilon is infinite for {who}, which promises nothing."
+    return (
+        f"Caution: epsilon = {rounded_up(epsilon)} is above 10 for {who}. By itself it promises "
+        f"next to nothing: what somebody believes about a record may change by a factor of "
+        f"e^{epsilon:.3g} in odds."
+    )
+
+
 def in_other_words(client: str, budget: PrivacyBudget, attack: Attack) -> str:
     """A sentence on how much a client's releases reveal at most."""
     known, question = _known_and_asked(client, budget)

@@ -213,7 +213,7 @@ def fit(
             where it was; the same records must be passed again. With a ledger file an older copy
             is refused; without one nobody can tell, so do not go on from copies. See
             ``docs/posterior.md``.
-        progress_bar: Whether to show one; ``None`` for: on a terminal.
+        progress_bar: Whether to show one; ``None`` for: on a terminal or in a notebook.
         ledger_file: Where every round is charged, on disk, before it releases anything. Runs on the
             same records share the file and one budget: noise is calibrated for what is left of it.
         insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
