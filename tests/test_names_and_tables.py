@@ -234,6 +234,20 @@ def test_a_ledger_file_calls_clients_by_name(tmp_path):
         dppvi.fit(model, None, data, num_rounds=1, **options)
 
 
+def test_a_checkpoint_is_of_these_clients_in_this_order(tmp_path):
+    options = {"rng_key": KEY, "method": dppvi.NonPrivate(num_local_steps=1), "num_rounds": 1}
+    options["checkpoint"] = tmp_path / "run.npz"
+    data = {"Helsinki": HELSINKI[:6], "Turku": TURKU}
+    first = dppvi.fit(model, None, data, **options)
+    again = dppvi.fit(model, None, data, **options)
+    assert again.client_names == first.client_names == ("Helsinki", "Turku")
+    with pytest.raises(
+        ValueError,
+        match=r"another list of clients: it has Helsinki, Turku, and this call Turku, Hel",
+    ):
+        dppvi.fit(model, None, dict(reversed(data.items())), **options)
+
+
 def test_diagnostics_and_plots_call_clients_by_name(result):
     found = dppvi.diagnose(result, num_replays=2)
     assert found.contributors == ("prior", "Helsinki", "Turku")

@@ -355,7 +355,15 @@ def _journal(
     """Where the run is kept."""
     has_file = task.ledger_file is not None
     aspects = description.description(
-        begun, run, run.groups, plan, task.client_sizes, rng_key, task.noise_seed, has_file
+        begun,
+        run,
+        run.groups,
+        plan,
+        task.client_sizes,
+        rng_key,
+        task.noise_seed,
+        has_file,
+        task.client_names,
     )
     return Journal(path, aspects, plan, run.groups, task.ledger_file)
 
