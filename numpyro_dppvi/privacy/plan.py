@@ -144,34 +144,7 @@ class PrivacyPlan:
         worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
         who = words.client(worst, self.names)
         meaning = words.in_other_words(who, self.clients[worst].budget, attacks[worst])
-        return [*self._known(), *self.cautions(self.epsilons), meaning]
-
-    def cautions(self, epsilons: Sequence[float] | np.ndarray) -> list[str]:
-        """Sentences on budgets that promise little; empty for most plans.
-
-        Args:
-            epsilons: The epsilon of each client, planned or spent.
-        """
-        loose = [m for m, client in enumerate(self.clients) if _published(client) >= 1]
-        large = [m for m, epsilon in enumerate(epsilons) if epsilon > _LARGE_EPSILON]
-        said = []
-        if loose:
-            worst = max(loose, key=lambda m: _published(self.clients[m]))
-            said.append(
-                words.of_delta(
-                    self._called(loose),
-                    self.clients[worst].budget.delta,
-                    self.clients[worst].mechanism.num_records,
-                )
-            )
-        if large:
-            said.append(words.of_epsilon(self._called(large), max(epsilons[m] for m in large)))
-        return said
-
-    def _called(self, numbers: Sequence[int]) -> str:
-        """Some clients in a sentence."""
-        everyone = len(numbers) == len(self.clients) > 1
-        return "all clients" if everyone else words.listed(numbers, self.names)
+        return [*self._known(), *cautions(self, self.epsilons), meaning]
 
     def _known(self) -> list[str]:
         said = []
@@ -195,6 +168,31 @@ class PrivacyPlan:
             f"Earlier runs on the same ledger file spent up to epsilon = {words.rounded_up(most)} "
             "of a client's budget, which is included above."
         )
+
+
+def cautions(plan: PrivacyPlan, epsilons: Sequence[float] | np.ndarray) -> list[str]:
+    """Sentences on budgets that promise little; empty for most plans.
+
+    Args:
+        plan: The plan.
+        epsilons: The epsilon of each client, planned or spent.
+    """
+    loose = [m for m, client in enumerate(plan.clients) if _published(client) >= 1]
+    large = [m for m, epsilon in enumerate(epsilons) if epsilon > _LARGE_EPSILON]
+    said = []
+    if loose:
+        worst = plan.clients[max(loose, key=lambda m: _published(plan.clients[m]))]
+        who = _called(plan, loose)
+        said.append(words.of_delta(who, worst.budget.delta, worst.mechanism.num_records))
+    if large:
+        said.append(words.of_epsilon(_called(plan, large), max(epsilons[m] for m in large)))
+    return said
+
+
+def _called(plan: PrivacyPlan, numbers: Sequence[int]) -> str:
+    """Some clients in a sentence."""
+    everyone = len(numbers) == len(plan.clients) > 1
+    return "all clients" if everyone else words.listed(numbers, plan.names)
 
 
 def _published(client: ClientPlan) -> float:

@@ -13,7 +13,7 @@ from numpyro_dppvi.privacy import accounting, units, words
 from numpyro_dppvi.privacy.ledger import Ledger
 from numpyro_dppvi.privacy.meaning import best_attack
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian
-from numpyro_dppvi.privacy.plan import PrivacyPlan
+from numpyro_dppvi.privacy.plan import PrivacyPlan, cautions
 
 NOT_COVERED = (
     "choices made by looking at the data: tuning, preprocessing, choice of model, stopping",
@@ -250,7 +250,7 @@ class PrivacyStatement:
     def _cautions(self) -> list[str]:
         if self.plan is None:
             return []
-        return self.plan.cautions([client["epsilon_spent"] for client in self._clients])
+        return cautions(self.plan, [client["epsilon_spent"] for client in self._clients])
 
     def _nothing_promised(self) -> str:
         return (

@@ -77,6 +77,7 @@ def lay_out(
     """
     asked = _asked(model, model_kwargs)
     if _is_one_party(data, asked):
+        _check_one_party(data, asked)
         return _split(record_arrays(_arguments(data, asked, "data"), "data"), clients, rng_key)
     names: tuple[str, ...] = ()
     if isinstance(data, Mapping):
@@ -141,6 +142,21 @@ def _is_one_party(data: Any, asked: _Asked) -> bool:
         return False
     each_is_records = all(_is_records(part) for part in data.values())
     return not data or not each_is_records or asked.names.issuperset(data)
+
+
+def _check_one_party(data: Any, asked: _Asked) -> None:
+    """Refuses a mapping of some clients' records and some arrays."""
+    if _is_table(data) or asked.anything:
+        return
+    clients = [name for name, part in data.items() if _is_records(part) and name not in asked.names]
+    if clients:
+        array = next(name for name, part in data.items() if not _is_records(part))
+        raise ValueError(
+            "data must be one party's arrays by argument or clients by name, got both: "
+            f"{_validate.shown(clients[0])} is a table or mapping and no argument of the model, "
+            f"and {_validate.shown(array)} is neither: put each client's arrays into a "
+            "mapping of its own."
+        )
 
 
 def _is_records(value: Any) -> bool:
