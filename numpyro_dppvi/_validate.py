@@ -383,7 +383,10 @@ def outside_transformations(caller: str, *arguments: Any) -> None:
     array operation that returns a tracer.
     """
     # Iterators count as leaves: flattening a generator passed by mistake would exhaust it.
-    leaves = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, Iterator))
+    try:
+        leaves = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, Iterator))
+    except ValueError:  # a mapping whose keys JAX cannot sort, which it cannot have traced either
+        leaves = []
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     if traced or isinstance(jnp.zeros(()), jax.core.Tracer):
         raise TypeError(

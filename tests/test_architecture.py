@@ -35,12 +35,12 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"latents"}),
     frozenset({"families"}),
     frozenset({"_files"}),
-    frozenset({"_disk", "_typing", "_validate"}),
+    frozenset({"_disk", "_html", "_typing", "_validate"}),
 )
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
 # privacy/ stands beside the floors, so that it can be audited alone.
-PRIVACY_MAY_IMPORT = frozenset({"_disk", "_typing", "_validate"})
+PRIVACY_MAY_IMPORT = frozenset({"_disk", "_html", "_typing", "_validate"})
 MAY_IMPORT_PRIVACY = frozenset(
     {"__init__", "flower", "silo", "analysis", "run", "protocol", "methods"}
 )

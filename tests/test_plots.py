@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from matplotlib.figure import Figure
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import plots
@@ -189,3 +190,53 @@ def test_diagnostics_are_computed_where_they_are_not_given(result, monkeypatch):
     monkeypatch.setattr(plots, "diagnose", lambda _: diagnostics())
     assert len(plots.privacy(result).axes) == 2
     assert len(plots.clients(result).axes) == 1
+
+
+PLOTS = {
+    "convergence": (2, lambda result, ax: plots.convergence(result, ax=ax)),
+    "scores": (3, lambda result, ax: plots.convergence(result, {"a": [1.0], "b": [2.0]}, ax=ax)),
+    "privacy": (2, lambda result, ax: plots.privacy(result, diagnostics(), ax=ax)),
+    "clients": (1, lambda result, ax: plots.clients(result, diagnostics(), ax=ax)),
+}
+
+
+def told(axis):
+    """What an axis shows, in words and numbers."""
+    lines = [line.get_xydata().tolist() for line in axis.lines]
+    return axis.get_title(), axis.get_xlabel(), axis.get_ylabel(), lines
+
+
+@pytest.mark.parametrize("name", PLOTS)
+def test_axes_of_ones_own_get_the_same_picture(result, name):
+    number, plot = PLOTS[name]
+    figure = Figure()
+    axes = figure.subplots(1, number)
+    assert plot(result, axes) is axes
+    drawn(figure)
+    expected = plot(result, None).axes
+    assert [told(axis) for axis in np.ravel(axes)] == [told(axis) for axis in expected]
+    assert ("of the records" in words(figure)) == (name == "clients")
+
+
+def test_many_clients_are_drawn_on_axes_of_ones_own(result):
+    figure = Figure()
+    many = dataclasses.replace(result, client_sizes=(10,) * 40)
+    plots.clients(many, diagnostics(num_clients=40), ax=figure.subplots())
+    assert len(figure.axes[0].lines[0].get_xdata()) == 40
+
+
+@pytest.mark.parametrize("name", PLOTS)
+@pytest.mark.parametrize("ax", ["ax", 3, [], [1, 2], np.ones(2), Figure(), None])
+def test_what_is_no_axes_is_refused(result, name, ax):
+    number, plot = PLOTS[name]
+    if ax is None:
+        ax = Figure().subplots(1, number + 1)
+    with pytest.raises(TypeError, match=rf"ax must be the axes of {number} panel.*subplots"):
+        plot(result, ax)
+
+
+def test_notebooks_show_figures(result):
+    """Also where pyplot was never imported, which is what registers matplotlib's own."""
+    picture = plots.convergence(result)._repr_png_()
+    assert picture.startswith(b"\x89PNG")
+    assert isinstance(plots.convergence(result), Figure)

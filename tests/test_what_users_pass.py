@@ -449,7 +449,9 @@ CALLS: dict[str, Call] = {
     ),
     "SecretKeys.round_key": Call(dppvi.privacy.SecretKeys(0).round_key, {"round_number": 0}),
     "Partition": Call(
-        dppvi.Partition, {"rows": (np.arange(2), np.arange(2, 4))}, {"rows": ("row",)}
+        dppvi.Partition,
+        {"rows": (np.arange(2), np.arange(2, 4)), "names": ["Helsinki", "Turku"]},
+        {"rows": ("row",), "names": ("name",)},
     ),
     "Partition.from_labels": Call(dppvi.Partition.from_labels, {"labels": ["a", "b", "a"]}),
     "partition": Call(
@@ -478,6 +480,11 @@ CALLS: dict[str, Call] = {
     "stack_clients": Call(
         dppvi.records.stack_clients, {"data_per_client": DATA}, {"data_per_client": ("data",)}
     ),
+    "stack_clients, by name": Call(
+        functools.partial(dppvi.records.stack_clients, DATA),
+        {"names": ["Helsinki", "Turku"]},
+        {"names": ("name",)},
+    ),
     "stack_clients, one array": Call(
         lambda y: dppvi.records.stack_clients([{"y": np.ones(3)}, {"y": y}]), {"y": np.ones(3)}
     ),
@@ -505,6 +512,11 @@ CALLS: dict[str, Call] = {
     "plan_privacy, one of several": Call(
         lambda budget, client_size: plans(budget=[BUDGET, budget], client_sizes=[200, client_size]),
         {"budget": BUDGET, "client_size": 200},
+        {"client_size": ("client_sizes",)},
+    ),
+    "plan_privacy, a client by name": Call(
+        lambda client_size: plans(client_sizes={"Helsinki": 200, "Turku": client_size}),
+        {"client_size": 200},
         {"client_size": ("client_sizes",)},
     ),
     "plan_privacy, sampled": Call(
@@ -674,6 +686,11 @@ DEAR: dict[str, Call] = {
     "fit, ledger_file": Call(fits, {"ledger_file": "ledger"}, {"ledger_file": ("path", "folder")}),
     "fit, pooled": Call(functools.partial(fits, data={"y": np.zeros(8)}), {"clients": 2}),
     "fit, one array": Call(in_data(functools.partial(fits, clients=2)), {"y": np.zeros(8)}),
+    "fit, a client by name": Call(
+        lambda data: fits(data={"Helsinki": {"y": np.zeros(8)}, "Turku": data}),
+        {"data": {"y": np.zeros(8)}},
+        {"data": ("Turku's data", "model")},
+    ),
     "fit, shards": Call(
         functools.partial(
             fits, method=dppvi.VirtualClients(2, num_local_steps=1), schedule=dppvi.synchronous
@@ -804,7 +821,7 @@ DEAR: dict[str, Call] = {
     ),
     "plots.convergence": Call(
         plots.convergence,
-        {"result": fitted, "scores": {"a": [1.0]}, "references": {"a": {"b": 1.0}}},
+        {"result": fitted, "scores": {"a": [1.0]}, "references": {"a": {"b": 1.0}}, "ax": None},
     ),
     "plots.convergence, one of each": Call(
         lambda scores, references: plots.convergence(
@@ -812,8 +829,8 @@ DEAR: dict[str, Call] = {
         ),
         {"scores": [1.0], "references": 1.0},
     ),
-    "plots.privacy": Call(plots.privacy, {"result": fitted, "diagnostics": diagnosed}),
-    "plots.clients": Call(plots.clients, {"result": fitted, "diagnostics": diagnosed}),
+    "plots.privacy": Call(plots.privacy, {"result": fitted, "diagnostics": diagnosed, "ax": None}),
+    "plots.clients": Call(plots.clients, {"result": fitted, "diagnostics": diagnosed, "ax": None}),
     "Posterior.save": Call(of_posterior("save"), {"path": "posterior"}, {"path": ("folder",)}),
     "load, path": Call(
         lambda path: dppvi.load(path, model), {"path": saved_path}, {"path": ("file", "folder")}
@@ -1000,6 +1017,7 @@ PARAMETERS_LEFT_OUT = {
     "ledger": MADE_BY_US,
     "run": MADE_BY_US,
     "kept": MADE_BY_US,
+    "client_names": MADE_BY_US,
     "entries": "Ledger.charge",
     "model_args": "named one by one",
 }

@@ -20,7 +20,8 @@ from numpyro_dppvi.latents import HANDLERS, LatentSpace
 from numpyro_dppvi.methods.values import NonPrivate
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.records import Partition, Shards
-from numpyro_dppvi.run.fitting import Data, FitResult, fit, lay_out
+from numpyro_dppvi.run.data import Data, lay_out
+from numpyro_dppvi.run.fitting import FitResult, fit
 
 THIS, NUTS_NAME, VI_NAME = "this posterior", "nonprivate_pooled_nuts", "nonprivate_pooled_vi"
 STAMP = (
@@ -116,7 +117,10 @@ def compare(
             f"{discrete[0]!r}: compare with fit(..., method=NonPrivate()) on the same data instead."
         )
     split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
-    shards, sizes = lay_out(data, clients, split_key)
+    posterior = result.posterior
+    shards, sizes, names = lay_out(
+        data, clients, split_key, posterior.model, posterior.model_kwargs
+    )
     if sizes != result.client_sizes:
         raise ValueError(
             f"data must be the fit's, with {_few(result.client_sizes)} records per client, got "
@@ -133,7 +137,8 @@ def compare(
         THIS: _arrays(result.posterior.stddev),
         NUTS_NAME: {name: np.std(x, axis=0, ddof=1) for name, x in draws.items()},
     }
-    alone = {f"nonprivate_client_{m}": part for m, part in enumerate(parts[:max_clients])}
+    called = names or tuple(f"client_{m}" for m in range(len(sizes)))
+    alone = {f"nonprivate_{called[m]}": part for m, part in enumerate(parts[:max_clients])}
     for name, records in {VI_NAME: pooled, **alone}.items():
         found = _variational(result.posterior, guide, records, key)
         mean[name], stddev[name] = _arrays(found.mean), _arrays(found.stddev)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi import _validate
+from numpyro_dppvi import _html, _validate
 from numpyro_dppvi._typing import Array, MemberNatural, Natural, PRNGKey
 from numpyro_dppvi.analysis import replay
 from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration, factors
@@ -28,6 +28,7 @@ _SETTLED = 2.0
 # From this ratio of the likelihoods' precision to the factors', q is reported as too wide.
 _SHARPER = 2.0
 _NAMED = 5
+_TITLE = "Diagnostics (from released values only)"
 _MOST_REPLAYS = 10**5
 _CURVATURE_DRAWS = 256
 
@@ -67,21 +68,27 @@ class Diagnostics:
 
     def __str__(self) -> str:
         """The facts as sentences."""
-        lines = ["Diagnostics (from released values only)"]
-        lines += [self._settled(), self._margin()]
+        return "\n".join([_TITLE, *(f"  {name:<10} {fact}" for name, fact in self._facts())])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return _html.heading(_TITLE) + _html.facts(self._facts())
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = [("movement", self._settled()), ("domain", self._margin())]
         if self.sharpness is not None:
-            lines.append(self._width(self.sharpness))
+            facts.append(("width", self._width(self.sharpness)))
         if self.share:
-            lines.append(self._shares())
+            facts.append(("precision", self._shares()))
         if self.noise:
-            lines.append(self._noise())
-        return "\n".join(lines)
+            facts.append(("noise", self._noise()))
+        return facts
 
     def _settled(self) -> str:
         if not len(self.residual):
-            return "  movement   no round ran"
+            return "no round ran"
         last = (
-            f"  movement   the last round moved q by {self.movement[-1]:.3g} nats; undamped, a "
+            f"the last round moved q by {self.movement[-1]:.3g} nats; undamped, a "
             f"parameter by {self.residual[-1]:.2g} posterior sd"
         )
         if self.noise_residual is None:
@@ -92,35 +99,34 @@ class Diagnostics:
 
     def _width(self, sharpness: float) -> str:
         if sharpness < _SHARPER:
-            return "  width      q is about as wide as its records and prior make it"
+            return "q is about as wide as its records and prior make it"
         return (
-            f"  width      the records would give about {sharpness:.2g} times the precision that "
+            f"the records would give about {sharpness:.2g} times the precision that "
             f"the factors hold: q is up to {math.sqrt(sharpness):.2g} times too wide, and more "
             "rounds, steps or budget would narrow it"
         )
 
     def _margin(self) -> str:
         if math.isinf(self.margin):
-            return "  domain     repeating the last step does not lead out of the domain"
-        return f"  domain     the last step, {self.margin:.3g} times, leads out of the domain"
+            return "repeating the last step does not lead out of the domain"
+        return f"the last step, {self.margin:.3g} times, leads out of the domain"
 
     def _shares(self) -> str:
         """Shares of the precision, averaged over parameters."""
         flat = np.concatenate(
             [x.reshape(len(self.contributors), -1) for x in self.share.values()], 1
         )
-        means = dict(zip(self.contributors, flat.mean(axis=1), strict=True))
-        prior = means.pop("prior")
-        largest = sorted(means, key=lambda name: -means[name])[:_NAMED]
-        named = ", ".join(f"{name} {means[name]:.0%}" for name in largest)
+        prior, *means = flat.mean(axis=1).tolist()
+        largest = sorted(range(len(means)), key=lambda m: -means[m])[:_NAMED]
+        named = ", ".join(f"{self.contributors[m + 1]} {means[m]:.0%}" for m in largest)
         rest = len(means) - len(largest)
-        return f"  precision  prior {prior:.0%}, {named}" + (f", {rest} more" if rest else "")
+        return f"prior {prior:.0%}, {named}" + (f", {rest} more" if rest else "")
 
     def _noise(self) -> str:
         names = labels(self.noise)
         values = np.concatenate([x.ravel() for x in self.noise.values()])
         noisy = [i for i in np.argsort(-values) if values[i] > 1]
-        median = f"  noise      moves a parameter by {np.median(values):.2g} posterior sd (median)"
+        median = f"moves a parameter by {np.median(values):.2g} posterior sd (median)"
         if not noisy:
             return f"{median}, and none by more than 1"
         named = ", ".join(f"{names[i]} ({values[i]:.2g})" for i in noisy[:_NAMED])
@@ -256,7 +262,7 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     if result.run.central:
         return (), {}
     num_factors = jax.tree.leaves(result.state.factors)[0].shape[0]
-    clients = [f"client {m}" for m in range(num_factors)]
+    clients = list(result.client_names) or [f"client {m}" for m in range(num_factors)]
     if result.run.trusted is not None:
         clients = ["all clients"]
     stacked = jax.tree.map(

@@ -1,10 +1,12 @@
 """Plots of a fit, from released values only; needs matplotlib (``numpyro-dppvi[plots]``).
 
 Every function returns a ``matplotlib.figure.Figure`` without a window: make it the last line of a
-notebook's cell, or call ``figure.savefig(path)``.
+notebook's cell, which shows it, or call ``figure.savefig(path)``. With ``ax=`` it draws on axes of
+your own and returns these.
 """
 
 import functools
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,12 +34,16 @@ _BARS = 15
 _KINDS = 3
 # Points of a spending curve; accountants without a closed form are slow.
 _CURVE_POINTS = 12
+# Clients that share a line and are named.
+_NAMED = 3
 
 
 def convergence(
     result: FitResult,
     scores: Mapping[str, Sequence[float]] | None = None,
     references: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    ax: Any = None,
 ) -> Any:
     """Plots the course of a fit over rounds.
 
@@ -47,12 +53,15 @@ def convergence(
             Without them, a panel shows the parameters that moved farthest. The last panel is
             always the movement of the posterior.
         references: Horizontal lines by name, for each label of a score.
+        ax: Axes to draw on, one a panel: one for each score (or for the parameters) and one for
+            the movement, as from ``matplotlib.pyplot.subplots(1, 2)``.
 
     Returns:
-        A ``matplotlib.figure.Figure``.
+        A ``matplotlib.figure.Figure``; ``ax`` where it is given.
 
     Raises:
         ModuleNotFoundError: Without matplotlib; says what to install.
+        TypeError: If ``ax`` holds something else, or another number of axes.
     """
     _validate.instance("result", result, FitResult, "fit(...)")
     if scores is not None:
@@ -62,7 +71,7 @@ def convergence(
         label: _reference_lines(f"references[{label!r}]", lines)
         for label, lines in lines_of.items()
     }
-    figure, axes = _panels(len(scores or {"parameters": ()}) + 1)
+    figure, axes = _panels(len(scores or {"parameters": ()}) + 1, ax)
     if scores is None:
         _parameters(axes[0], result)
     for axis, (label, values) in zip(axes, (scores or {}).items(), strict=False):
@@ -82,18 +91,20 @@ def convergence(
     return figure
 
 
-def privacy(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
+def privacy(result: FitResult, diagnostics: Diagnostics | None = None, *, ax: Any = None) -> Any:
     """Plots the privacy cost of a fit over rounds, and the effect of noise.
 
     Args:
         result: The result of ``fit``.
         diagnostics: The result of ``diagnose``; computed by default, which takes some seconds.
+        ax: Axes to draw on, one a panel: what was spent, and the noise where that is known.
 
     Returns:
-        A ``matplotlib.figure.Figure``.
+        A ``matplotlib.figure.Figure``; ``ax`` where it is given.
 
     Raises:
         ModuleNotFoundError: Without matplotlib; says what to install.
+        TypeError: If ``ax`` holds something else, or another number of axes.
         ValueError: If the fit was not private.
     """
     _check(result, diagnostics)
@@ -102,25 +113,27 @@ def privacy(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
             "result must be a private fit, got one without noise: write plots.convergence(result)."
         )
     noise = (diagnose(result) if diagnostics is None else diagnostics).noise
-    figure, axes = _panels(2 if noise else 1)
+    figure, axes = _panels(2 if noise else 1, ax)
     _spending(axes[0], result)
     if noise:
         _noise(axes[1], noise)
     return figure
 
 
-def clients(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
+def clients(result: FitResult, diagnostics: Diagnostics | None = None, *, ax: Any = None) -> Any:
     """Plots each client's share of the posterior precision and of the records.
 
     Args:
         result: The result of ``fit``.
         diagnostics: The result of ``diagnose``; computed by default, which takes some seconds.
+        ax: Axes to draw on.
 
     Returns:
-        A ``matplotlib.figure.Figure``.
+        A ``matplotlib.figure.Figure``; ``ax`` where it is given.
 
     Raises:
         ModuleNotFoundError: Without matplotlib; says what to install.
+        TypeError: If ``ax`` holds something else, or another number of axes.
         ValueError: If clients' shares are unknown.
     """
     _check(result, diagnostics)
@@ -135,8 +148,8 @@ def clients(result: FitResult, diagnostics: Diagnostics | None = None) -> Any:
     if len(found.contributors) == 2 and len(records) > 1:  # one factor for all clients
         records = np.ones(1)
     if len(found.contributors) <= _BARS:
-        return _bars(found.contributors, flat, records)
-    return _cloud(flat, records)
+        return _bars(found.contributors, flat, records, ax)
+    return _cloud(flat, records, ax)
 
 
 def _check(result: FitResult, diagnostics: Diagnostics | None) -> None:
@@ -175,15 +188,47 @@ def _drawn(name: str, value: Any) -> float:
     return number
 
 
-def _panels(number: int, height: float = _PANEL[1]) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_PANEL[0] * number, height))
-    figure.set_layout_engine("constrained", w_pad=0.1)
-    axes = np.atleast_1d(figure.subplots(1, number))
+def _panels(number: int, ax: Any, height: float = _PANEL[1]) -> tuple[Any, Any]:
+    """What to return and the axes to draw on: a new figure's, or the user's own."""
+    if ax is None:
+        figure = _picture()(figsize=(_PANEL[0] * number, height))
+        figure.set_layout_engine("constrained", w_pad=0.1)
+        returned, axes = figure, np.ravel(figure.subplots(1, number)).tolist()
+    else:
+        returned, axes = ax, _own(ax, number)
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    return returned, axes
+
+
+def _own(ax: Any, number: int) -> list[Any]:
+    """The user's axes, one a panel."""
+    from matplotlib.axes import Axes
+
+    is_array = isinstance(ax, np.ndarray)
+    found = ax.ravel().tolist() if is_array else [ax] if isinstance(ax, Axes) else ax
+    wrong = [one for one in _validate.listed(found) or [found] if not isinstance(one, Axes)]
+    if wrong or len(found) != number:
+        received = _validate.shown(wrong[0]) if wrong else f"{len(found)} axes"
+        raise TypeError(
+            f"ax must be the axes of {number} panel{'s' * (number > 1)}, got {received}: write "
+            f"figure, ax = matplotlib.pyplot.subplots(1, {number})."
+        )
+    return list(found)
+
+
+@functools.cache
+def _picture() -> Any:
+    """Figures that notebooks show: those of matplotlib they show only with pyplot."""
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            self.savefig(file, format="png")
+            return file.getvalue()
+
+    return Picture
 
 
 def _note(axis: Any, text: str, at: tuple[Any, Any], shift: tuple[int, int], va: str) -> None:
@@ -259,7 +304,8 @@ def _spending(axis: Any, result: FitResult) -> None:
     else:
         for place, (_, numbers, curve) in enumerate(curves):
             color, marker = _LINES[place], _MARKERS[place]
-            axis.plot(at, curve, color=color, marker=marker, markersize=4, label=_range(numbers))
+            label = _range(numbers, result.client_names)
+            axis.plot(at, curve, color=color, marker=marker, markersize=4, label=label)
         for epsilon in {budget.epsilon for budget, _, _ in curves if np.isfinite(budget.epsilon)}:
             axis.axhline(epsilon, color="black", linestyle="--", linewidth=1)
             _note(axis, f"budget {epsilon:g}", (0, epsilon), shift=(2, -3), va="top")
@@ -304,8 +350,11 @@ def _curves(
     return at, curves
 
 
-def _range(numbers: Sequence[int]) -> str:
-    """A short label for client numbers."""
+def _range(numbers: Sequence[int], names: Sequence[str]) -> str:
+    """A short label for clients."""
+    if names:
+        more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+        return ", ".join(names[m] for m in numbers[:_NAMED]) + more
     if len(numbers) == 1:
         return f"client {numbers[0]}"
     if len(numbers) == numbers[-1] - numbers[0] + 1:
@@ -342,9 +391,10 @@ def _noise(axis: Any, noise: Mapping[str, np.ndarray]) -> None:
     axis.legend(frameon=False, fontsize="small", loc="best")
 
 
-def _bars(contributors: Sequence[str], share: np.ndarray, records: np.ndarray) -> Any:
+def _bars(contributors: Sequence[str], share: np.ndarray, records: np.ndarray, ax: Any) -> Any:
     """One bar per contributor, with the spread over parameters and the share of the records."""
-    figure, axes = _panels(1, height=max(_PANEL[1] - 0.8, 0.28 * len(contributors) + 1.3))
+    height = max(_PANEL[1] - 0.8, 0.28 * len(contributors) + 1.3)
+    figure, axes = _panels(1, ax, height)
     axis = axes[0]
     places = np.arange(len(contributors))
     axis.barh(places, share.mean(axis=1), color=_BLUE, height=0.6, label="of the precision (mean)")
@@ -358,13 +408,15 @@ def _bars(contributors: Sequence[str], share: np.ndarray, records: np.ndarray) -
     axis.set(yticks=places, yticklabels=contributors, xlabel="share", title="whose data is in it")
     axis.invert_yaxis()
     _percent(axis.xaxis)
-    figure.legend(frameon=False, fontsize="small", loc="outside lower center", ncols=1)
+    below = axis if ax is not None else figure
+    place = "best" if ax is not None else "outside lower center"
+    below.legend(frameon=False, fontsize="small", loc=place)
     return figure
 
 
-def _cloud(share: np.ndarray, records: np.ndarray) -> Any:
+def _cloud(share: np.ndarray, records: np.ndarray, ax: Any) -> Any:
     """One point per client: its share of the precision over its share of the records."""
-    figure, axes = _panels(1)
+    figure, axes = _panels(1, ax)
     axis = axes[0]
     mean = share.mean(axis=1)
     line = {"color": "black", "linestyle": "--", "linewidth": 1, "label": "in proportion"}

@@ -59,9 +59,19 @@ def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
     return jnp.where(upper >= lower, at(levels), at(1 - levels))
 
 
-def table(distributions: Mapping[str, dist.Distribution], max_lines: int = 40) -> str:
-    """Mean, standard deviation and 90 % interval of every entry, as text."""
-    lines = [f"{'':<24} {'mean':>10} {'sd':>10} {'5 %':>10} {'50 %':>10} {'95 %':>10}"]
+def table(
+    distributions: Mapping[str, dist.Distribution], max_lines: int = 40
+) -> tuple[list[list[str]], int]:
+    """Mean, standard deviation and 90 % interval of every entry.
+
+    Args:
+        distributions: Distributions by latent.
+        max_lines: How many entries to show.
+
+    Returns:
+        The header and a row for each entry that is shown, and the number of those that are not.
+    """
+    rows = [["", "mean", "sd", "5 %", "50 %", "95 %"]]
     num_entries = 0
     for name, distribution in distributions.items():
         columns = [mean(distribution), stddev(distribution)]
@@ -70,11 +80,8 @@ def table(distributions: Mapping[str, dist.Distribution], max_lines: int = 40) -
             num_entries += 1
             if num_entries <= max_lines:
                 label = f"{name}[{', '.join(map(str, index))}]" if index else name
-                numbers = " ".join(f"{float(column[index]):>10.4g}" for column in columns)
-                lines.append(f"{label:<24} {numbers}")
-    if num_entries > max_lines:
-        lines.append(f"... and {num_entries - max_lines} more entries")
-    return "\n".join(lines)
+                rows.append([label, *(f"{float(column[index]):.4g}" for column in columns)])
+    return rows, max(0, num_entries - max_lines)
 
 
 def _expectation(distribution: dist.TransformedDistribution) -> tuple[Array, Array]:

@@ -1,5 +1,7 @@
 """The posterior: a distribution over the latents that holds no records."""
 
+import copy
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dppvi import _validate, guides
+from numpyro_dppvi import _html, _validate, guides
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.outputs import prior_draws
 from numpyro_dppvi.latents.space import shapes as shapes
-from numpyro_dppvi.posterior import exported, file, marginals, predictions
+from numpyro_dppvi.posterior import exported, file, marginals, pickled, predictions
 from numpyro_dppvi.posterior.prior import Prior
 from numpyro_dppvi.posterior.to_arviz import to_arviz
 
@@ -168,8 +170,20 @@ class Posterior:
 
     def summary(self) -> str:
         """A table of every entry's mean, standard deviation and 90 % interval."""
-        lines = marginals.table({name: self.distribution(name) for name in self.names})
-        return f"{lines}\n{_NOTE}"
+        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
+        lines = [f"{row[0]:<24} {' '.join(f'{cell:>10}' for cell in row[1:])}" for row in rows]
+        return "\n".join([*lines, *_more(left_out), _NOTE])
+
+    def __repr__(self) -> str:
+        """The latents with their shapes; ``summary()`` has the numbers."""
+        shapes = (f"{latent.name} {latent.shape}" for latent in self.space.latents)
+        return f"<Posterior of {', '.join(shapes)}>"
+
+    def _repr_html_(self) -> str:
+        """The summary for notebooks."""
+        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
+        said = [*_more(left_out), _NOTE]
+        return _html.table(rows[0], rows[1:]) + "".join(map(_html.paragraph, said))
 
     def predictive(
         self,
@@ -239,7 +253,8 @@ class Posterior:
                 ``log_likelihood`` and ``observed_data``; and the rest as ``constant_data``. The
                 export contains these data as they are; no budget covers them.
             dims: Names of a variable's dimensions; names of plates by default.
-            coords: Labels along dimensions, by name.
+            coords: Labels along dimensions, by name. Clients' names are those of a dimension (a
+                plate) called ``client`` or ``clients``, in the order of the fit's data.
 
         Returns:
             :class:`~arviz.InferenceData` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
@@ -273,7 +288,7 @@ class Posterior:
             groups |= exported.of_public_data(
                 self.model, self.space, draws, rows, constants, public_data, site_key
             )
-        return to_arviz(groups, dims, coords, self.attrs)
+        return to_arviz(groups, dims, coords, self.attrs, _client_names(self.attrs))
 
     def _prior_draws(self, rng_key: PRNGKey, num_draws: int) -> dict[str, Array]:
         """Draws from the prior: the model's, or the earlier posterior that served as prior."""
@@ -311,6 +326,18 @@ class Posterior:
 
     def _pieces(self) -> file.Pieces:
         return file.Pieces(*(getattr(self, name) for name in file.Pieces._fields))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which takes the model by its name; :meth:`save` needs no pickle."""
+        return _unpickled, (self.model, pickled.pickled(self._pieces()))
+
+    def __copy__(self) -> "Posterior":
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Posterior":
+        """With mappings of its own; arrays, model and space cannot change."""
+        constants = copy.deepcopy(dict(self.model_kwargs), memo)
+        return replace(self, model_kwargs=constants, attrs=dict(self.attrs))
 
     @property
     def params(self) -> dict[str, Array]:
@@ -350,6 +377,25 @@ def load(
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
     pieces = file.read(path, model, guide, constants)
     return Posterior(model=model, **pieces._asdict())
+
+
+def _unpickled(model: Model, kept: pickled.Pickled) -> Posterior:
+    """What pickle calls."""
+    return Posterior(model=model, **pickled.unpickled(model, kept)._asdict())
+
+
+def _more(number: int) -> list[str]:
+    return [f"... and {number} more entries"] if number else []
+
+
+def _client_names(attrs: Mapping[str, str | float]) -> list[str]:
+    """The clients' names that ``fit`` left in the attributes; files from elsewhere may hold any."""
+    try:
+        names = json.loads(str(attrs.get("clients", "[]")))
+    except ValueError:
+        return []
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if is_list else []
 
 
 def _number(name: str, value: Any) -> Array:

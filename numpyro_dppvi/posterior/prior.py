@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -34,6 +34,19 @@ class Prior:
     family: MeanField
     space: LatentSpace
     attrs: Mapping[str, str | float]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuses to be pickled: a posterior knows its model, and this does not."""
+        raise TypeError(
+            "a Prior cannot be pickled: pickle the posterior or write posterior.save(path), and "
+            "posterior.as_prior() when it is back."
+        )
+
+    def __copy__(self) -> "Prior":
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Prior":
+        return replace(self, attrs=dict(self.attrs))
 
 
 def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFactor:

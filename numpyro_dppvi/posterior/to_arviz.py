@@ -15,6 +15,9 @@ from numpyro_dppvi._typing import Array
 _SAMPLE_DIMS = ("chain", "draw")
 # Groups that hold data instead of draws.
 _DATA_GROUPS = frozenset({"observed_data", "constant_data"})
+# Groups whose dimensions are the model's own, and not those of rows somebody passes.
+_LATENT_GROUPS = frozenset({"posterior", "prior"})
+_CLIENT_DIMS = ("client", "clients")
 # netCDF limits attributes to 64 KiB.
 _MAX_ATTRIBUTE = 30_000
 
@@ -39,6 +42,7 @@ def to_arviz(
     dims: Mapping[str, Sequence[str]],
     coords: Mapping[str, Sequence[Any]],
     attrs: Mapping[str, str | float],
+    clients: Sequence[str] = (),
 ) -> Any:
     """Wraps groups of variables for ArviZ.
 
@@ -48,6 +52,8 @@ def to_arviz(
         dims: Names of a variable's dimensions, which replace those it has.
         coords: Labels along named dimensions.
         attrs: Strings and numbers to store with every group.
+        clients: Names of the clients: the labels along a dimension of draws that is named
+            ``client`` or ``clients`` and is as long, unless ``coords`` has others.
 
     Returns:
         ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ 1.x.
@@ -69,7 +75,8 @@ def to_arviz(
         arrays = {name: _named(group, name, v, dims) for name, v in variables.items()}
         sizes = dict(_sizes(arrays, labels))
         used |= set(sizes)
-        index = {name: labels.get(name, range(size)) for name, size in sizes.items()}
+        known = _of_clients(clients, sizes) if group in _LATENT_GROUPS else {}
+        index = {n: labels.get(n, known.get(n, range(size))) for n, size in sizes.items()}
         datasets[group] = xarray.Dataset(arrays, {n: list(v) for n, v in index.items()}, attrs)
     unused = sorted(set(labels) - used)
     if unused:
@@ -81,6 +88,11 @@ def to_arviz(
         return xarray.DataTree.from_dict({"/": xarray.Dataset(attrs=attrs), **datasets})
     data: Any = arviz.InferenceData
     return data(attrs=attrs, **datasets)
+
+
+def _of_clients(clients: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Sequence[str]]:
+    """Clients' names along the dimensions that are theirs."""
+    return {n: clients for n in _CLIENT_DIMS if clients and sizes.get(n) == len(clients)}
 
 
 def _check_names(groups: Groups, dims: Mapping[str, Sequence[str]]) -> None:

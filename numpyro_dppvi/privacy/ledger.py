@@ -2,14 +2,14 @@
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.privacy import accounting
+from numpyro_dppvi.privacy import accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 
@@ -50,6 +50,7 @@ class Ledger:
         entries: What was charged.
         run: The public name of this run, for ledger files that several runs share.
         kept: The name of this run's newest checkpoint in the ledger file; empty without one.
+        client_names: The clients' names for messages; empty if they have none.
 
     Example:
         >>> ledger = Ledger((PrivacyBudget(epsilon=1.0),))
@@ -67,9 +68,10 @@ class Ledger:
     entries: tuple[Entry, ...] = ()
     run: str = ""
     kept: str = ""
+    client_names: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("budgets", "affordable", "entries"):
+        for name in ("budgets", "affordable", "entries", "client_names"):
             _validate.instance(name, getattr(self, name), tuple, "()")
         for budget in self.budgets:
             _validate.instance("budgets", budget, PrivacyBudget, "(PrivacyBudget(epsilon=1.0),)")
@@ -155,8 +157,9 @@ class Ledger:
             return
         epsilon = cost(composition)
         if not epsilon <= budget.epsilon:
+            who = words.client(client, self.client_names)
             raise BudgetExceededError(
-                f"client {client}'s budget is used up: this round would bring it to "
+                f"{who}'s budget is used up: this round would bring it to "
                 f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
                 "nothing was computed. Write a larger num_rounds when the run is first planned."
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from numpyro_dppvi import _validate
+from numpyro_dppvi import _html, _validate
 from numpyro_dppvi.privacy import accounting, calibrate, units, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
@@ -14,6 +14,10 @@ from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
+
+# Above this, what is promised in the worst case is next to nothing.
+_LARGE_EPSILON = 10.0
+_TITLE = "Privacy plan (no data has been read)"
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,16 @@ class ClientPlan:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """One :class:`ClientPlan` per client; prints as a table. No part of it depends on records."""
+    """One :class:`ClientPlan` per client; prints as a table. No part of it depends on records.
+
+    Attributes:
+        clients: The clients' plans.
+        names: The clients' names, which are public; empty if they have none. Plans that differ in
+            these alone are equal.
+    """
 
     clients: tuple[ClientPlan, ...]
+    names: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def epsilons(self) -> np.ndarray:
@@ -109,19 +120,33 @@ class PrivacyPlan:
         return Ledger(
             budgets=tuple(client.budget for client in self.clients),
             affordable=tuple(client.composition for client in self.clients),
+            client_names=self.names,
         )
 
     def __str__(self) -> str:
         """A table with one line for each group of equal clients, and what the epsilon means."""
+        rows = table(self.clients, self.names)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        padded = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
+        lines = ["  " + "  ".join(row).rstrip() for row in padded]
+        lines += [line for said in self._sentences() for line in words.paragraph(said)]
+        return "\n".join([_TITLE, *lines])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        header, *rows = table(self.clients, self.names)
+        said = [_html.paragraph(sentence) for sentence in self._sentences() if sentence]
+        return "".join([_html.heading(_TITLE), _html.table(header, rows), *said])
+
+    def _sentences(self) -> list[str]:
+        """Sentences on what the table does not show, and on what its numbers mean."""
         attacks = [client.attack for client in self.clients]
         worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
-        meaning = words.in_other_words(worst, self.clients[worst].budget, attacks[worst])
-        title = "Privacy plan (no data has been read)"
-        lines = [line for said in [*self._known(), meaning] for line in words.paragraph(said)]
-        return "\n".join([title, *table(self.clients), *lines])
+        who = words.client(worst, self.names)
+        meaning = words.in_other_words(who, self.clients[worst].budget, attacks[worst])
+        return [*self._known(), *cautions(self, self.epsilons), meaning]
 
     def _known(self) -> list[str]:
-        """Sentences on what the table does not show."""
         said = []
         relations = [client.budget.relation for client in self.clients]
         if "add_or_remove_one" in relations:
@@ -143,6 +168,37 @@ class PrivacyPlan:
             f"Earlier runs on the same ledger file spent up to epsilon = {words.rounded_up(most)} "
             "of a client's budget, which is included above."
         )
+
+
+def cautions(plan: PrivacyPlan, epsilons: Sequence[float] | np.ndarray) -> list[str]:
+    """Sentences on budgets that promise little; empty for most plans.
+
+    Args:
+        plan: The plan.
+        epsilons: The epsilon of each client, planned or spent.
+    """
+    loose = [m for m, client in enumerate(plan.clients) if _published(client) >= 1]
+    large = [m for m, epsilon in enumerate(epsilons) if epsilon > _LARGE_EPSILON]
+    said = []
+    if loose:
+        worst = plan.clients[max(loose, key=lambda m: _published(plan.clients[m]))]
+        who = _called(plan, loose)
+        said.append(words.of_delta(who, worst.budget.delta, worst.mechanism.num_records))
+    if large:
+        said.append(words.of_epsilon(_called(plan, large), max(epsilons[m] for m in large)))
+    return said
+
+
+def _called(plan: PrivacyPlan, numbers: Sequence[int]) -> str:
+    """Some clients in a sentence."""
+    everyone = len(numbers) == len(plan.clients) > 1
+    return "all clients" if everyone else words.listed(numbers, plan.names)
+
+
+def _published(client: ClientPlan) -> float:
+    """How many units would be published if each were with probability delta."""
+    units_held = 1 if client.budget.unit == "client" else client.mechanism.num_records
+    return client.budget.delta * units_held
 
 
 def of_gradients(
@@ -182,7 +238,7 @@ def of_gradients(
         units.check_sampler(budget, sampler)
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     contributions = [units.records_changed(budget) for budget in budgets]
-    before = _checked_before(budgets, num_visits, before)
+    before = before or [frozenset()] * len(budgets)
     physical_size = sampler.physical_size(client_sizes)
     samplers = [sampler.of_client(number) for number in range(len(budgets))]
     noise = [
@@ -218,22 +274,28 @@ def of_gradients(
     return PrivacyPlan(tuple(clients))
 
 
-def _checked_before(
-    budgets: Sequence[PrivacyBudget], num_visits: Sequence[int], before: Sequence[Composition]
-) -> Sequence[Composition]:
-    """What each client released before; refuses clients with nothing left for their visits."""
-    before = before or [frozenset()] * len(budgets)
+def check_before(
+    budgets: Sequence[PrivacyBudget],
+    num_visits: Sequence[int],
+    before: Sequence[Composition],
+    names: Sequence[str] = (),
+) -> None:
+    """Refuses clients that are to be visited and have nothing left for it.
+
+    Raises:
+        BudgetExceededError: Names the client.
+    """
     for m, (budget, visits, spent) in enumerate(zip(budgets, num_visits, before, strict=True)):
         if visits and calibrate.is_used_up(budget, spent):
             epsilon = accounting.epsilon(spent, budget.delta, budget.relation)
             raise BudgetExceededError(
-                f"client {m}'s budget is used up: other runs on the ledger file have spent "
-                f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
-                "nothing was computed. All runs on a file share one budget: write a larger one, "
+                f"{words.client(m, names)}'s budget is used up: other runs on the ledger file have "
+                f"spent epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = "
+                f"{budget.delta:g}; nothing was computed. All runs on a file share one budget: "
+                "write a larger one, "
                 f"budget=PrivacyBudget(epsilon={2 * max(epsilon, budget.epsilon):.3g}, ...) say, "
                 "if these records may cost that much in total."
             )
-    return before
 
 
 def _check_equal_shares(samplers: Sequence[Sampler], client_sizes: Sequence[int]) -> None:
@@ -277,7 +339,7 @@ def of_changes(
     number of shards that a unit can change.
     """
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
-    before = _checked_before(budgets, num_visits, before)
+    before = before or [frozenset()] * len(budgets)
     noise = [
         _noise_of_changes(noise_law, budget, max(1, visits), size, spent if visits else frozenset())
         for budget, visits, size, spent in zip(
@@ -349,8 +411,8 @@ def _noise_of_changes(
     )
 
 
-def table(clients: Sequence[ClientPlan]) -> list[str]:
-    """Lines of a table with mechanism, releases, noise and epsilon of groups of equal clients.
+def table(clients: Sequence[ClientPlan], names: Sequence[str] = ()) -> list[list[str]]:
+    """Rows of a table with mechanism, releases, noise and epsilon of groups of equal clients.
 
     If clients share the noise of a sum, there is a column for the epsilon against one of them.
     """
@@ -362,7 +424,7 @@ def table(clients: Sequence[ClientPlan]) -> list[str]:
         client, mechanism = clients[first], clients[first].mechanism
         rows.append(
             [
-                str(first) if first == last else f"{first}-{last}",
+                words.clients(first, last, names),
                 str(mechanism.num_records),
                 mechanism.batch,
                 f"{mechanism.clip_norm:g}",
@@ -373,9 +435,7 @@ def table(clients: Sequence[ClientPlan]) -> list[str]:
                 *[words.rounded_up(client.epsilon_to_participant)] * shared,
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    padded = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
-    return ["  " + "  ".join(row).rstrip() for row in padded]
+    return rows
 
 
 def _runs(clients: Sequence[ClientPlan]) -> list[tuple[int, int]]:

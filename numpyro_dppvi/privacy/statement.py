@@ -4,15 +4,16 @@ import functools
 import importlib.metadata
 import importlib.resources
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numpyro_dppvi import _validate
+from numpyro_dppvi import _html, _validate
 from numpyro_dppvi.privacy import accounting, units, words
 from numpyro_dppvi.privacy.ledger import Ledger
 from numpyro_dppvi.privacy.meaning import best_attack
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian
-from numpyro_dppvi.privacy.plan import PrivacyPlan
+from numpyro_dppvi.privacy.plan import PrivacyPlan, cautions
 
 NOT_COVERED = (
     "choices made by looking at the data: tuning, preprocessing, choice of model, stopping",
@@ -41,6 +42,7 @@ _COLUMNS = (
     "of budget",
     "delta",
 )
+_NOBODY = {"client": 0, "name": ""}
 _SHARED_COLUMN = "to participants"
 
 
@@ -106,6 +108,7 @@ class PrivacyStatement:
             "max_epsilon": self._largest("epsilon_spent"),
             "max_epsilon_to_participant": self._largest("epsilon_to_participant"),
             "max_delta": self._largest("delta"),
+            **({"cautions": self._cautions} if self._cautions else {}),
             "not_covered": list(self._not_covered) if private else [_NO_NOISE],
             "versions": {name: importlib.metadata.version(name) for name in self._packages},
         }
@@ -160,6 +163,7 @@ class PrivacyStatement:
             rows.append(
                 {
                     "client": number,
+                    **({"name": self.plan.names[number]} if self.plan.names else {}),
                     "records": mechanism.num_records,
                     "relation": budget.relation,
                     "unit": f"one {units.in_words(budget)}",
@@ -191,20 +195,34 @@ class PrivacyStatement:
         if self.plan is None:
             return f"Privacy statement\n  {self._nothing_promised()}"
         lines = [f"  {name:<12} {fact}" for name, fact in self._facts().items()]
-        for cells in self._table():
-            first, *others = cells
+        table = self._table()
+        first_width = max(12, *(len(first) for first, *_ in table))
+        for first, *others in table:
             widths = (8, 9, 7, 10, 14, 10, 8, 17)
             padded = (f"{cell:>{width}}" for cell, width in zip(others, widths, strict=False))
-            lines.append(f"  {first:<12} {' '.join(padded)}")
+            lines.append(f"  {first:<{first_width}} {' '.join(padded)}")
         lines += [line for sentence in self._sentences() for line in words.paragraph(sentence)]
         lines += ["  Not covered:", *(f"    - {item}" for item in self._not_covered)]
         return "\n".join(["Privacy statement", *lines])
+
+    def _repr_html_(self) -> str:
+        """The statement for notebooks, with equal clients on one line."""
+        title = _html.heading("Privacy statement")
+        if self.plan is None:
+            return title + _html.paragraph(self._nothing_promised())
+        header, *rows = self._table()
+        parts = [_html.facts(self._facts().items()), _html.table(header, rows)]
+        parts += [_html.paragraph(sentence) for sentence in self._sentences()]
+        return "".join(
+            [title, *parts, _html.folded("Not covered", _html.bullets(self._not_covered))]
+        )
 
     def to_markdown(self) -> str:
         """The statement as Markdown, with equal clients on one line."""
         if self.plan is None:
             return f"# Privacy statement\n\n{self._nothing_promised()}\n"
         header, *rows = self._table()
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in rows]
         rows = [header, ["---"] * len(header), *rows]
         parts = [
             "# Privacy statement",
@@ -220,12 +238,19 @@ class PrivacyStatement:
         """The header, and a row for every group of equal clients."""
         shared = self._num_shares > 1
         header = [*_COLUMNS, *[_SHARED_COLUMN] * shared]
-        return [header, *_client_rows(self._clients, shared)]
+        names = () if self.plan is None else self.plan.names
+        return [header, *_client_rows(self._clients, shared, names)]
 
     @property
     def _num_shares(self) -> int:
         """How many clients' noise adds up to that of a sum; the same number for all clients."""
         return max(client["noise_shared_by"] for client in self._clients)
+
+    @property
+    def _cautions(self) -> list[str]:
+        if self.plan is None:
+            return []
+        return cautions(self.plan, [client["epsilon_spent"] for client in self._clients])
 
     def _nothing_promised(self) -> str:
         return (
@@ -267,22 +292,25 @@ class PrivacyStatement:
             f"by epsilon = {words.rounded_up(facts['max_epsilon'])} at delta = "
             f"{facts['max_delta']:.10g}.",
             *[to_others] * (shares > 1),
+            *self._cautions,
             *([self.plan.before_in_words] if self.plan.before_in_words else []),
-            words.in_other_words(worst, budget, attack),
+            words.in_other_words(words.client(worst, self.plan.names), budget, attack),
         ]
 
 
-def _client_rows(clients: list[dict[str, Any]], shared: bool) -> list[list[str]]:
-    """One row of cells for every group of consecutive clients that differ in their number only."""
+def _client_rows(
+    clients: list[dict[str, Any]], shared: bool, names: Sequence[str]
+) -> list[list[str]]:
+    """One row of cells for every group of consecutive clients that are equal but for their name."""
     rows: list[list[str]] = []
     start = 0
     for number, client in enumerate(clients):
         following = clients[number + 1] if number + 1 < len(clients) else {}
-        if {**following, "client": 0} == {**client, "client": 0}:
+        if {**following, **_NOBODY} == {**client, **_NOBODY}:
             continue
         rows.append(
             [
-                str(number) if number == start else f"{start}-{number}",
+                words.clients(start, number, names),
                 str(client["records"]),
                 str(client["releases"]),
                 f"{client['clip_norm']:g}",

@@ -2,13 +2,14 @@
 
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.meaning import Attack
 
+_NAMED = 3
 _EXACT = Context(prec=400)  # enough digits for any float
 
 
@@ -37,7 +38,49 @@ def finite(value: Any) -> Any:
     return "infinity" if value == math.inf else value
 
 
-def in_other_words(client: int, budget: PrivacyBudget, attack: Attack) -> str:
+def client(number: int, names: Sequence[str] = ()) -> str:
+    """What to call a client in a sentence: by its name, or by its number."""
+    return names[number] if names else f"client {number}"
+
+
+def clients(first: int, last: int, names: Sequence[str] = ()) -> str:
+    """What to call consecutive clients in a table."""
+    if not names:
+        return str(first) if first == last else f"{first}-{last}"
+    named, more = names[first : last + 1][:_NAMED], last + 1 - first - _NAMED
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def listed(numbers: Sequence[int], names: Sequence[str] = ()) -> str:
+    """What to call some clients in a sentence."""
+    called = [client(number, names) for number in numbers[:_NAMED]]
+    more = [f"{len(numbers) - _NAMED} more"] if len(numbers) > _NAMED else []
+    *first, last = called + more
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def of_delta(who: str, delta: float, num_records: int) -> str:
+    """A sentence on a delta that is not below one over the number of records."""
+    return (
+        f"Caution: delta is too large for {who}. With {num_records} records and delta = "
+        f"{delta:.10g}, publishing every record with probability delta, {delta * num_records:.3g} "
+        "of them on average, would be as private. Choose a delta far below 1 / "
+        f"{num_records}."
+    )
+
+
+def of_epsilon(who: str, epsilon: float) -> str:
+    """A sentence on an epsilon that promises next to nothing."""
+    if math.isinf(epsilon):
+        return f"Caution: epsilon is infinite for {who}, which promises nothing."
+    return (
+        f"Caution: epsilon = {rounded_up(epsilon)} is above 10 for {who}. By itself it promises "
+        f"next to nothing: what somebody believes about a record may change by a factor of "
+        f"e^{epsilon:.3g} in odds."
+    )
+
+
+def in_other_words(client: str, budget: PrivacyBudget, attack: Attack) -> str:
     """A sentence on how much a client's releases reveal at most."""
     known, question = _known_and_asked(client, budget)
     # With the public number of records and all other records, the answer would be known anyway.
@@ -51,15 +94,15 @@ def in_other_words(client: int, budget: PrivacyBudget, attack: Attack) -> str:
     )
 
 
-def _known_and_asked(client: int, budget: PrivacyBudget) -> tuple[str, str]:
+def _known_and_asked(client: str, budget: PrivacyBudget) -> tuple[str, str]:
     if budget.unit == "client":
-        known = f"everything but the records of client {client}"
+        known = f"everything but the records of {client}"
         return known, "which of two sets of records it holds"
     if budget.max_records_per_person > 1:
-        known = f"all records of client {client} but one person's"
+        known = f"all records of {client} but one person's"
         alternatives = "which of two persons they are of", "whether it holds that person's"
     else:
-        known = f"all other records of client {client}"
+        known = f"all other records of {client}"
         alternatives = "which of two records it holds", "whether it holds a certain record"
     return known, alternatives[budget.relation != "replace_one"]
 

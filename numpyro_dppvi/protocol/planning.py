@@ -1,6 +1,7 @@
 """From a method, a budget and a schedule to a privacy plan, before any data is read."""
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,8 +12,10 @@ from numpyro_dppvi.methods.values import AnyMethod, Method
 from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import budget_of_each
+from numpyro_dppvi.privacy.plan import check_before
 from numpyro_dppvi.protocol import checks, initial, schedules, server
 from numpyro_dppvi.protocol.server import TrustedAggregator
+from numpyro_dppvi.records.clients import client_names
 
 
 class RunSpec(NamedTuple):
@@ -66,7 +69,7 @@ def plan_privacy(
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     *,
     num_rounds: int,
-    client_sizes: Sequence[int],
+    client_sizes: Sequence[int] | Mapping[str, int],
     schedule: schedules.Schedule = schedules.sequential,
     trusted_aggregator: bool | TrustedAggregator = False,
     ledger_file: LedgerFile | None = None,
@@ -77,7 +80,8 @@ def plan_privacy(
         method: A private method.
         budget: One budget for all clients, or one a client.
         num_rounds: Rounds of the run.
-        client_sizes: Number of records of each client; these are public.
+        client_sizes: Number of records of each client, or a mapping of these by the clients'
+            names; these are public.
         schedule: Which clients each round visits.
         trusted_aggregator: Whether only the sum of a round's messages is seen.
         ledger_file: What other runs have charged there is covered by the budget, too: noise is
@@ -99,6 +103,9 @@ def plan_privacy(
     """
     values.check(method)
     num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
+    names: tuple[str, ...] = ()
+    if isinstance(client_sizes, Mapping):
+        names, client_sizes = client_names(list(client_sizes)), list(client_sizes.values())
     sizes = _validate.client_sizes(client_sizes)
     if ledger_file is not None:
         _validate.instance("ledger_file", ledger_file, LedgerFile, "LedgerFile('ledger.jsonl')")
@@ -109,7 +116,8 @@ def plan_privacy(
         num_rounds=num_rounds,
         trusted_aggregator=trusted_aggregator,
     )
-    return plan_run(run, budget, sizes, None if ledger_file is None else ledger_file.spent)
+    spent = None if ledger_file is None else ledger_file.spent
+    return plan_run(run, budget, sizes, spent, names)
 
 
 Spent: TypeAlias = Callable[[Sequence[PrivacyBudget]], Sequence[Composition]]
@@ -121,6 +129,7 @@ def plan_run(
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     sizes: Sequence[int],
     spent: Spent | None = None,
+    names: tuple[str, ...] = (),
 ) -> PrivacyPlan:
     """What :func:`plan_privacy` does, once it is settled how the method is run."""
     if run.local.releases == "nothing":
@@ -136,6 +145,7 @@ def plan_run(
     budgets = budget_of_each(budget, len(sizes))
     before = () if spent is None else spent(budgets)
     visits = schedules.num_visits(run.groups, len(sizes)).tolist()
+    check_before(budgets, visits, before or [frozenset()] * len(sizes), names)
     num_shares = None if run.trusted is None else run.trusted.num_shares(len(sizes))
     study = values.Study(
         budgets=budgets,
@@ -144,7 +154,7 @@ def plan_run(
         num_shares=num_shares,
         before=before,
     )
-    return run.local.plan(study)
+    return dataclasses.replace(run.local.plan(study), names=names)
 
 
 def resolve(

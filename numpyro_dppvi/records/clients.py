@@ -12,6 +12,7 @@ from numpyro_dppvi import _validate
 
 Rows = npt.NDArray[np.int64]
 
+_LONGEST_NAME = 60
 _MOST_ROW = np.iinfo(np.int64).max
 
 
@@ -25,13 +26,15 @@ class Partition:
         rows: For every client its row numbers, a read-only int64 array of shape
             `(num_records,)`. No row appears twice and no client is empty. Rows of the data that
             do not appear are not used.
+        names: The clients' names; empty if they have none.
 
     Raises:
         ValueError: If there are no clients, a client has no rows, a row appears twice, or a row
-            number is negative or not an integer.
+            number is negative or not an integer; or if names are not short, distinct texts.
     """
 
     rows: tuple[Rows, ...]
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the rows and keep read-only copies, so that a partition cannot change."""
@@ -50,6 +53,7 @@ class Partition:
         checked = tuple(_row_numbers(client, rows) for client, rows in enumerate(self.rows))
         _check_disjoint(checked)
         object.__setattr__(self, "rows", checked)
+        object.__setattr__(self, "names", names_of(self.names, len(checked)))
 
     @classmethod
     def from_labels(cls, labels: npt.ArrayLike) -> "Partition":
@@ -61,6 +65,7 @@ class Partition:
 
         Returns:
             One client per distinct label, in sorted order of the labels; rows keep their order.
+            Labels that are strings are the clients' names.
 
         Raises:
             ValueError: If `labels` is not one-dimensional, is empty, has missing entries, or cannot
@@ -70,7 +75,8 @@ class Partition:
         values, client_of_row = distinct(column)
         by_client = np.argsort(client_of_row, kind="stable")
         ends = np.cumsum(np.bincount(client_of_row, minlength=len(values)))
-        return cls(tuple(np.split(by_client, ends[:-1])))
+        names = tuple(values) if all(isinstance(value, str) for value in values) else ()
+        return cls(tuple(np.split(by_client, ends[:-1])), names)
 
     @property
     def num_clients(self) -> int:
@@ -117,6 +123,45 @@ def split_evenly(rng_key: jax.Array, num_rows: int, num_clients: int) -> Partiti
     check_counts(num_rows, num_clients)
     shuffled = host_generator(rng_key).permutation(num_rows)
     return Partition(tuple(np.array_split(shuffled, num_clients)))
+
+
+def client_names(names: Sequence[Any]) -> tuple[str, ...]:
+    """Clients' names as texts, which go into tables, plots and files as they are.
+
+    Args:
+        names: Texts or whole numbers, such as years.
+
+    Raises:
+        ValueError: If a name is neither, is empty, long or of several lines, or stands twice.
+    """
+    found = tuple(_client_name(name) for name in names)
+    if len(set(found)) < len(found):
+        twice = next(name for name in found if found.count(name) > 1)
+        raise ValueError(f"clients must have distinct names, got {twice!r} twice: rename one.")
+    return found
+
+
+def names_of(names: Any, num_clients: int) -> tuple[str, ...]:
+    """A name for each client, or none at all; refuses everything else."""
+    found = client_names(_validate.entries("names", names, "['Helsinki', 'Turku']"))
+    if found and len(found) != num_clients:
+        raise ValueError(
+            f"names must hold one name per client, got {len(found)} names for {num_clients} "
+            "clients: name all of them or none."
+        )
+    return found
+
+
+def _client_name(name: Any) -> str:
+    is_number = isinstance(name, (int, np.integer)) and not isinstance(name, bool)
+    text = str(int(name)) if is_number else name
+    is_text = isinstance(text, str) and text.isprintable() and text == text.strip()
+    if not is_text or not 0 < len(text) <= _LONGEST_NAME:
+        raise ValueError(
+            f"a client's name must be 1 to {_LONGEST_NAME} printable characters, got "
+            f'{_validate.shown(name)}: write {{"Helsinki": data, "Turku": other}}, say.'
+        )
+    return str(text)
 
 
 def host_generator(rng_key: jax.Array) -> np.random.Generator:

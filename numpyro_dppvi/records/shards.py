@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.records.clients import Partition
+from numpyro_dppvi.records.clients import Partition, names_of
 
 
 class Shards(NamedTuple):
@@ -69,12 +69,15 @@ def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
     return _pad([{name: array[rows] for name, array in arrays.items()} for rows in partition.rows])
 
 
-def stack_clients(data_per_client: Sequence[Mapping[str, npt.ArrayLike]]) -> Shards:
+def stack_clients(
+    data_per_client: Sequence[Mapping[str, npt.ArrayLike]], names: Sequence[str] = ()
+) -> Shards:
     """Stack data that is given client by client.
 
     Args:
         data_per_client: For every client arrays by name, with one row per record on the leading
             axis, `(num_records, ...)`; with the same names and trailing axes at every client.
+        names: What to call the clients in error messages; by default, "client 0" and so on.
 
     Returns:
         The shards. Different dtypes of one array are promoted by NumPy's rules.
@@ -98,12 +101,14 @@ def stack_clients(data_per_client: Sequence[Mapping[str, npt.ArrayLike]]) -> Sha
             "data_per_client must hold at least one client, got an empty sequence: "
             'write [{"X": X, "y": y}], with one mapping per client.'
         )
+    num_clients = len(data_per_client)
+    called = names_of(names, num_clients) or [f"client {m}" for m in range(num_clients)]
     clients = [
-        record_arrays(data, f"client {client}'s data")
-        for client, data in enumerate(data_per_client)
+        record_arrays(data, f"{client}'s data")
+        for client, data in zip(called, data_per_client, strict=True)
     ]
-    for client, arrays in enumerate(clients):
-        _check_like_first(client, arrays, clients[0])
+    for client, arrays in zip(called, clients, strict=True):
+        _check_like_first(client, arrays, called[0], clients[0])
     return _pad(clients)
 
 
@@ -274,18 +279,21 @@ def _is_masked(value: Any) -> bool:
 
 
 def _check_like_first(
-    client: int, arrays: Mapping[str, npt.NDArray[Any]], first: Mapping[str, npt.NDArray[Any]]
+    client: str,
+    arrays: Mapping[str, npt.NDArray[Any]],
+    first_client: str,
+    first: Mapping[str, npt.NDArray[Any]],
 ) -> None:
     if set(arrays) != set(first):
         raise ValueError(
-            f"clients must all hold the same names, got {sorted(arrays)} from client {client} and "
-            f"{sorted(first)} from client 0: give every client the same arrays."
+            f"clients must all hold the same names, got {sorted(arrays)} from {client} and "
+            f"{sorted(first)} from {first_client}: give every client the same arrays."
         )
     for key, array in arrays.items():
         if array.shape[1:] != first[key].shape[1:]:
             raise ValueError(
                 f"rows of {key!r} must have one shape at all clients, got {array.shape[1:]} from "
-                f"client {client} and {first[key].shape[1:]} from client 0: "
+                f"{client} and {first[key].shape[1:]} from {first_client}: "
                 "give every client the same columns."
             )
 

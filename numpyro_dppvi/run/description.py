@@ -29,6 +29,7 @@ def description(
     rng_key: PRNGKey,
     noise_seed: int | None,
     ledger_file: bool,
+    client_names: Sequence[str] = (),
 ) -> dict[str, str]:
     """A run by the aspects that must not change while it is under way.
 
@@ -44,6 +45,7 @@ def description(
         rng_key: The run's key.
         noise_seed: The seed of the noise, if one was given.
         ledger_file: Whether the run is charged in a ledger file, too.
+        client_names: The clients' names, in order; empty if they have none.
     """
     model, space, prior = posterior.model, posterior.space, posterior.prior
     start = posterior.family.standard()
@@ -55,6 +57,7 @@ def description(
         "guide": f"{len(posterior.names)} latents, {_digest(posterior.family)}",
         "prior": "the model's" if prior is None else f"an earlier posterior, {_digest_of(prior)}",
         "data shape": f"{shapes}, {len(sizes)} clients of {_listed(sizes)} records",
+        "list of clients": ", ".join(client_names) or "no names",
         "method": _in_words(run.method, start),
         "number of rounds": str(run.num_rounds),
         "schedule": _schedule(groups),

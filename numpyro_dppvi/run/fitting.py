@@ -3,18 +3,18 @@
 import contextlib
 import dataclasses
 import importlib.metadata
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from numpyro_dppvi import _validate, latents
-from numpyro_dppvi._typing import Array, Model, PRNGKey, Records
+from numpyro_dppvi import _html, _validate, latents
+from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
 from numpyro_dppvi.posterior.posterior import Posterior
@@ -26,25 +26,17 @@ from numpyro_dppvi.privacy import (
     PrivacyPlan,
     PrivacyStatement,
     SecretKeys,
+    words,
 )
 from numpyro_dppvi.protocol import planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.protocol.server import TrustedAggregator
-from numpyro_dppvi.records import (
-    Partition,
-    Shards,
-    record_arrays,
-    split_evenly,
-    stack,
-    stack_clients,
-)
-from numpyro_dppvi.records.clients import check_counts
+from numpyro_dppvi.records import Partition, Shards
 from numpyro_dppvi.run import description, loop
 from numpyro_dppvi.run.checkpoint import Journal, Kept, locked, read
+from numpyro_dppvi.run.data import Data, lay_out, pooled_shapes
 from numpyro_dppvi.run.history import History, Status, status_of
 from numpyro_dppvi.run.progress import progress
-
-Data: TypeAlias = Records | Sequence[Records]
 
 # What an export says of the study whose posterior was the prior.
 _PRIOR_FACTS = ("max_epsilon", "max_delta", "relation")
@@ -63,6 +55,7 @@ class FitResult:
         run: How the method was run.
         client_sizes: Records of each client, which are public.
         insecure_noise_seed: The seed of the noise, if one was given.
+        client_names: The clients' names, which are public; empty if they have none.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
@@ -86,6 +79,7 @@ class FitResult:
     run: planning.RunSpec
     client_sizes: tuple[int, ...]
     insecure_noise_seed: int | None
+    client_names: tuple[str, ...] = ()
 
     @property
     def method(self) -> AnyMethod:
@@ -123,6 +117,32 @@ class FitResult:
             self.plan,
             self.ledger,
             self.insecure_noise_seed is not None,
+        )
+
+    def __repr__(self) -> str:
+        """What was run, and how it ended."""
+        clients = f"{len(self.client_sizes)} client{'s' * (len(self.client_sizes) > 1)}"
+        return f"<FitResult of {type(self.method).__name__}, {clients}: {self.status}>"
+
+    def _repr_html_(self) -> str:
+        """The same with posterior and cost, for notebooks."""
+        statement = self.privacy_statement()
+        return "".join(
+            [
+                _html.heading(f"{type(self.method).__name__}, {self._cost()}"),
+                _html.paragraph(str(self.status)),
+                self.posterior._repr_html_(),
+                _html.folded("What the run cost", statement._repr_html_()),
+            ]
+        )
+
+    def _cost(self) -> str:
+        if self.plan is None:
+            return "no differential privacy"
+        facts = self.privacy_statement().as_dict()
+        return (
+            f"epsilon = {words.rounded_up(facts['max_epsilon'])} at delta = "
+            f"{facts['max_delta']:.10g}"
         )
 
     @property
@@ -166,11 +186,14 @@ def fit(
             ``model(**data, **model_kwargs)``.
         guide: ``None`` or ``AutoNormal(model)``, ``AutoMultivariateNormal(model)``, or a function
             that draws every latent from a distribution of its own.
-        data: Records: a mapping from argument names to arrays with one leading axis, or a
-            sequence of such mappings, one a client. Everything else is public.
+        data: Records: a mapping from argument names to arrays with one leading axis, or a table
+            (such as a pandas DataFrame) of whose columns the model takes those that it has
+            arguments for. Of several clients: a list of these, or a mapping of these by the
+            clients' names, ``{"Helsinki": table, "Turku": other}``, which plan, statement, plots
+            and exports then use. Names, columns and everything else are public.
         rng_key: A JAX key. It seeds the split of rows and draws of latents, never the noise.
-        clients: With one mapping: a number of clients to split its rows over at random, or a
-            ``Partition``. Not given when data is already per client.
+        clients: With one mapping or table: a number of clients to split its rows over at random,
+            or a ``Partition``. Not given when data is already per client.
         method: A method or a baseline; ``None`` for what :func:`recommend` recommends.
         budget: A ``PrivacyBudget``, or one a client. With ``ledger_file=`` it covers all runs that
             the file has, too.
@@ -190,7 +213,7 @@ def fit(
             where it was; the same records must be passed again. With a ledger file an older copy
             is refused; without one nobody can tell, so do not go on from copies. See
             ``docs/posterior.md``.
-        progress_bar: Whether to show one; ``None`` for: on a terminal.
+        progress_bar: Whether to show one; ``None`` for: on a terminal or in a notebook.
         ledger_file: Where every round is charged, on disk, before it releases anything. Runs on the
             same records share the file and one budget: noise is calibrated for what is left of it.
         insecure_noise_seed: For tests only: makes the noise reproducible, and removable.
@@ -218,9 +241,9 @@ def fit(
         charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
         if method is not None:
             values.check(method)
-        shards, sizes = lay_out(data, clients, split_key)
-        shapes = pooled_shapes(shards, sum(sizes))
         constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
+        shards, sizes, names = lay_out(data, clients, split_key, model, constants)
+        shapes = pooled_shapes(shards, sum(sizes))
         if method is None:
             method = DPOptimization()
             # One visit is not enough for what is recommended, nor are networks its kind of model.
@@ -245,7 +268,9 @@ def fit(
             init_scale=init_scale,
         )
         file = None if charges is None else LedgerFile(charges)
-        task = _Task(model, guide, shapes, sizes, constants, prior, insecure_noise_seed, file)
+        task = _Task(
+            model, guide, shapes, sizes, names, constants, prior, insecure_noise_seed, file
+        )
     return _fitted(task, run, budget, shards, keys, path, progress_bar)
 
 
@@ -266,6 +291,7 @@ class _Task(NamedTuple):
     guide: Any
     shapes: Mapping[str, jax.ShapeDtypeStruct]
     client_sizes: tuple[int, ...]
+    client_names: tuple[str, ...]
     model_kwargs: Mapping[str, Any]
     prior: Prior | None
     noise_seed: int | None
@@ -290,7 +316,9 @@ def _fitted(
                 kept = read(path, task.ledger_file)
             plan = None
             if run.local.releases != "nothing" or budget is not None:
-                plan = planning.plan_run(run, budget, task.client_sizes, _spent(task, kept))
+                plan = planning.plan_run(
+                    run, budget, task.client_sizes, _spent(task, kept), task.client_names
+                )
             algorithm = _algorithm(task, run, plan)
             state = algorithm.init(keys[0])
             begun = algorithm.posterior(state)
@@ -327,7 +355,15 @@ def _journal(
     """Where the run is kept."""
     has_file = task.ledger_file is not None
     aspects = description.description(
-        begun, run, run.groups, plan, task.client_sizes, rng_key, task.noise_seed, has_file
+        begun,
+        run,
+        run.groups,
+        plan,
+        task.client_sizes,
+        rng_key,
+        task.noise_seed,
+        has_file,
+        task.client_names,
     )
     return Journal(path, aspects, plan, run.groups, task.ledger_file)
 
@@ -369,6 +405,7 @@ def _packed(
         run=run,
         client_sizes=task.client_sizes,
         insecure_noise_seed=task.noise_seed,
+        client_names=task.client_names,
     )
     return with_facts(result)
 
@@ -401,51 +438,6 @@ def _algorithm(task: _Task, run: planning.RunSpec, plan: PrivacyPlan | None) -> 
     )
 
 
-def lay_out(
-    data: Data, clients: int | Partition | None, rng_key: PRNGKey
-) -> tuple[Shards, tuple[int, ...]]:
-    """Checks the data and lays it out; returns the clients' sizes too."""
-    if not isinstance(data, Mapping):
-        _check_per_client(data)
-        if clients is not None:
-            raise ValueError(
-                "data is already one mapping a client, so clients must not be given, got "
-                f"{_validate.shown(clients)}: leave it out."
-            )
-        shards = stack_clients(data)
-        return shards, tuple(int(n) for n in np.asarray(shards.num_records))
-    pooled = record_arrays(data, "data")
-    if not isinstance(clients, Partition):
-        num_rows = len(next(iter(pooled.values())))
-        clients = 1 if clients is None else clients
-        check_counts(num_rows, clients, "clients")
-        clients = split_evenly(rng_key, num_rows, clients)
-    return stack(pooled, clients), clients.sizes
-
-
-def _check_per_client(data: Any) -> None:
-    """Refuses data that is neither one mapping nor a sequence of them."""
-    is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes, bytearray))
-    if not is_list or not all(isinstance(part, Mapping) for part in data):
-        received = _validate.shown(data)
-    elif not data:
-        received = "an empty list"
-    else:
-        return
-    raise TypeError(
-        "data must be a mapping from the model's arguments to arrays, or a list of such mappings, "
-        f'one a client, got {received}: write data={{"X": X, "y": y}}.'
-    )
-
-
-def pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of all clients' records together, which is what a model is written for."""
-    return {
-        name: jax.ShapeDtypeStruct((num_rows, *leaf.shape[2:]), leaf.dtype)
-        for name, leaf in shards.records.items()
-    }
-
-
 def _attrs(result: FitResult) -> dict[str, str | float]:
     """Facts about the run that travel with an export."""
     plan, posterior = result.plan, result.posterior
@@ -465,6 +457,8 @@ def _attrs(result: FitResult) -> dict[str, str | float]:
         facts["max_epsilon"] = float(result.ledger.spent().max())
         facts["max_delta"] = max(client.budget.delta for client in plan.clients)
         facts["relation"] = ", ".join(sorted({c.budget.relation for c in plan.clients}))
+    if result.client_names:
+        facts["clients"] = json.dumps(result.client_names, ensure_ascii=False)
     if posterior.prior is not None:
         earlier = posterior.prior.attrs
         facts["prior"] = f"the posterior of an earlier study, privacy: {earlier.get('privacy')}"

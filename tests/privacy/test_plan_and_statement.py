@@ -495,7 +495,7 @@ class TestSchema:
     def test_covers_every_statement(self, mine):
         facts = json.loads(mine.to_json())
         assert faults(facts, statement_schema()) == []
-        for name in facts:  # nothing may be missing
+        for name in facts.keys() - {"cautions"}:  # nothing else may be missing
             assert faults({k: v for k, v in facts.items() if k != name}, statement_schema())
 
     def test_finds_faults(self):

@@ -106,7 +106,7 @@ def read_once():
     of_all = {"y": jax.ShapeDtypeStruct((12,), np.dtype("float32"))}
     space = latents.from_model(model, of_all, {})
     space, family = guides.approximation(None, model, space, of_all, {})
-    laid_out = fit_module.lay_out(records, NUM_CLIENTS, jax.random.key(0))
+    laid_out = fit_module.lay_out(records, NUM_CLIENTS, jax.random.key(0), model, {})
     prior = algorithm.first_factor(None, family, space)
     return space, family, laid_out, prior, jax.device_get(prior.exact)
 

@@ -1,0 +1,89 @@
+"""What a pickled posterior holds: the fields, and the model by reference in the place of a space.
+
+A latent space is made of functions, which pickle cannot take. It is read from the model again,
+which must be one that pickle can: a function of a module, or of a notebook that is still open.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from numpyro_dppvi import latents
+from numpyro_dppvi._typing import Model, Natural
+from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.latents.identity import Identity, difference, identities
+from numpyro_dppvi.posterior.file import Pieces
+from numpyro_dppvi.posterior.prior import Prior
+
+
+class Pickled(NamedTuple):
+    """The fields of a posterior as pickle takes them; public facts and released values.
+
+    Attributes:
+        natural: Natural parameters of q.
+        family: The family of q.
+        transforms: The latents' bijections.
+        found: What the latents are, to be held against those of the model that is there later.
+        model_kwargs: The model's public arguments.
+        attrs: Facts about the fit.
+        records: Shapes and dtypes of the data.
+        prior: Natural parameters and facts of the study whose posterior was the prior, if one was.
+    """
+
+    natural: Natural
+    family: MeanField
+    transforms: Mapping[str, Any]
+    found: Mapping[str, Identity]
+    model_kwargs: Mapping[str, Any]
+    attrs: Mapping[str, str | float]
+    records: Mapping[str, jax.ShapeDtypeStruct]
+    prior: tuple[Natural, Mapping[str, str | float]] | None
+
+
+def pickled(pieces: Pieces) -> Pickled:
+    """A posterior's fields for pickle.
+
+    Raises:
+        ValueError: If it lacks the shapes of its data, from which the model is read again.
+    """
+    if not pieces.records:
+        raise ValueError(
+            "records must hold the shapes of the data, got an empty mapping: pickle a posterior "
+            "returned by fit(...) or pvi(...).posterior(...)."
+        )
+    prior = pieces.prior
+    return Pickled(
+        natural=pieces.natural,
+        family=pieces.family,
+        transforms={latent.name: latent.transform for latent in pieces.space.latents},
+        found=identities(pieces.space),
+        model_kwargs=dict(pieces.model_kwargs),
+        attrs=dict(pieces.attrs),
+        records=dict(pieces.records),
+        prior=None if prior is None else (prior.natural, dict(prior.attrs)),
+    )
+
+
+def unpickled(model: Model, kept: Pickled) -> Pieces:
+    """The fields again.
+
+    Raises:
+        ValueError: If the model has other latents now.
+        UnsupportedModelError: If it cannot be read any more.
+    """
+    space = latents.from_model(model, kept.records, kept.model_kwargs)
+    if {latent.name for latent in space.latents} == set(kept.transforms):
+        space = space.with_transforms(kept.transforms)
+    found = difference(identities(space), kept.found)
+    if found is not None:
+        raise ValueError(
+            f"the posterior was pickled with another model, which has {found}: restore that model."
+        )
+    prior = None
+    if kept.prior is not None:
+        natural, attrs = kept.prior
+        prior = Prior(natural, kept.family, space, attrs)
+    return Pieces(
+        kept.natural, kept.family, space, kept.model_kwargs, kept.attrs, kept.records, prior
+    )

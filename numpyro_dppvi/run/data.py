@@ -1,0 +1,211 @@
+"""Data as users have it: arrays, tables and clients with names, laid out as shards."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Model, PRNGKey, Records
+from numpyro_dppvi.records import (
+    Partition,
+    Shards,
+    record_arrays,
+    split_evenly,
+    stack,
+    stack_clients,
+)
+from numpyro_dppvi.records.clients import check_counts, client_names
+
+# A table is whatever has columns by name, such as a DataFrame of pandas or polars; neither is
+# imported here, and their types would be Any to a type checker without them.
+Table: TypeAlias = Any
+Data: TypeAlias = Records | Sequence[Records] | Mapping[str, Records] | Table
+
+_SHOWN = 8
+
+
+class LaidOut(NamedTuple):
+    """All clients' records.
+
+    Attributes:
+        shards: The records; all else is public.
+        sizes: Records of each client.
+        names: The clients' names; empty if they have none.
+    """
+
+    shards: Shards
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+class _Asked(NamedTuple):
+    """The arguments that a model asks for.
+
+    Attributes:
+        names: Their names.
+        needed: Those without a default that are in no ``model_kwargs``.
+        anything: Whether it takes arguments of any name.
+    """
+
+    names: frozenset[str]
+    needed: tuple[str, ...]
+    anything: bool
+
+
+def lay_out(
+    data: Data,
+    clients: int | Partition | None,
+    rng_key: PRNGKey,
+    model: Model,
+    model_kwargs: Mapping[str, Any],
+) -> LaidOut:
+    """Checks the data and lays it out.
+
+    A mapping is one party's records where its values are arrays, and clients by name where they
+    are all mappings or tables; unless its keys are arguments of the model, whose tables are
+    matrices then. Of a table's columns, those that the model has arguments for are records.
+
+    Args:
+        data: What ``fit`` takes.
+        clients: What ``fit`` takes.
+        rng_key: Splits one party's rows.
+        model: Its arguments are read, and nothing else.
+        model_kwargs: The model's public arguments.
+    """
+    asked = _asked(model, model_kwargs)
+    if _is_one_party(data, asked):
+        _check_one_party(data, asked)
+        return _split(record_arrays(_arguments(data, asked, "data"), "data"), clients, rng_key)
+    names: tuple[str, ...] = ()
+    if isinstance(data, Mapping):
+        names, data = client_names(list(data)), list(data.values())
+    _check_per_client(data)
+    if clients is not None:
+        raise ValueError(
+            "data is already one mapping a client, so clients must not be given, got "
+            f"{_validate.shown(clients)}: leave it out."
+        )
+    called = names or tuple(f"client {number}" for number in range(len(data)))
+    parts = [
+        _arguments(part, asked, f"{name}'s data") for name, part in zip(called, data, strict=True)
+    ]
+    shards = stack_clients(parts, names)
+    return LaidOut(shards, tuple(int(n) for n in np.asarray(shards.num_records)), names)
+
+
+def pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of all clients' records together, which is what a model is written for."""
+    return {
+        name: jax.ShapeDtypeStruct((num_rows, *leaf.shape[2:]), leaf.dtype)
+        for name, leaf in shards.records.items()
+    }
+
+
+def _split(
+    pooled: Mapping[str, np.ndarray], clients: int | Partition | None, rng_key: PRNGKey
+) -> LaidOut:
+    """One party's records, split over clients."""
+    if not isinstance(clients, Partition):
+        num_rows = len(next(iter(pooled.values())))
+        clients = 1 if clients is None else clients
+        check_counts(num_rows, clients, "clients")
+        clients = split_evenly(rng_key, num_rows, clients)
+    return LaidOut(stack(pooled, clients), clients.sizes, clients.names)
+
+
+def _asked(model: Model, model_kwargs: Mapping[str, Any]) -> _Asked:
+    try:
+        parameters = inspect.signature(model).parameters
+    except (TypeError, ValueError):  # refused in words of its own when the model is read
+        return _Asked(frozenset(), (), True)
+    kinds = inspect.Parameter
+    named = {
+        name: p
+        for name, p in parameters.items()
+        if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    }
+    needed = [name for name, p in named.items() if p.default is kinds.empty]
+    return _Asked(
+        frozenset(named),
+        tuple(name for name in needed if name not in model_kwargs),
+        len(named) < len(parameters),
+    )
+
+
+def _is_one_party(data: Any, asked: _Asked) -> bool:
+    if _is_table(data):
+        return True
+    if not isinstance(data, Mapping):
+        return False
+    each_is_records = all(_is_records(part) for part in data.values())
+    return not data or not each_is_records or asked.names.issuperset(data)
+
+
+def _check_one_party(data: Any, asked: _Asked) -> None:
+    """Refuses a mapping of some clients' records and some arrays."""
+    if _is_table(data) or asked.anything:
+        return
+    clients = [name for name, part in data.items() if _is_records(part) and name not in asked.names]
+    if clients:
+        array = next(name for name, part in data.items() if not _is_records(part))
+        raise ValueError(
+            "data must be one party's arrays by argument or clients by name, got both: "
+            f"{_validate.shown(clients[0])} is a table or mapping and no argument of the model, "
+            f"and {_validate.shown(array)} is neither: put each client's arrays into a "
+            "mapping of its own."
+        )
+
+
+def _is_records(value: Any) -> bool:
+    return isinstance(value, Mapping) or _is_table(value)
+
+
+def _is_table(value: Any) -> bool:
+    has_columns = hasattr(value, "columns") and hasattr(value, "__getitem__")
+    return has_columns and not isinstance(value, (type, Mapping))
+
+
+def _arguments(records: Any, asked: _Asked, name: str) -> Mapping[str, Any]:
+    """Records by argument: a mapping as it is, or a table's columns that the model asks for.
+
+    Messages name columns, which are public, and nothing of their values.
+    """
+    if not _is_table(records):
+        return dict(records)
+    columns = [str(column) for column in records.columns if isinstance(column, str)]
+    taken = [column for column in columns if asked.anything or column in asked.names]
+    missing = [argument for argument in asked.needed if argument not in taken]
+    if missing or not taken:
+        listed = ", ".join(columns[:_SHOWN]) + (", ..." if len(columns) > _SHOWN else "")
+        one = missing[0] if missing else "X"
+        raise ValueError(
+            f"{name} must be a table with a column for each argument of the model, got one of the "
+            f"columns {listed or 'none'}, without {one!r}: rename a column, or write "
+            f'{{"{one}": table[["a", "b"]], ...}} for a matrix of several columns.'
+        )
+    repeated = [column for column in taken if taken.count(column) > 1]
+    if repeated:
+        raise ValueError(
+            f"{name} must be a table with distinct columns, got {repeated[0]!r} more than once: "
+            "rename one of them."
+        )
+    return {column: records[column] for column in taken}
+
+
+def _check_per_client(data: Any) -> None:
+    """Refuses data that is neither one party's records nor a sequence of them."""
+    is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes, bytearray))
+    if not is_list or not all(_is_records(part) for part in data):
+        received = _validate.shown(data)
+    elif not data:
+        received = "an empty list"
+    else:
+        return
+    raise TypeError(
+        "data must be a mapping from the model's arguments to arrays or a table with such columns, "
+        "or a list of these, one a client, or a mapping of these by the clients' names, got "
+        f'{received}: write data={{"X": X, "y": y}}.'
+    )
