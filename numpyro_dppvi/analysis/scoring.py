@@ -1,5 +1,6 @@
 """``score``: how well a posterior predicts clients' held-back records, as a private release."""
 
+import dataclasses
 import functools
 import math
 import os
@@ -33,7 +34,7 @@ from numpyro_dppvi.privacy.budget import budget_of_each
 from numpyro_dppvi.protocol import algorithm, server
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Shards
-from numpyro_dppvi.run.fitting import Data, lay_out
+from numpyro_dppvi.run.data import Data, lay_out
 
 # Length of the entries that count hits and clipped records, where the score's is 1: each adds 3 %
 # to the noise of the score.
@@ -195,7 +196,7 @@ def score(
     num_samples = _validate.positive_int("num_samples", num_samples, _MOST_DRAWS)
     keys = SecretKeys(insecure_noise_seed)
     file = None if ledger_file is None else LedgerFile(_validate.path("ledger_file", ledger_file))
-    shards, sizes = lay_out(data, None, split_key)
+    shards, sizes, names = lay_out(data, None, split_key, posterior.model, posterior.model_kwargs)
     shards = shards._replace(records=_like_fit(posterior.space, shards))
     budgets = budget_of_each(budget, len(sizes))
     _check_units(budgets)
@@ -213,6 +214,7 @@ def score(
         num_shares=None if trusted is None else trusted.num_shares(len(sizes)),
         before=() if file is None else file.spent(budgets),
     )
+    planned = dataclasses.replace(planned, names=names)
     ledger = algorithm.first_ledger(planned, file)
     ledger = algorithm.charged(ledger, planned, 0, np.arange(len(sizes)), file)
     noisy = _released(posterior.space, draws, shards, ends, planned, keys.round_key(0))
