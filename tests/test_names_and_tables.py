@@ -304,3 +304,14 @@ def test_compare_calls_clients_by_name(result):
     data = {"Helsinki": HELSINKI, "Turku": TURKU}
     found = dppvi.compare(result, data, rng_key=KEY, num_warmup=1, num_samples=2)
     assert "nonprivate_Turku" in found.mean
+
+
+def test_scores_call_clients_by_name(result, tmp_path):
+    held_back = {"Helsinki": table(40, 3), "Turku": table(30, 4)}
+    options = {"budget": BUDGET, "rng_key": KEY, "score_range": (-6.0, 0.0), "num_samples": 2}
+    file = tmp_path / "ledger.jsonl"
+    found = dppvi.score(result.posterior, held_back, ledger_file=file, **options)
+    assert found.plan.names == ("Helsinki", "Turku")
+    assert "for one record of Helsinki, the most of all" in str(found)
+    with pytest.raises(dppvi.BudgetExceededError, match="Helsinki's budget is used up"):
+        dppvi.score(result.posterior, held_back, ledger_file=file, **options)

@@ -114,9 +114,9 @@ class PrivateScore:
         lines += [
             f"  clipped      {self.clipped} of records, to [{low:.2f}, {high:.2f}]",
             f"  cost         epsilon = {words.rounded_up(worst.epsilon)} at delta = "
-            f"{worst.budget.delta:.10g} for {self.plan.unit} of client {clients.index(worst)}"
-            + ", the most of all"
-            * (len(clients) > 1),
+            f"{worst.budget.delta:.10g} for {self.plan.unit} of "
+            + words.client(clients.index(worst), self.plan.names)
+            + ", the most of all" * (len(clients) > 1),
         ]
         said = (
             "+/- is the standard deviation of the noise. It leaves out that other records would "
@@ -213,6 +213,7 @@ def score(
         client_sizes=sizes,
         num_shares=None if trusted is None else trusted.num_shares(len(sizes)),
         before=() if file is None else file.spent(budgets),
+        names=names,
     )
     planned = dataclasses.replace(planned, names=names)
     ledger = algorithm.first_ledger(planned, file)

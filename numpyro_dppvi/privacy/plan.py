@@ -211,6 +211,7 @@ def of_gradients(
     client_sizes: Sequence[int],
     num_shares: int | None = None,
     before: Sequence[Composition] = (),
+    names: tuple[str, ...] = (),
 ) -> PrivacyPlan:
     """Plans noisy sums of per-record gradients.
 
@@ -226,6 +227,7 @@ def of_gradients(
         client_sizes: Records of each client.
         num_shares: With a trusted aggregator, how many clients' noise adds up to that of a sum.
         before: What each client released before, which its budget must cover; empty for nothing.
+        names: The clients' names; empty if they have none.
 
     Raises:
         BudgetExceededError: If earlier releases use up the budget of a client to be visited.
@@ -239,6 +241,7 @@ def of_gradients(
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     contributions = [units.records_changed(budget) for budget in budgets]
     before = before or [frozenset()] * len(budgets)
+    check_before(budgets, num_visits, before, names)
     physical_size = sampler.physical_size(client_sizes)
     samplers = [sampler.of_client(number) for number in range(len(budgets))]
     noise = [
@@ -271,7 +274,7 @@ def of_gradients(
         )
         visits = num_visits[m]
         clients.append(ClientPlan(budget, mechanism, visits, releases_per_visit, before[m]))
-    return PrivacyPlan(tuple(clients))
+    return PrivacyPlan(tuple(clients), names)
 
 
 def check_before(
@@ -340,6 +343,7 @@ def of_changes(
     """
     clip_norms = _validate.by_client("clip_norm", clip_norm, len(budgets))
     before = before or [frozenset()] * len(budgets)
+    check_before(budgets, num_visits, before)
     noise = [
         _noise_of_changes(noise_law, budget, max(1, visits), size, spent if visits else frozenset())
         for budget, visits, size, spent in zip(

@@ -145,6 +145,7 @@ def plan_run(
     budgets = budget_of_each(budget, len(sizes))
     before = () if spent is None else spent(budgets)
     visits = schedules.num_visits(run.groups, len(sizes)).tolist()
+    # Methods check this, too, and know no names.
     check_before(budgets, visits, before or [frozenset()] * len(sizes), names)
     num_shares = None if run.trusted is None else run.trusted.num_shares(len(sizes))
     study = values.Study(
