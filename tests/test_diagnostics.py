@@ -206,6 +206,7 @@ def test_noise_is_the_spread_over_runs_with_other_noise(epsilon):
         {"X": X, "y": y},
         rng_key=jax.random.key(0),
         clients=3,
+        method=dppvi.DPOptimization(),
         budget=dppvi.PrivacyBudget(epsilon),
         progress_bar=False,
     )
