@@ -128,9 +128,10 @@ def test_noise_of_perturbed_changes_is_the_one_that_theory_says():
         result = run(method, budget=dppvi.PrivacyBudget(math.inf), num_rounds=num_rounds)
         family, target = result.posterior.family, np.stack([precision] * 2, axis=1)
         again = replay.replay_of(result, jax.random.key(0))
-        clients = again.params.clients._replace(noise_std=jnp.asarray(noise_std))
+        params = again.params[0]
+        clients = params.clients._replace(noise_std=jnp.asarray(noise_std))
         again = again._replace(
-            params=again.params._replace(clients=clients),
+            params=[params._replace(clients=clients)] * num_rounds,
             targets={
                 "mu": NormalNatural(jnp.asarray(target * [0.5, -1.0]), jnp.asarray(-target / 2))
             },

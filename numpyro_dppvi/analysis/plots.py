@@ -324,27 +324,39 @@ def _curves(
     """Rounds, and for each group of equal clients its budget, numbers and epsilons."""
     assert result.plan is not None
     plan, num_rounds = result.plan, result.state.round
-    of_round = result.run.groups[:num_rounds]
-    visits = [np.bincount(g.ravel(), minlength=len(plan.clients)) for g in of_round]
-    visited = np.cumsum([np.zeros(len(plan.clients), int), *visits], axis=0)
-    points = min(num_rounds + 1, _CURVE_POINTS)
-    at = np.unique(np.linspace(0, num_rounds, points).round().astype(int))
+    at = np.unique(np.linspace(0, num_rounds, min(num_rounds + 1, _CURVE_POINTS)).round())
+    at = at.astype(int)
+    # What each part of the run had released by then, client by client.
+    visited = []
+    for part in plan.parts:
+        visits = np.zeros((num_rounds + 1, len(plan.clients)), int)
+        for r in range(num_rounds):
+            if plan.at(r) is part:
+                visits[r + 1] = np.bincount(
+                    result.run.groups[r].ravel(), minlength=len(plan.clients)
+                )
+        visited.append(np.cumsum(visits, axis=0)[at])
     kinds: dict[Any, list[int]] = {}
     for number, client in enumerate(plan.clients):
-        counts = visited[at, number] * client.releases_per_visit
-        event = client.mechanism.dp_event
+        own = [part.clients[number] for part in plan.parts]
+        released = [
+            accounting.compose(
+                (mine.mechanism.dp_event, int(n) * mine.releases_per_visit)
+                for mine, n in zip(own, visits, strict=True)
+            )
+            for visits in np.stack(visited, axis=1)[:, :, number]
+        ]
         # Charges of other runs on the same ledger count from the start.
-        before = Counter(dict(result.ledger.composition(number)))
-        before[event] -= int(visited[-1, number]) * client.releases_per_visit
-        kind = (event, client.budget, tuple(counts.tolist()), frozenset((+before).items()))
+        others = Counter(dict(result.ledger.composition(number))) - Counter(dict(released[-1]))
+        kind = (client.budget, tuple(released), frozenset(others.items()))
         kinds.setdefault(kind, []).append(number)
     curves = []
-    for (event, budget, counts, before), numbers in kinds.items():
+    for (budget, released, others), numbers in kinds.items():
         spent = [
             accounting.epsilon(
-                accounting.compose([*before, (event, n)]), budget.delta, budget.relation
+                accounting.compose([*others, *by_then]), budget.delta, budget.relation
             )
-            for n in counts
+            for by_then in released
         ]
         curves.append((budget, numbers, np.array(spent)))
     return at, curves

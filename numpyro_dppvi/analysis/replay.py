@@ -23,7 +23,7 @@ from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.methods import values, visits
 from numpyro_dppvi.methods.local_solve import GradientFn
 from numpyro_dppvi.posterior.prior import first_factor
-from numpyro_dppvi.privacy import Sampler, add_noise
+from numpyro_dppvi.privacy import PrivacyPlan, Sampler, add_noise
 from numpyro_dppvi.protocol import algorithm, client, rounds, schedules
 from numpyro_dppvi.protocol.client import ClientState
 from numpyro_dppvi.protocol.messages import Request
@@ -40,14 +40,14 @@ class Replay(NamedTuple):
 
     Attributes:
         problem: What the run's rounds were compiled from, with one shard a client.
-        params: What they were handed.
+        params: What each round was handed; noise and rate differ where a run was continued.
         targets: The clients' factors, on a leading axis: what stands in for their likelihoods.
         first: What server and clients begin with.
         groups: The clients that each round visits.
     """
 
     problem: Problem
-    params: RoundParams
+    params: Sequence[RoundParams]
     targets: Natural
     first: RoundState
     groups: Sequence[np.ndarray]
@@ -73,14 +73,21 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
         )
     num_clients, aggregated = run.num_clients, run.trusted is not None
     prior = first_factor(posterior.prior, posterior.family, posterior.space)
-    params = algorithm.round_params(
-        run.local,
-        result.plan,
-        result.client_sizes,
-        prior.exact,
-        damping=run.damping,
-        prior_left_out=run.prior_left_out,
-    )
+
+    def params_of(plan: PrivacyPlan | None) -> RoundParams:
+        return algorithm.round_params(
+            run.local,
+            plan,
+            result.client_sizes,
+            prior.exact,
+            damping=run.damping,
+            prior_left_out=run.prior_left_out,
+        )
+
+    plan, groups = result.plan, run.groups[: state.round]
+    by_start = {part.first_round: params_of(part) for part in plan.parts} if plan else {}
+    begin = by_start.get(0) or params_of(None)
+    params = [by_start[plan.at(r).first_round] if plan else begin for r in range(len(groups))]
     # Equal shards make equal changes: one of them is solved for.
     private = aggregated or run.local.keeps_factors
     problem = Problem(
@@ -102,12 +109,12 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
     asynchronous = isinstance(run.schedule, schedules.Asynchronous)
     first = rounds.first_state(
         problem,
-        params,
-        rounds.first_prior(problem, params, rng_key),
+        begin,
+        rounds.first_prior(problem, begin, rng_key),
         state.server.begin,
         asynchronous=asynchronous,
     )
-    return Replay(problem, params, targets, first, run.groups[: state.round])
+    return Replay(problem, params, targets, first, groups)
 
 
 def replays(replay: Replay) -> Callable[[PRNGKey, Array | float, int], Natural]:
@@ -130,12 +137,12 @@ def replays(replay: Replay) -> Callable[[PRNGKey, Array | float, int], Natural]:
             lambda leaf: jnp.broadcast_to(leaf, (num_replays, *leaf.shape)), replay.first
         )
         after = []
-        for number, groups in enumerate(replay.groups):
+        for number, (groups, params) in enumerate(zip(replay.groups, replay.params, strict=True)):
             # As in runs that differ in their noise alone, all else is drawn alike.
             key, secret = jax.random.split(jax.random.fold_in(rng_key, number))
             keys = key, jax.random.split(secret, num_replays)
             state, q = _round(
-                replay.problem, replay.params, targets, jnp.asarray(groups), keys, state, at_once
+                replay.problem, params, targets, jnp.asarray(groups), keys, state, at_once
             )
             after.append(q)
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *after)

@@ -81,7 +81,7 @@ class Study(NamedTuple):
 
     Attributes:
         budgets: One a client.
-        num_visits: Visits of each client in the whole run.
+        num_visits: Visits of each client in the rounds to be planned.
         client_sizes: Records of each client.
         num_shares: With a trusted aggregator, how many clients' noise makes up that of a sum.
         before: What each client had released before; empty for nothing.

@@ -105,11 +105,14 @@ class LedgerFile:
         self.path = _validate.path("path", path)
         self._seen = _Seen()
 
-    def spent(self, budgets: Sequence[PrivacyBudget]) -> tuple[Composition, ...]:
+    def spent(
+        self, budgets: Sequence[PrivacyBudget], besides: str | None = None
+    ) -> tuple[Composition, ...]:
         """What each client has released so far according to the file.
 
         Args:
             budgets: One per client.
+            besides: The public name of a run whose releases are left out.
 
         Raises:
             ValueError: If the file is damaged, not a ledger file, or was made for other clients,
@@ -117,6 +120,8 @@ class LedgerFile:
             FileNotFoundError: If its folder is missing.
         """
         ledger = self.open(Ledger(tuple(budgets)))
+        others = tuple(entry for entry in ledger.entries if entry.run != besides)
+        ledger = replace(ledger, entries=others)
         return tuple(ledger.composition(client) for client in range(len(budgets)))
 
     def open(self, ledger: Ledger) -> Ledger:

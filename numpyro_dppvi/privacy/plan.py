@@ -31,6 +31,8 @@ class ClientPlan:
         releases_per_visit: Noisy sums per visit.
         before: What other runs on the same ledger file had released when this one was planned; the
             budget covers it, too.
+        earlier: What this run released in the rounds before these, where it is continued under a
+            larger budget, which covers it, too.
 
     Raises:
         ValueError: If the mechanism does not protect the budget's unit.
@@ -41,19 +43,25 @@ class ClientPlan:
     num_visits: int
     releases_per_visit: int
     before: Composition = field(default=frozenset(), repr=False)
+    earlier: Composition = field(default=frozenset(), repr=False)
 
     def __post_init__(self) -> None:
         self.mechanism.check(self.budget)
 
     @property
     def num_releases(self) -> int:
-        """Noisy sums in all."""
+        """Noisy sums of these rounds."""
         return self.num_visits * self.releases_per_visit
 
     @property
+    def released(self) -> Composition:
+        """Everything this run will have released of the client, rounds before these included."""
+        return accounting.compose([*self.earlier, (self.mechanism.dp_event, self.num_releases)])
+
+    @property
     def composition(self) -> Composition:
-        """Everything the client will have released, including earlier runs."""
-        return accounting.compose([*self.before, (self.mechanism.dp_event, self.num_releases)])
+        """Everything the client will have released, other runs included."""
+        return accounting.compose([*self.before, *self.released])
 
     @property
     def epsilon_before(self) -> float:
@@ -89,10 +97,25 @@ class PrivacyPlan:
         clients: The clients' plans.
         names: The clients' names, which are public; empty if they have none. Plans that differ in
             these alone are equal.
+        continues: Where a run is continued under a larger budget, the plan of the rounds before.
+        first_round: The first round that this plan is of, from 0.
     """
 
     clients: tuple[ClientPlan, ...]
     names: tuple[str, ...] = field(default=(), compare=False)
+    continues: "PrivacyPlan | None" = field(default=None, repr=False)
+    first_round: int = 0
+
+    @property
+    def parts(self) -> "tuple[PrivacyPlan, ...]":
+        """The plans of all rounds in order: this one alone, unless it continues a run."""
+        return (*(self.continues.parts if self.continues else ()), self)
+
+    def at(self, round_number: int) -> "PrivacyPlan":
+        """The plan that a round is of; rounds are counted from 0."""
+        if self.continues is None or round_number >= self.first_round:
+            return self
+        return self.continues.at(round_number)
 
     @property
     def epsilons(self) -> np.ndarray:
@@ -156,7 +179,20 @@ class PrivacyPlan:
             most = max(client.epsilon_to_participant for client in self.clients)
             delta = max(client.budget.delta for client in self.clients)
             said.append(words.to_participants(self.unit, shares, most, delta))
-        return [*said, self.before_in_words]
+        return [*said, self.continued_in_words, self.before_in_words]
+
+    @property
+    def continued_in_words(self) -> str:
+        """A sentence on the rounds before these, where a run is continued; empty otherwise."""
+        if self.continues is None:
+            return ""
+        ends = [part.first_round for part in self.parts[1:]]
+        earlier = zip(self.continues.parts, ends, strict=True)
+        return (
+            f"The run goes on after {' and '.join(_told(part, end) for part, end in earlier)}; the "
+            f"noise above is that of round {self.first_round + 1} and later, and epsilon counts "
+            "all rounds."
+        )
 
     @property
     def before_in_words(self) -> str:
@@ -168,6 +204,16 @@ class PrivacyPlan:
             f"Earlier runs on the same ledger file spent up to epsilon = {words.rounded_up(most)} "
             "of a client's budget, which is included above."
         )
+
+
+def _told(plan: PrivacyPlan, end: int) -> str:
+    """What the rounds of an ended part of a run were."""
+    start = plan.first_round + 1
+    rounds = f"round {end}" if start == end else f"rounds {start} to {end}"
+    std = sorted(client.mechanism.share_std for client in plan.clients)
+    noise = f"{std[0]:.4g}" if std[0] == std[-1] else f"{std[0]:.4g} to {std[-1]:.4g}"
+    most = words.rounded_up(max(client.budget.epsilon for client in plan.clients))
+    return f"{rounds} (noise std {noise}, under a budget of at most epsilon = {most})"
 
 
 def cautions(plan: PrivacyPlan, epsilons: Sequence[float] | np.ndarray) -> list[str]:
@@ -282,6 +328,7 @@ def check_before(
     num_visits: Sequence[int],
     before: Sequence[Composition],
     names: Sequence[str] = (),
+    spender: str = "other runs on the ledger file have",
 ) -> None:
     """Refuses clients that are to be visited and have nothing left for it.
 
@@ -292,10 +339,9 @@ def check_before(
         if visits and calibrate.is_used_up(budget, spent):
             epsilon = accounting.epsilon(spent, budget.delta, budget.relation)
             raise BudgetExceededError(
-                f"{words.client(m, names)}'s budget is used up: other runs on the ledger file have "
-                f"spent epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = "
-                f"{budget.delta:g}; nothing was computed. All runs on a file share one budget: "
-                "write a larger one, "
+                f"{words.client(m, names)}'s budget is used up: {spender} spent epsilon = "
+                f"{epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; nothing was "
+                "computed. All of them share one budget: write a larger one, "
                 f"budget=PrivacyBudget(epsilon={2 * max(epsilon, budget.epsilon):.3g}, ...) say, "
                 "if these records may cost that much in total."
             )

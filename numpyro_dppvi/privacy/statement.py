@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import importlib.resources
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -182,6 +183,7 @@ class PrivacyStatement:
                         composition, budget.delta, budget.relation, mechanism.num_shares
                     ),
                     "epsilon_spent_before": client.epsilon_before,
+                    **({"earlier_rounds": self._earlier(number)} if self.plan.continues else {}),
                     "epsilon_budget": budget.epsilon,
                     "delta": budget.delta,
                     "accountant": accounting.describe(composition),
@@ -189,6 +191,25 @@ class PrivacyStatement:
                 }
             )
         return rows
+
+    def _earlier(self, number: int) -> list[dict[str, Any]]:
+        """A client's rounds before the run was continued, part by part."""
+        parts = self.plan.parts if self.plan else ()
+        earlier = []
+        for part, after in itertools.pairwise(parts):
+            client = part.clients[number]
+            earlier.append(
+                {
+                    "first_round": part.first_round + 1,
+                    "last_round": after.first_round,
+                    "releases": client.num_releases,
+                    "noise_multiplier": client.mechanism.noise_multiplier,
+                    "noise_std": client.mechanism.noise_std,
+                    "epsilon_budget": client.budget.epsilon,
+                    "delta": client.budget.delta,
+                }
+            )
+        return earlier
 
     def __str__(self) -> str:
         """The statement as text, with equal clients on one line."""
@@ -293,7 +314,7 @@ class PrivacyStatement:
             f"{facts['max_delta']:.10g}.",
             *[to_others] * (shares > 1),
             *self._cautions,
-            *([self.plan.before_in_words] if self.plan.before_in_words else []),
+            *filter(None, [self.plan.continued_in_words, self.plan.before_in_words]),
             words.in_other_words(words.client(worst, self.plan.names), budget, attack),
         ]
 

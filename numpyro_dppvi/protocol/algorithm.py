@@ -399,7 +399,7 @@ def round_params(
 ) -> RoundParams:
     """What a run's rounds are handed; arguments as of :func:`prepare`."""
     mechanisms = [client.mechanism for client in plan.clients] if plan else []
-    num_releases = sum(client.num_releases for client in plan.clients) if plan else 0
+    num_releases = sum(n for mine in plan.clients for _, n in mine.released) if plan else 0
     ones = np.ones(len(client_sizes))
     num_shards = shards_of(plan, client_sizes)
     # What is clipped, sampled and noised is what the plan accounts for, whatever the method says.

@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_dppvi import _validate
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod, Method
-from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan
+from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan, accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import budget_of_each
 from numpyro_dppvi.privacy.plan import check_before
@@ -57,6 +57,10 @@ class RunSpec(NamedTuple):
     def repeatable(self) -> bool:
         """Whether factors could stand in for records, to see what noise alone would do."""
         return not self.central and self.local.releases != "sums"
+
+    def until(self, num_rounds: int) -> "RunSpec":
+        """The same run with its first rounds only."""
+        return self._replace(num_rounds=num_rounds, groups=self.groups[:num_rounds])
 
     @property
     def prior_left_out(self) -> float:
@@ -130,8 +134,26 @@ def plan_run(
     sizes: Sequence[int],
     spent: Spent | None = None,
     names: tuple[str, ...] = (),
+    continues: PrivacyPlan | None = None,
+    first_round: int = 0,
 ) -> PrivacyPlan:
-    """What :func:`plan_privacy` does, once it is settled how the method is run."""
+    """What :func:`plan_privacy` does, once it is settled how the method is run.
+
+    Args:
+        run: How the method is run.
+        budget: One for all clients, or one a client.
+        sizes: Records of each client.
+        spent: What other runs on the same ledger file have released.
+        names: The clients' names; empty if they have none.
+        continues: The plan of the rounds before, where a run is continued. Noise is calibrated so
+            that these, other runs and the rounds to come keep to the budget together.
+        first_round: The first round that the plan is of.
+
+    Raises:
+        BudgetExceededError: If too little of a budget is left for any release.
+        ValueError: If the method is not private, there is no budget, or a continued run's budget
+            is smaller than that of the rounds before.
+    """
     if run.local.releases == "nothing":
         raise ValueError(
             f"{type(run.method).__name__}() adds no noise, and no budget covers that: write "
@@ -143,10 +165,17 @@ def plan_run(
             "budget=PrivacyBudget(epsilon=1.0, delta=1e-5), or method=NonPrivate()."
         )
     budgets = budget_of_each(budget, len(sizes))
-    before = () if spent is None else spent(budgets)
-    visits = schedules.num_visits(run.groups, len(sizes)).tolist()
+    others = () if spent is None else spent(budgets)
+    others = others or [frozenset()] * len(sizes)
+    visits = schedules.num_visits(run.groups[first_round:], len(sizes)).tolist()
     # Methods check this, too, and know no names.
-    check_before(budgets, visits, before or [frozenset()] * len(sizes), names)
+    check_before(budgets, visits, others, names)
+    earlier: list[Composition] = [frozenset()] * len(sizes)
+    if continues is not None:
+        _check_raised(budgets, continues)
+        earlier = [client.released for client in continues.clients]
+    before = [accounting.compose([*a, *b]) for a, b in zip(others, earlier, strict=True)]
+    check_before(budgets, visits, before, names, "what was released before, by this run too, has")
     num_shares = None if run.trusted is None else run.trusted.num_shares(len(sizes))
     study = values.Study(
         budgets=budgets,
@@ -155,7 +184,35 @@ def plan_run(
         num_shares=num_shares,
         before=before,
     )
-    return dataclasses.replace(run.local.plan(study), names=names)
+    plan = run.local.plan(study)
+    clients = tuple(
+        dataclasses.replace(client, before=theirs, earlier=own)
+        for client, theirs, own in zip(plan.clients, others, earlier, strict=True)
+    )
+    return PrivacyPlan(clients, names, continues, first_round)
+
+
+def _check_raised(budgets: Sequence[PrivacyBudget], continues: PrivacyPlan) -> None:
+    """Refuses to go on under less, or another, protection than rounds were released with."""
+    for m, (now, client) in enumerate(zip(budgets, continues.clients, strict=True)):
+        was = client.budget
+        if (now.relation, now.unit, now.max_records_per_person) != (
+            was.relation,
+            was.unit,
+            was.max_records_per_person,
+        ):
+            raise ValueError(
+                "budget must protect the same unit under the same relation as in the rounds "
+                f"before, got {now} for {words.client(m, continues.names)} after {was}: change "
+                "epsilon only."
+            )
+        if now.epsilon < was.epsilon or now.delta < was.delta:
+            raise ValueError(
+                "budget must not be smaller than that of the rounds before, got epsilon = "
+                f"{now.epsilon:g} at delta = {now.delta:g} for {words.client(m, continues.names)} "
+                f"after {was.epsilon:g} at {was.delta:g}: write a larger epsilon, because what was "
+                "released stays released."
+            )
 
 
 def resolve(

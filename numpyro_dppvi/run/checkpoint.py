@@ -21,23 +21,20 @@ import contextlib
 import glob
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from numpyro_dppvi import _disk, _files
-from numpyro_dppvi.privacy import Ledger, LedgerFile, PrivacyBudget, PrivacyPlan
-from numpyro_dppvi.privacy.accounting import Composition
-from numpyro_dppvi.privacy.ledger_file import (
-    composition_from_json,
-    composition_to_json,
-    random_name,
-)
+from numpyro_dppvi.privacy import Ledger, LedgerFile, PrivacyPlan
+from numpyro_dppvi.privacy.ledger_file import random_name
+from numpyro_dppvi.protocol import schedules
 from numpyro_dppvi.protocol.algorithm import PVIState, entries
+from numpyro_dppvi.run import parts
 from numpyro_dppvi.run.history import History
 
 try:
@@ -53,7 +50,7 @@ _FACTS = {
     "charged": (list,),
     "private_file": (str, type(None)),
     "run": (dict,),
-    "before": (list,),
+    "parts": (list,),
     "ledger": (dict, type(None)),
 }
 _PRIVATE_FACTS = {"round": (int,)}
@@ -62,37 +59,8 @@ Description = Mapping[str, str]
 """What a run is, by aspects that people know; see ``run.description``."""
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What a checkpoint says before it is known what run it should be of.
-
-    Attributes:
-        path: The checkpoint.
-        facts: What it says.
-    """
-
-    path: Path
-    facts: Mapping[str, Any]
-
-    def before(self, budgets: Sequence[PrivacyBudget]) -> Sequence[Composition]:
-        """What other runs had released when this one was planned; its plan does not change.
-
-        Args:
-            budgets: One a client. Of other clients than the run's the file knows nothing; that
-                these are others is said where the run is described.
-
-        Raises:
-            ValueError: If the file is damaged.
-        """
-        try:
-            found = [composition_from_json(mine) for mine in self.facts["before"]]
-        except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise ValueError(_damaged(self.path, "it says of no events what was before")) from error
-        return found if len(found) == len(budgets) else ()
-
-
-def read(path: Path, ledger_file: LedgerFile | None) -> Kept | None:
-    """What a checkpoint says; ``None`` if there is none.
+def read(path: Path, ledger_file: LedgerFile | None) -> parts.Past | None:
+    """What a checkpoint says before it is known what run it should be of; ``None`` without one.
 
     Args:
         path: The checkpoint, which is locked.
@@ -113,9 +81,24 @@ def read(path: Path, ledger_file: LedgerFile | None) -> Kept | None:
                 beside.unlink()  # killed before the ledger had it
         elif not path.exists():
             beside.unlink()  # of a run that released nothing
+    return past(path)
+
+
+def past(path: Path) -> parts.Past | None:
+    """The same of a checkpoint that another process may be writing.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
     if not path.exists():
         return None
-    return Kept(path, _files.read_facts(path, _KIND, kinds=_FACTS, owner_only=True))
+    facts = _files.read_facts(path, _KIND, kinds=_FACTS, owner_only=True)
+    try:
+        found = parts.from_json(facts["parts"])
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(_damaged(path, "it does not say what it was planned from")) from error
+    run_name = None if facts["ledger"] is None else _names(path, facts)["run"]
+    return parts.Past(found, facts["round"] == found[-1].num_rounds, run_name)
 
 
 def _names(path: Path, facts: Mapping[str, Any]) -> dict[str, str]:
@@ -138,6 +121,18 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.next")
 
 
+class Continued(NamedTuple):
+    """An ended run that is about to be continued.
+
+    Attributes:
+        description: What it was.
+        num_rounds: How many rounds it had.
+    """
+
+    description: Description
+    num_rounds: int
+
+
 @dataclass(frozen=True)
 class Journal:
     """Where a run is kept.
@@ -148,6 +143,7 @@ class Journal:
         plan: The run's privacy plan; ``None`` without privacy.
         groups: The clients that each round visits.
         ledger_file: Where the run is charged, too; ``None`` for nowhere.
+        continued: What the file holds of it, if this is the first call for more rounds.
     """
 
     path: Path
@@ -155,11 +151,12 @@ class Journal:
     plan: PrivacyPlan | None
     groups: tuple[np.ndarray, ...]
     ledger_file: LedgerFile | None = None
+    continued: Continued | None = None
 
     @property
-    def is_new(self) -> bool:
-        """Whether nothing was kept yet."""
-        return not self.path.exists()
+    def lacks_charge(self) -> bool:
+        """Whether the charge of the round that comes first is yet to be written."""
+        return self.continued is not None or not self.path.exists()
 
     def keep(self, state: Any, history: History) -> Any:
         """Writes a state, and the charge of the round that comes next, before it starts.
@@ -194,7 +191,7 @@ class Journal:
             "charged": self._charged(charged),
             "private_file": private_file,
             "run": dict(self.description),
-            "before": self._before(),
+            "parts": parts.to_json(self.plan, len(self.groups)),
             "ledger": None,
         }
         if self.ledger_file is None:
@@ -232,6 +229,12 @@ class Journal:
         most = self._most(first, past)
         facts, arrays = _files.read(self.path, _KIND, kinds=_FACTS, most=most, owner_only=True)
         self._check(facts)
+        if self.continued is not None and first.clients.private is not None:
+            raise ValueError(
+                f"the run of {self.path} cannot be continued: what its clients kept to themselves "
+                "(the factors of shards) was removed when it ended; start a new run, with "
+                "ledger_file= to count both."
+            )
         try:
             rounds, charged = facts["round"], facts["charged_rounds"]
             self._check_rounds(first, facts)
@@ -285,7 +288,11 @@ class Journal:
     def _most(self, first: Any, past: History) -> _files.Most:
         """How much the checkpoint of this run can hold."""
         rounds = len(self.groups)
-        told = [self._charged(rounds), dict(self.description), self._before()]
+        told = [
+            self._charged(rounds),
+            dict(self.description),
+            parts.to_json(self.plan, rounds),
+        ]
         words = json.dumps(told, indent=1)
         a_round = sum(
             math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(past)
@@ -295,53 +302,58 @@ class Journal:
 
     def _check_rounds(self, first: Any, facts: Mapping[str, Any]) -> None:
         """Refuses numbers of rounds that no checkpoint of this run has."""
-        rounds, end = facts["round"], len(self.groups)
+        rounds, end = facts["round"], self._end
         if not 0 <= rounds <= end or facts["charged_rounds"] != min(rounds + 1, end):
             raise ValueError(f"it is after round {rounds} of {end} with another number charged")
         has_private = first.clients.private is not None and rounds < end
         if facts["private_file"] != (self._private_name(rounds) if has_private else None):
             raise ValueError("it names another private file than it has")
 
+    @property
+    def _end(self) -> int:
+        """How many rounds the run has whose checkpoint is read."""
+        return self.continued.num_rounds if self.continued else len(self.groups)
+
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Refuses a checkpoint of another run, by name."""
         theirs = facts["run"]
-        for name, mine in self.description.items():
+        described = self.continued.description if self.continued else self.description
+        for name, mine in described.items():
             if theirs.get(name) != mine:
                 raise ValueError(
                     f"the checkpoint {self.path} is of a run with another {name}: it has "
                     f"{_short(theirs.get(name))}, and this call {_short(mine)}; write the "
-                    "arguments that it was started with, or another path."
+                    f"arguments that it was started with{_OR_CONTINUE.get(name, '')}, or another "
+                    "path."
                 )
 
     def _charged(self, rounds: int) -> list[dict[str, Any]]:
         """What all clients are charged for some rounds, as the file says it."""
         if self.plan is None:
             return []
-        clients = self.plan.clients
-        visits = np.zeros(len(clients), int)
-        for groups in self.groups[:rounds]:
-            visits += np.bincount(groups.ravel(), minlength=len(clients))
-        return [
-            {
-                "client": number,
-                "event": repr(client.mechanism.dp_event),
-                "releases": int(visits[number]) * client.releases_per_visit,
-            }
-            for number, client in enumerate(clients)
-        ]
-
-    def _before(self) -> list[Any]:
-        """What other runs had released when this one was planned, as the file says it."""
-        if self.plan is None or self.ledger_file is None:
-            return []
-        return [composition_to_json(client.before) for client in self.plan.clients]
+        rows = []
+        ends = [*(part.first_round for part in self.plan.parts[1:]), len(self.groups)]
+        for part, end in zip(self.plan.parts, ends, strict=True):
+            of_part = self.groups[part.first_round : min(end, rounds)]
+            visits = schedules.num_visits(of_part, len(part.clients)).tolist()
+            rows += [
+                {
+                    "client": number,
+                    "event": repr(client.mechanism.dp_event),
+                    "releases": visits[number] * client.releases_per_visit,
+                }
+                for number, client in enumerate(part.clients)
+                if of_part
+            ]
+        return rows
 
     def _ledger(self, first: Ledger, rounds: int) -> Ledger:
         """The run's own ledger after some rounds."""
         if self.plan is None:
             return first
         charged = [
-            entries(self.plan, number, self.groups[number], first.run) for number in range(rounds)
+            entries(self.plan.at(number), number, self.groups[number], first.run)
+            for number in range(rounds)
         ]
         return replace(first, entries=()).charge(e for of_round in charged for e in of_round)
 
@@ -388,6 +400,13 @@ def _released(state: PVIState) -> dict[str, Any]:
 def _history(past: History, arrays: Mapping[str, np.ndarray], rounds: int) -> History:
     like = jax.tree.map(lambda leaf: np.zeros((rounds, *leaf.shape[1:]), leaf.dtype), past)
     return jax.tree.map(np.asarray, _files.unflatten(arrays, "history", like))
+
+
+# How what an ended run had may become another.
+_OR_CONTINUE = {
+    "number of rounds": " (when all its rounds have run, it can be continued by more)",
+    "budget": " (an ended run can be continued under a larger one, with a larger num_rounds)",
+}
 
 
 def _short(text: Any) -> str:

@@ -95,7 +95,7 @@ def _budgets(plan: PrivacyPlan) -> str:
     budgets = list(dict.fromkeys(client.budget for client in plan.clients))
     words = ", ".join(f"({b.epsilon:g}, {b.delta:g}) {b.relation}" for b in budgets[:3])
     more = ", ..." if len(budgets) > 3 else ""
-    before = [sorted(map(repr, client.before)) for client in plan.clients]
+    before = [sorted(map(repr, [*mine.before, *mine.earlier])) for mine in plan.clients]
     after = f" after {_digest(before)}" if any(before) else ""
     return f"{words}{more}, plan {_digest(plan.clients)}{after}"
 

@@ -32,8 +32,9 @@ from numpyro_dppvi.protocol import planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Partition, Shards
-from numpyro_dppvi.run import description, loop
-from numpyro_dppvi.run.checkpoint import Journal, Kept, locked, read
+from numpyro_dppvi.run import checkpoint as checkpoints
+from numpyro_dppvi.run import description, loop, parts
+from numpyro_dppvi.run.checkpoint import Continued, Journal, locked
 from numpyro_dppvi.run.data import Data, lay_out, pooled_shapes
 from numpyro_dppvi.run.history import History, Status, status_of
 from numpyro_dppvi.run.progress import progress
@@ -210,9 +211,10 @@ def fit(
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
         prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
         checkpoint: A file to keep the run in, round by round. If it is there, the run goes on
-            where it was; the same records must be passed again. With a ledger file an older copy
-            is refused; without one nobody can tell, so do not go on from copies. See
-            ``docs/posterior.md``.
+            where it was; the same records must be passed again. If it has ended, a larger
+            ``num_rounds`` and ``budget`` continue it, and noise is calibrated so that all rounds
+            keep to the budget together. With a ledger file an older copy is refused; without one
+            nobody can tell, so do not go on from copies. See ``docs/posterior.md``.
         progress_bar: Whether to show one; ``None`` for: on a terminal or in a notebook.
         ledger_file: Where every round is charged, on disk, before it releases anything. Runs on the
             same records share the file and one budget: noise is calibrated for what is left of it.
@@ -252,7 +254,7 @@ def fit(
                     model,
                     shapes,
                     sizes,
-                    budget,
+                    _first_budget(path, budget),
                     guide=guide,
                     model_kwargs=constants,
                     prior=prior,
@@ -272,6 +274,14 @@ def fit(
             model, guide, shapes, sizes, names, constants, prior, insecure_noise_seed, file
         )
     return _fitted(task, run, budget, shards, keys, path, progress_bar)
+
+
+def _first_budget(
+    path: Path | None, budget: PrivacyBudget | Sequence[PrivacyBudget]
+) -> PrivacyBudget | Sequence[PrivacyBudget]:
+    """The budget that a run began with: one that is continued under a larger keeps its method."""
+    kept = None if path is None else checkpoints.past(path)
+    return (kept and kept.parts[0].budget) or budget
 
 
 @contextlib.contextmanager
@@ -313,19 +323,18 @@ def _fitted(
             kept = None
             if path is not None:
                 stack.enter_context(locked(path))
-                kept = read(path, task.ledger_file)
+                kept = checkpoints.read(path, task.ledger_file)
             plan = None
             if run.local.releases != "nothing" or budget is not None:
-                plan = planning.plan_run(
-                    run, budget, task.client_sizes, _spent(task, kept), task.client_names
-                )
+                sizes, names = task.client_sizes, task.client_names
+                plan = parts.plan_of(run, budget, sizes, names, kept, task.ledger_file)
             algorithm = _algorithm(task, run, plan)
             state = algorithm.init(keys[0])
             begun = algorithm.posterior(state)
             latents.check_records(begun.space, shards.records, shards.mask)
             past, journal = loop.no_history(state.natural), None
             if path is not None:
-                journal = _journal(path, task, run, plan, begun, keys[1])
+                journal = _journal(path, kept, task, run, plan, begun, keys[1])
                 state, past = journal.resume(state, past)
             spent, num_clients = _before(state), len(task.client_sizes)
             show = stack.enter_context(
@@ -337,15 +346,9 @@ def _fitted(
     return _packed(task, run, plan, algorithm, done)
 
 
-def _spent(task: _Task, kept: Kept | None) -> planning.Spent | None:
-    """What other runs have released: when a run that was kept was planned, or by now."""
-    if kept is not None:
-        return kept.before
-    return None if task.ledger_file is None else task.ledger_file.spent
-
-
 def _journal(
     path: Path,
+    kept: parts.Past | None,
     task: _Task,
     run: planning.RunSpec,
     plan: PrivacyPlan | None,
@@ -353,19 +356,25 @@ def _journal(
     rng_key: PRNGKey,
 ) -> Journal:
     """Where the run is kept."""
-    has_file = task.ledger_file is not None
-    aspects = description.description(
-        begun,
-        run,
-        run.groups,
-        plan,
-        task.client_sizes,
-        rng_key,
-        task.noise_seed,
-        has_file,
-        task.client_names,
-    )
-    return Journal(path, aspects, plan, run.groups, task.ledger_file)
+
+    def described(run: planning.RunSpec, plan: PrivacyPlan | None) -> checkpoints.Description:
+        return description.description(
+            begun,
+            run,
+            run.groups,
+            plan,
+            task.client_sizes,
+            rng_key,
+            task.noise_seed,
+            task.ledger_file is not None,
+            task.client_names,
+        )
+
+    continued = None
+    if kept is not None and kept.is_continued_by(run.num_rounds):
+        ended = described(run.until(kept.num_rounds), None if plan is None else plan.continues)
+        continued = Continued(ended, kept.num_rounds)
+    return Journal(path, described(run, plan), plan, run.groups, task.ledger_file, continued)
 
 
 def _before(state: PVIState) -> Ledger:

@@ -67,7 +67,7 @@ def run_rounds(
     state, rows, interrupted, refused = first, [], False, False
     try:
         with _graceful_interrupt() as stop:
-            if journal is not None and journal.is_new:
+            if journal is not None and journal.lacks_charge:
                 with stop.held():
                     state = journal.keep(state, past)
             while state.round < num_rounds and not stop.requested:

@@ -39,6 +39,7 @@ CHECKPOINT = _of("tests", "checkpoint")
 CLIENT = _of("tests", "client")
 CLIPPING = _of("tests/privacy", "clipping")
 CONCENTRATED = _of("tests/privacy", "concentrated")
+CONTINUED = _of("tests", "continued")
 DISCRETE = _of("tests/privacy", "discrete_noise")
 EXACT = _of("tests/privacy", "exact")
 FISHER = _of("tests", "fisher_scoring")
@@ -1060,6 +1061,95 @@ _ALONE = (
     ),
 )
 
+_CONTINUED = (
+    Mutant(
+        "continued: noise that forgets the rounds before",
+        "before = [accounting.compose([*a, *b]) for a, b in zip(others, earlier, strict=True)]",
+        "before = [accounting.compose(a) for a, b in zip(others, earlier, strict=True)]",
+        (f"{CONTINUED}TestWhatItCosts::test_old_and_new_noise_spend_the_raised_budget_together",),
+    ),
+    Mutant(
+        "continued: noise that forgets other runs",
+        "before = [accounting.compose([*a, *b]) for a, b in zip(others, earlier, strict=True)]",
+        "before = [accounting.compose(b) for a, b in zip(others, earlier, strict=True)]",
+        (f"{CONTINUED}TestWhatItCosts::test_a_ledger_file_counts_other_runs_between",),
+    ),
+    Mutant(
+        "continued: a plan that does not count the rounds before",
+        "return accounting.compose([*self.before, *self.released])",
+        "return accounting.compose(\n"
+        "            [*self.before, (self.mechanism.dp_event, self.num_releases)]\n"
+        "        )",
+        (f"{CONTINUED}TestWhatItCosts::test_old_and_new_noise_spend_the_raised_budget_together",),
+    ),
+    Mutant(
+        "continued: only the last part is carried into a third",
+        "return accounting.compose([*self.earlier, (self.mechanism.dp_event, self.num_releases)])",
+        "return accounting.compose([(self.mechanism.dp_event, self.num_releases)])",
+        (f"{CONTINUED}TestWhatItCosts::test_twice",),
+    ),
+    Mutant(
+        "continued: earlier rounds in the ledger with the new noise",
+        "entries(self.plan.at(number), number, self.groups[number], first.run)",
+        "entries(self.plan, number, self.groups[number], first.run)",
+        (f"{CONTINUED}TestWhatItCosts::test_each_round_is_charged_with_its_own_noise",),
+    ),
+    Mutant(
+        "continued: the first new round in the ledger with the old noise",
+        "if self.continues is None or round_number >= self.first_round:",
+        "if self.continues is None or round_number > self.first_round:",
+        (f"{CONTINUED}test_killed_with_a_ledger_file_no_round_is_charged_twice",),
+    ),
+    Mutant(
+        "continued: the first new round starts before its charge is on the disk",
+        "return self.continued is not None or not self.path.exists()",
+        "return not self.path.exists()",
+        (f"{CONTINUED}TestWhatItCosts::test_its_charge_is_on_the_disk_before_a_round_starts",),
+    ),
+    Mutant(
+        "continued: private factors begin anew in silence",
+        "if self.continued is not None and first.clients.private is not None:",
+        "if False:",
+        (f"{CONTINUED}TestRefusals::test_what_clients_kept_is_gone",),
+    ),
+    Mutant(
+        "continued: a smaller delta",
+        "if now.epsilon < was.epsilon or now.delta < was.delta:",
+        "if now.epsilon < was.epsilon:",
+        (f"{CONTINUED}TestRefusals::test_less_than_before",),
+    ),
+    Mutant(
+        "continued: a smaller epsilon",
+        "if now.epsilon < was.epsilon or now.delta < was.delta:",
+        "if now.delta < was.delta:",
+        (f"{CONTINUED}TestRefusals::test_less_than_before",),
+    ),
+    Mutant(
+        "continued: a run that has rounds left under its old plan",
+        "return self.ended and num_rounds > self.num_rounds",
+        "return num_rounds > self.num_rounds",
+        (f"{CONTINUED}TestRefusals::test_before_it_has_ended",),
+    ),
+    Mutant(
+        "continued: the run's own charges in the file count twice",
+        "others = tuple(entry for entry in ledger.entries if entry.run != besides)",
+        "others = ledger.entries",
+        (f"{CONTINUED}TestWhatItCosts::test_a_ledger_file_counts_other_runs_between",),
+    ),
+    Mutant(
+        "continued: other runs since the first part are not looked for",
+        "spent = functools.partial(ledger_file.spent, besides=past.run_name)",
+        "spent = past.parts[-1].spent",
+        (f"{CONTINUED}TestWhatItCosts::test_a_ledger_file_counts_other_runs_between",),
+    ),
+    Mutant(
+        "continued: rounds of a checkpoint charged with the newest noise",
+        "of_part = self.groups[part.first_round : min(end, rounds)]",
+        "of_part = self.groups[:rounds] if part is self.plan else ()",
+        (f"{CONTINUED}TestWhatItCosts::test_its_charge_is_on_the_disk_before_a_round_starts",),
+    ),
+)
+
 MUTANTS = (
     *_NOISE,
     *_DISCRETE,
@@ -1077,4 +1167,5 @@ MUTANTS = (
     *_ROWS,
     *_SELECTION,
     *_ALONE,
+    *_CONTINUED,
 )

@@ -1,0 +1,142 @@
+"""Runs that were continued under a larger budget: their parts in a checkpoint, and their plan.
+
+A part is the rounds that were planned together. The file says what a part was planned from, never
+its noise: that is calibrated again, and must give what the run was charged.
+"""
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan
+from numpyro_dppvi.privacy.accounting import Composition
+from numpyro_dppvi.privacy.ledger_file import composition_from_json, composition_to_json
+from numpyro_dppvi.protocol import planning
+
+
+class Part(NamedTuple):
+    """What some rounds of a run were planned from.
+
+    Attributes:
+        num_rounds: Rounds of the run by the end of the part.
+        budgets: One a client, or one if all are equal; empty without privacy.
+        before: What other runs had released when the part was planned, one a client; empty for
+            nothing.
+    """
+
+    num_rounds: int
+    budgets: tuple[PrivacyBudget, ...]
+    before: tuple[Composition, ...]
+
+    def spent(self, budgets: Sequence[PrivacyBudget]) -> Sequence[Composition]:
+        """What other runs had released. Of other clients than the part's nothing is known."""
+        return self.before if len(self.before) == len(budgets) else ()
+
+    @property
+    def budget(self) -> PrivacyBudget | tuple[PrivacyBudget, ...]:
+        """As ``fit`` takes it."""
+        return self.budgets[0] if len(self.budgets) == 1 else self.budgets
+
+
+class Past(NamedTuple):
+    """What a checkpoint says of a run that was kept.
+
+    Attributes:
+        parts: First to last.
+        ended: Whether all their rounds ran.
+        run_name: What a ledger file calls the run; ``None`` without one.
+    """
+
+    parts: tuple[Part, ...]
+    ended: bool
+    run_name: str | None
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of all parts."""
+        return self.parts[-1].num_rounds
+
+    def is_continued_by(self, num_rounds: int) -> bool:
+        """Whether a call for so many rounds goes on beyond the end of the run."""
+        return self.ended and num_rounds > self.num_rounds
+
+
+def to_json(plan: PrivacyPlan | None, num_rounds: int) -> list[dict[str, Any]]:
+    """The parts of a run's plan, as a checkpoint says them."""
+    if plan is None:
+        return [{"rounds": num_rounds, "budgets": [], "before": []}]
+    ends = [*(part.first_round for part in plan.parts[1:]), num_rounds]
+    return [_to_json(part, end) for part, end in zip(plan.parts, ends, strict=True)]
+
+
+def _to_json(plan: PrivacyPlan, end: int) -> dict[str, Any]:
+    budgets = [client.budget for client in plan.clients]
+    before = [client.before for client in plan.clients]
+    return {
+        "rounds": end,
+        "budgets": [dict(vars(each)) for each in (budgets if len({*budgets}) > 1 else budgets[:1])],
+        "before": [composition_to_json(mine) for mine in before] if any(before) else [],
+    }
+
+
+def from_json(parts: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
+    """The inverse of :func:`to_json`.
+
+    Raises:
+        AttributeError, LookupError, RecursionError, TypeError, ValueError: If it is of nothing.
+    """
+    found = tuple(
+        Part(
+            part["rounds"],
+            tuple(PrivacyBudget(**fields) for fields in part["budgets"]),
+            tuple(composition_from_json(mine) for mine in part["before"]),
+        )
+        for part in parts
+    )
+    ends = [0, *(part.num_rounds for part in found)]
+    if not found or any(type(b) is not int or not a < b for a, b in itertools.pairwise(ends)):
+        raise ValueError("numbers of rounds that do not grow")
+    return found
+
+
+def plan_of(
+    run: planning.RunSpec,
+    budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
+    sizes: Sequence[int],
+    names: tuple[str, ...],
+    past: Past | None,
+    ledger_file: LedgerFile | None,
+) -> PrivacyPlan:
+    """The plan of a run, whether new, resumed or continued.
+
+    Args:
+        run: How the method is run.
+        budget: The newest part's.
+        sizes: Records of each client.
+        names: The clients' names; empty if they have none.
+        past: What was kept; ``None`` for a new run.
+        ledger_file: Where other runs are charged, too.
+
+    Raises:
+        BudgetExceededError: If too little of a budget is left for any release.
+        ValueError: As of :func:`~numpyro_dppvi.protocol.planning.plan_run`.
+    """
+    spent: planning.Spent | None = None
+    if past is None:
+        spent = None if ledger_file is None else ledger_file.spent
+        return planning.plan_run(run, budget, sizes, spent, names)
+    plan, first = None, 0
+    beyond = past.is_continued_by(run.num_rounds)
+    for part in past.parts:
+        # Parts of another run, which is refused by name where the run is described, may not fit.
+        if part.num_rounds >= run.num_rounds or len(part.budgets) not in (1, len(sizes)):
+            break
+        ended = run.until(part.num_rounds)
+        plan = planning.plan_run(ended, part.budget, sizes, part.spent, names, plan, first)
+        first = part.num_rounds
+    if not beyond:
+        spent = past.parts[-1].spent
+    elif ledger_file is not None:
+        spent = functools.partial(ledger_file.spent, besides=past.run_name)
+    return planning.plan_run(run, budget, sizes, spent, names, plan, first)
