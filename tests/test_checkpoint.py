@@ -263,7 +263,7 @@ OTHERS = {
             num_local_steps=1, sampler=dppvi.PoissonSampling((0.5, 0.5, 0.4))
         )
     },
-    "number of rounds": {"num_rounds": 5},
+    "number of rounds": {"num_rounds": 2},
     "schedule": {"schedule": dppvi.random_subset(2)},
     "budget": {"budget": dppvi.PrivacyBudget(3.0, 1e-5)},
     "damping": {"damping": 0.5},

@@ -61,9 +61,13 @@ def natural(*lead, seed=0):
 
 def journal(path):
     client = SimpleNamespace(
-        mechanism=SimpleNamespace(dp_event=dpa.GaussianDpEvent(30.0)), releases_per_visit=1
+        budget=BUDGETS[0],
+        before=frozenset(),
+        mechanism=SimpleNamespace(dp_event=dpa.GaussianDpEvent(30.0)),
+        releases_per_visit=1,
     )
-    plan = SimpleNamespace(clients=(client,) * NUM_CLIENTS)
+    plan = SimpleNamespace(clients=(client,) * NUM_CLIENTS, first_round=0)
+    plan.parts, plan.at = (plan,), lambda round_number: plan
     groups = (np.arange(NUM_CLIENTS)[:, None],) * NUM_ROUNDS
     return Journal(path, {"model": "m 12", "method": "DPOptimization()"}, plan, groups)
 

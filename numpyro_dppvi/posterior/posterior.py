@@ -1,7 +1,6 @@
 """The posterior: a distribution over the latents that holds no records."""
 
 import copy
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.outputs import prior_draws
 from numpyro_dppvi.latents.space import shapes as shapes
 from numpyro_dppvi.posterior import exported, file, marginals, pickled, predictions
-from numpyro_dppvi.posterior.prior import Prior
+from numpyro_dppvi.posterior.prior import Prior, listed
 from numpyro_dppvi.posterior.to_arviz import to_arviz
 
 _MOST_SAMPLES = 10**8
@@ -288,7 +287,7 @@ class Posterior:
             groups |= exported.of_public_data(
                 self.model, self.space, draws, rows, constants, public_data, site_key
             )
-        return to_arviz(groups, dims, coords, self.attrs, _client_names(self.attrs))
+        return to_arviz(groups, dims, coords, self.attrs, listed(self.attrs, "clients"))
 
     def _prior_draws(self, rng_key: PRNGKey, num_draws: int) -> dict[str, Array]:
         """Draws from the prior: the model's, or the earlier posterior that served as prior."""
@@ -302,8 +301,8 @@ class Posterior:
         """This posterior as the prior of another study: ``fit(..., prior=earlier.as_prior())``.
 
         It replaces the model's own priors, which it already includes. The new study may have new
-        clients, and new records of old ones. For a person with records in both studies, the two
-        epsilons add up.
+        clients, and new records of old ones, but not the same records again, which would count
+        twice. For a person with records in both studies, the two epsilons add up.
         """
         return Prior(self.natural, self.family, self.space, self.attrs)
 
@@ -386,16 +385,6 @@ def _unpickled(model: Model, kept: pickled.Pickled) -> Posterior:
 
 def _more(number: int) -> list[str]:
     return [f"... and {number} more entries"] if number else []
-
-
-def _client_names(attrs: Mapping[str, str | float]) -> list[str]:
-    """The clients' names that ``fit`` left in the attributes; files from elsewhere may hold any."""
-    try:
-        names = json.loads(str(attrs.get("clients", "[]")))
-    except ValueError:
-        return []
-    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return names if is_list else []
 
 
 def _number(name: str, value: Any) -> Array:

@@ -1,6 +1,7 @@
 """The prior's factor: the model's prior, or the posterior of an earlier study."""
 
 import functools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,6 +48,16 @@ class Prior:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Prior":
         return replace(self, attrs=dict(self.attrs))
+
+
+def listed(attrs: Mapping[str, str | float], name: str) -> list[str]:
+    """A list of names among a posterior's attributes; files from elsewhere may hold anything."""
+    try:
+        names = json.loads(str(attrs.get(name, "[]")))
+    except (RecursionError, ValueError):
+        return []
+    is_list = isinstance(names, list) and all(isinstance(each, str) for each in names)
+    return names if is_list else []
 
 
 def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFactor:

@@ -22,7 +22,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -123,6 +123,14 @@ class LedgerFile:
         others = tuple(entry for entry in ledger.entries if entry.run != besides)
         ledger = replace(ledger, entries=others)
         return tuple(ledger.composition(client) for client in range(len(budgets)))
+
+    def charged_by(self, runs: Collection[str]) -> set[int]:
+        """The numbers of the clients that some runs were charged for.
+
+        Args:
+            runs: The runs' public names.
+        """
+        return {entry.client for entry in self._look().entries if entry.run in runs}
 
     def open(self, ledger: Ledger) -> Ledger:
         """A ledger for a new run that includes everything in the file; writes nothing.

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib.metadata
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
@@ -33,7 +33,7 @@ from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Partition, Shards
 from numpyro_dppvi.run import checkpoint as checkpoints
-from numpyro_dppvi.run import description, loop, parts
+from numpyro_dppvi.run import counted_twice, description, loop, parts
 from numpyro_dppvi.run.checkpoint import Continued, Journal, locked
 from numpyro_dppvi.run.data import Data, lay_out, pooled_shapes
 from numpyro_dppvi.run.history import History, Status, status_of
@@ -209,7 +209,9 @@ def fit(
         model_kwargs: Public arguments of the model.
         trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
-        prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors.
+        prior: An earlier study's ``posterior.as_prior()``, in the place of the model's priors. It
+            must be of other records: where a ledger file says that it is not, it is refused, and
+            clients of the same name are warned of.
         checkpoint: A file to keep the run in, round by round. If it is there, the run goes on
             where it was; the same records must be passed again. If it has ended, a larger
             ``num_rounds`` and ``budget`` continue it, and noise is calibrated so that all rounds
@@ -329,6 +331,8 @@ def _fitted(
                 sizes, names = task.client_sizes, task.client_names
                 plan = parts.plan_of(run, budget, sizes, names, kept, task.ledger_file)
             algorithm = _algorithm(task, run, plan)
+            visited = {int(client) for groups in run.groups for client in np.unique(groups)}
+            counted_twice.check(task.prior, task.client_names, visited, task.ledger_file)
             state = algorithm.init(keys[0])
             begun = algorithm.posterior(state)
             latents.check_records(begun.space, shards.records, shards.mask)
@@ -416,12 +420,12 @@ def _packed(
         insecure_noise_seed=task.noise_seed,
         client_names=task.client_names,
     )
-    return with_facts(result)
+    return with_facts(result, done.state.ledger.run)
 
 
-def with_facts(result: FitResult) -> FitResult:
+def with_facts(result: FitResult, ledger_run: str = "") -> FitResult:
     """A result whose posterior carries the facts about its run into every export."""
-    posterior = dataclasses.replace(result.posterior, attrs=_attrs(result))
+    posterior = dataclasses.replace(result.posterior, attrs=_attrs(result, ledger_run))
     return dataclasses.replace(result, posterior=posterior)
 
 
@@ -447,7 +451,7 @@ def _algorithm(task: _Task, run: planning.RunSpec, plan: PrivacyPlan | None) -> 
     )
 
 
-def _attrs(result: FitResult) -> dict[str, str | float]:
+def _attrs(result: FitResult, ledger_run: str) -> dict[str, str | float]:
     """Facts about the run that travel with an export."""
     plan, posterior = result.plan, result.posterior
     facts: dict[str, str | float] = {
@@ -466,8 +470,7 @@ def _attrs(result: FitResult) -> dict[str, str | float]:
         facts["max_epsilon"] = float(result.ledger.spent().max())
         facts["max_delta"] = max(client.budget.delta for client in plan.clients)
         facts["relation"] = ", ".join(sorted({c.budget.relation for c in plan.clients}))
-    if result.client_names:
-        facts["clients"] = json.dumps(result.client_names, ensure_ascii=False)
+    facts |= counted_twice.facts(result.client_names, ledger_run, posterior.prior)
     if posterior.prior is not None:
         earlier = posterior.prior.attrs
         facts["prior"] = f"the posterior of an earlier study, privacy: {earlier.get('privacy')}"

@@ -32,6 +32,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.privacy import ledger_file as ledgers
 from numpyro_dppvi.protocol import algorithm, rounds
+from numpyro_dppvi.run import checkpoint as checkpoints
 
 NUM_CLIENTS, NUM_ROUNDS, NUM_STEPS, CLIP_NORM = 3, 2, 2, 2.0
 DELTA = 1e-5
@@ -120,7 +121,7 @@ def stubbed(patch, world):
     patch.setattr(guides, "approximation", lambda *arguments: (space, family))
     patch.setattr(algorithm, "first_factor", lambda *arguments: prior)
     patch.setattr(fit_module, "lay_out", lambda *arguments: laid_out)
-    patch.setattr(fit_module, "_attrs", lambda result: {})
+    patch.setattr(fit_module, "_attrs", lambda *arguments: {})
     patch.setattr(rounds, "first_prior", lambda *arguments: first)
     patch.setattr(rounds, "run_round", world.compute)
     replace, encoded = Path.replace, ledgers._encoded
@@ -228,7 +229,7 @@ class Runs(RuleBasedStateMachine):
         try:
             for name in self.kept():
                 if self.is_alone(name) and self.specs[name]["schedule"] != "shuffled":
-                    self.whole(self.fit(name, self.specs[name]))
+                    self.whole(self.fit(name, self.specs[name]), self.specs[name])
             self.every_release_was_charged_and_none_twice()
             self.no_file_has_spent_more_than_was_promised_on_it()
         finally:
@@ -255,7 +256,7 @@ class Runs(RuleBasedStateMachine):
                 clients=NUM_CLIENTS,
                 method=METHOD,
                 budget=dppvi.PrivacyBudget(spec["epsilon"], DELTA),
-                num_rounds=NUM_ROUNDS,
+                num_rounds=spec["rounds"],
                 schedule=schedule,
                 progress_bar=False,
                 checkpoint=self.place(checkpoint),
@@ -293,8 +294,8 @@ class Runs(RuleBasedStateMachine):
             numbers = np.lib.format.read_array(file)
         self.seen.setdefault(spec["ledger"], set()).update(int(number) for number in numbers)
 
-    def whole(self, result):
-        assert result.status.rounds == NUM_ROUNDS, str(result.status)
+    def whole(self, result, spec):
+        assert result.status.rounds == spec["rounds"], str(result.status)
 
     def charges(self, ledger):
         found = entries_of(self.place(ledger))
@@ -313,6 +314,7 @@ class Runs(RuleBasedStateMachine):
     def a_new_run(self, ledger, epsilon, schedule, kept, kill, how):
         """It must run to its end, unless it is killed or the file has spent its budget."""
         spec = {"ledger": ledger, "epsilon": epsilon, "schedule": schedule, "run": len(self.specs)}
+        spec["rounds"] = NUM_ROUNDS
         name = f"run-{len(self.specs)}.npz"
         self.specs[name] = spec
         self.newest[name] = {name}
@@ -324,7 +326,7 @@ class Runs(RuleBasedStateMachine):
             expect(before > 0.99 * epsilon and "budget is used up" in str(error), error)
         else:
             if result is not None:
-                self.whole(result)
+                self.whole(result, spec)
         self.others_spent(name, ledger)
 
     @precondition(lambda self: self.kept())
@@ -348,8 +350,38 @@ class Runs(RuleBasedStateMachine):
             expect(not alone, error)
         else:
             if result is not None and alone:
-                self.whole(result)
+                self.whole(result, spec)
         self.others_spent(name, spec["ledger"])
+
+    @precondition(lambda self: self.kept())
+    @rule(data=st.data(), kill=KILLS, how=st.sampled_from([killed, half_written]))
+    def it_is_continued(self, data, kill, how):
+        """An ended run goes on by a round under a larger budget, from whatever file it left."""
+        name = data.draw(st.sampled_from(self.kept()))
+        old = self.specs[name]
+        if not self.found(name).ended:
+            return
+        spec = {**old, "rounds": old["rounds"] + 1, "epsilon": 1.5 * old["epsilon"]}
+        self.world.at, self.world.what = kill, how
+        alone = self.is_alone(name)
+        try:
+            result = self.fit(name, spec)
+        except ValueError as error:
+            stateful = spec["schedule"] == "shuffled" and "another schedule" in str(error)
+            expect(stateful or not alone, error)
+        except dppvi.BudgetExceededError as error:
+            expect(not alone, error)
+        else:
+            if result is not None and alone:
+                self.whole(result, spec)
+        if self.found(name).num_rounds == spec["rounds"]:
+            self.specs[name] = spec
+        self.others_spent(name, spec["ledger"])
+
+    def found(self, name):
+        """What a checkpoint is of; an older copy is of what it was of."""
+        ledger = self.place(self.specs[name]["ledger"])
+        return checkpoints.read(self.place(name), ledger and dppvi.privacy.LedgerFile(ledger))
 
     @precondition(lambda self: self.kept())
     @rule(data=st.data())
@@ -443,7 +475,8 @@ TestRuns.settings = settings(
 )
 
 
-SPEC = {"ledger": "one", "epsilon": 1.0, "schedule": "all", "run": 0}
+SPEC = {"ledger": "one", "epsilon": 1.0, "schedule": "all", "run": 0, "rounds": NUM_ROUNDS}
+MORE = SPEC | {"epsilon": 2.0, "rounds": 2 * NUM_ROUNDS}
 
 
 @pytest.fixture
@@ -454,9 +487,9 @@ def runs():
     machine.teardown()  # goes on to the end, and counts
 
 
-def dies(runs, name, at, how=killed):
+def dies(runs, name, at, how=killed, spec=SPEC):
     runs.world.at, runs.world.what = at, how
-    return runs.fit(name, SPEC)
+    return runs.fit(name, spec)
 
 
 @pytest.mark.parametrize("how", [killed, half_written])
@@ -464,9 +497,21 @@ def dies(runs, name, at, how=killed):
 def test_killed_at_every_moment_and_then_at_another(runs, at, how):
     assert dies(runs, "run.npz", at, how) is None
     dies(runs, "run.npz", (7 * at + 3) % NUM_MOMENTS, how)
-    runs.whole(runs.fit("run.npz", SPEC))
+    runs.whole(runs.fit("run.npz", SPEC), SPEC)
     # Two rounds of three clients, and nothing is charged for being killed.
     assert len(runs.charges("one")) == NUM_ROUNDS * NUM_CLIENTS
+
+
+@pytest.mark.parametrize("how", [killed, half_written])
+@pytest.mark.parametrize("at", range(NUM_MOMENTS))
+def test_a_continued_run_is_killed_at_every_moment_and_then_at_another(runs, at, how):
+    """It has as many rounds more as it had, so that as many moments are in them."""
+    runs.whole(runs.fit("run.npz", SPEC), SPEC)
+    runs.specs["run.npz"] = MORE
+    dies(runs, "run.npz", at, how, MORE)
+    dies(runs, "run.npz", (7 * at + 3) % NUM_MOMENTS, how, MORE)
+    runs.whole(runs.fit("run.npz", MORE), MORE)
+    assert len(runs.charges("one")) == 2 * NUM_ROUNDS * NUM_CLIENTS
 
 
 def test_there_are_no_other_moments(runs):
@@ -482,7 +527,7 @@ def test_of_two_copies_one_goes_on(runs, at):
             if runs.place(part.format("run.npz")).exists():
                 there = runs.place(part.format("copy.npz"))
                 shutil.copy(runs.place(part.format("run.npz")), there)
-        runs.whole(runs.fit("copy.npz", SPEC))
+        runs.whole(runs.fit("copy.npz", SPEC), SPEC)
         before = set(runs.seen["one"])
         with contextlib.suppress(ValueError):  # where both were at their end it is no copy's loss
             runs.fit("run.npz", SPEC)

@@ -1,0 +1,90 @@
+"""Notices a prior that the same clients' records have shaped, so that they would count twice.
+
+Nothing here is computed from records. A ledger file knows by runs' public names which clients were
+charged for an earlier posterior: records on one file are the same by its rules, and such a prior is
+refused. Clients' public names say less, because a client may have new records: these are warned of.
+"""
+
+import json
+import warnings
+from collections.abc import Collection, Sequence
+
+from numpyro_dppvi.posterior.prior import Prior, listed
+from numpyro_dppvi.privacy import LedgerFile, words
+
+_INSTEAD = (
+    "to go on with the same records, continue that run: checkpoint= as then, with a larger "
+    "num_rounds and budget"
+)
+
+
+def facts(names: Sequence[str], ledger_run: str, prior: Prior | None) -> dict[str, str]:
+    """What a posterior's attributes say of whose records shaped it.
+
+    Args:
+        names: The clients' names; empty if they have none.
+        ledger_run: What a ledger file calls the run; empty without one.
+        prior: The earlier posterior that it began at, if any.
+    """
+    runs = list(dict.fromkeys([*([ledger_run] if ledger_run else []), *_runs(prior)]))
+    earlier = list(dict.fromkeys(_names(prior)))
+    return {
+        **({"clients": _text(names)} if names else {}),
+        **({"prior_clients": _text(earlier)} if earlier else {}),
+        **({"ledger_runs": _text(runs)} if runs else {}),
+    }
+
+
+def check(
+    prior: Prior | None,
+    names: Sequence[str],
+    visited: Collection[int],
+    ledger_file: LedgerFile | None,
+) -> None:
+    """Refuses or warns of a prior that some of a run's clients have shaped.
+
+    Args:
+        prior: The earlier posterior, if there is one.
+        names: The clients' names; empty if they have none.
+        visited: Numbers of the clients that the run visits.
+        ledger_file: Where it is charged, too.
+
+    Raises:
+        ValueError: If the ledger file says that the clients' records have shaped the prior.
+    """
+    if prior is None:
+        return
+    charged = set() if ledger_file is None else ledger_file.charged_by(_runs(prior))
+    again = sorted(charged & set(visited))
+    if again:
+        assert ledger_file is not None
+        raise ValueError(
+            "prior must be of other records, got the posterior of a run that records of "
+            f"{words.listed(again, names)} have shaped, as the ledger file {ledger_file.path} "
+            f"says: they would count twice, and intervals be too narrow. Leave prior out, or "
+            f"{_INSTEAD}; new records of the same clients need a ledger file of their own."
+        )
+    known = set(_names(prior))
+    again = [number for number in sorted(visited) if names and names[number] in known]
+    if again:
+        warnings.warn(
+            f"{words.listed(again, names)} took part in the study whose posterior is the prior: "
+            "records that are in both count twice, which makes intervals too narrow. All is well "
+            f"if these are new records; {_INSTEAD}.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _runs(prior: Prior | None) -> list[str]:
+    return [] if prior is None else listed(prior.attrs, "ledger_runs")
+
+
+def _names(prior: Prior | None) -> list[str]:
+    if prior is None:
+        return []
+    return [*listed(prior.attrs, "clients"), *listed(prior.attrs, "prior_clients")]
+
+
+def _text(names: Sequence[str]) -> str:
+    return json.dumps(list(names), ensure_ascii=False)
