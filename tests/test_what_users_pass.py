@@ -641,6 +641,7 @@ CALLS: dict[str, Call] = {
     "citation": Call(dppvi.citation, {"result": fitted}),
     "Comparison.shift": Call(lambda name: compared().shift(name), {"name": "this posterior"}),
     "Comparison.width": Call(lambda name: compared().width(name), {"name": "this posterior"}),
+    "PrivacyPlan.at": Call(PLAN.at, {"round_number": 1}),
     "FitResult.posterior_at": Call(
         lambda round_number: fitted().posterior_at(round_number),
         {"round_number": 1},
@@ -974,6 +975,7 @@ LEFT_OUT = {
     "silo.Gateway.handle": "takes bytes alone, which tests/silo mutates",
     "LedgerFile.charge": "Ledger.charge, and LedgerFile.open for its file",
     "LedgerFile.spent": IN_PLANS,
+    "LedgerFile.charged_by": IN_PLANS,
     "LedgerFile.keep": IN_PLANS,
     "LedgerFile.newest": IN_PLANS,
     "LedgerFile.rejoin": IN_PLANS,

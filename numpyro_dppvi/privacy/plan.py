@@ -112,7 +112,15 @@ class PrivacyPlan:
         return (*(self.continues.parts if self.continues else ()), self)
 
     def at(self, round_number: int) -> "PrivacyPlan":
-        """The plan that a round is of; rounds are counted from 0."""
+        """The plan that a round is of.
+
+        Args:
+            round_number: 0 for the first.
+
+        Raises:
+            ValueError: If it is no whole number of at least 0.
+        """
+        _validate.not_negative_int("round_number", round_number)
         if self.continues is None or round_number >= self.first_round:
             return self
         return self.continues.at(round_number)
