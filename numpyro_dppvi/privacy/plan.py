@@ -108,7 +108,7 @@ class PrivacyPlan:
 
     @property
     def parts(self) -> "tuple[PrivacyPlan, ...]":
-        """The plans of all rounds in order: this one alone, unless it continues a run."""
+        """The plans of all rounds in order; this one alone, unless it continues a run."""
         return (*(self.continues.parts if self.continues else ()), self)
 
     def at(self, round_number: int) -> "PrivacyPlan":
