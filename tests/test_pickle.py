@@ -98,6 +98,7 @@ def test_posteriors_of_other_guides_come_back(of, way):
     assert_same_posterior(WAYS[way](found), found)
 
 
+@pytest.mark.filterwarnings("ignore:.* took part in the study whose posterior is the prior")
 def test_a_posterior_that_went_on_from_another_comes_back(result):
     prior = result.posterior.as_prior()
     mine = run(prior=prior).posterior

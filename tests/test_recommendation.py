@@ -79,3 +79,21 @@ def test_no_record_is_read():
     budget = dppvi.PrivacyBudget(1.0)
     both = [dppvi.recommend(logistic, data, [100, 200], budget) for data in (shapes, arrays)]
     assert str(both[0]) == str(both[1])
+
+
+def test_clients_are_called_by_their_names():
+    shapes = {"x": jax.ShapeDtypeStruct((8300, 6), jnp.float32)}
+    shapes["y"] = jax.ShapeDtypeStruct((8300,), jnp.float32)
+    sizes = {"Turku": 100, "Oulu": 200, "Helsinki": 8000}
+    found = dppvi.recommend(logistic, shapes, sizes, dppvi.PrivacyBudget(0.5))
+    assert "joining cannot pay for Helsinki:" in str(found)
+
+
+def test_a_fits_plan_says_the_same():
+    data = {"x": np.ones((40, 2), np.float32), "y": np.ones(40, np.float32)}
+    budget = dppvi.PrivacyBudget(1.0)
+    method = dppvi.FisherScoring(1)
+    result = dppvi.fit(
+        logistic, None, [data] * 2, rng_key=jax.random.key(0), budget=budget, method=method
+    )
+    assert result.plan.worth == dppvi.recommend(logistic, data, [40, 40], budget).worth

@@ -502,6 +502,7 @@ CALLS: dict[str, Call] = {
             "schedule": dppvi.sequential,
             "trusted_aggregator": False,
             "ledger_file": None,
+            "num_latents": 3,
         },
     ),
     "plan_privacy, shards": Call(
@@ -928,7 +929,7 @@ LEFT_OUT = {
             *("FitResult", "History", "Outcome", "Posterior", "Prior", "PrivacyPlan", "Selection"),
             *("Status", "Shards", "privacy.Attack", "privacy.Batch", "privacy.ClientPlan"),
             *("privacy.Entry", "privacy.GaussianSum", "privacy.GaussianShardSum"),
-            "privacy.SelectionPlan",
+            *("privacy.SelectionPlan", "privacy.Worth"),
         ],
         MADE_BY_US,
     ),

@@ -39,6 +39,7 @@ from numpyro_dppvi.privacy.selection import (
     plan_selection,
 )
 from numpyro_dppvi.privacy.statement import PrivacyStatement, statement_schema
+from numpyro_dppvi.privacy.worth import Worth
 
 __all__ = [
     "Attack",
@@ -67,6 +68,7 @@ __all__ = [
     "SecretKeys",
     "SelectionPlan",
     "Unit",
+    "Worth",
     "add_noise",
     "best_attack",
     "by_purpose",

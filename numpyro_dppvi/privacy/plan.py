@@ -1,7 +1,7 @@
 """The privacy plan: what a run will release and what it will cost, before any data is read."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian, Gaussian, Noise
 from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
+from numpyro_dppvi.privacy.worth import Worth, of_client, of_joining, of_widths, worth
 
 # Above this, what is promised in the worst case is next to nothing.
 _LARGE_EPSILON = 10.0
@@ -99,12 +100,14 @@ class PrivacyPlan:
             these alone are equal.
         continues: Where a run is continued under a larger budget, the plan of the rounds before.
         first_round: The first round that this plan is of, from 0.
+        worth: What the budgets buy at best, if the number of latents is known.
     """
 
     clients: tuple[ClientPlan, ...]
     names: tuple[str, ...] = field(default=(), compare=False)
     continues: "PrivacyPlan | None" = field(default=None, repr=False)
     first_round: int = 0
+    worth: Worth | None = field(default=None, repr=False, compare=False)
 
     @property
     def parts(self) -> "tuple[PrivacyPlan, ...]":
@@ -156,7 +159,7 @@ class PrivacyPlan:
 
     def __str__(self) -> str:
         """A table with one line for each group of equal clients, and what the epsilon means."""
-        rows = table(self.clients, self.names)
+        rows = table(self.clients, self.names, self.worth)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         padded = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
         lines = ["  " + "  ".join(row).rstrip() for row in padded]
@@ -165,7 +168,7 @@ class PrivacyPlan:
 
     def _repr_html_(self) -> str:
         """The same for notebooks."""
-        header, *rows = table(self.clients, self.names)
+        header, *rows = table(self.clients, self.names, self.worth)
         said = [_html.paragraph(sentence) for sentence in self._sentences() if sentence]
         return "".join([_html.heading(_TITLE), _html.table(header, rows), *said])
 
@@ -175,7 +178,15 @@ class PrivacyPlan:
         worst = max(range(len(attacks)), key=lambda m: attacks[m].true_positive_rate)
         who = words.client(worst, self.names)
         meaning = words.in_other_words(who, self.clients[worst].budget, attacks[worst])
-        return [*self._known(), *cautions(self, self.epsilons), meaning]
+        return [*self._known(), *self._bought(), *cautions(self, self.epsilons), meaning]
+
+    def _bought(self) -> list[str]:
+        """What the budgets buy at best."""
+        if self.worth is None:
+            return []
+        column = "'alone' is the same of each client by itself, without privacy / under its budget."
+        said = [of_widths(self.worth), column, of_joining(self.worth, self.names)]
+        return [" ".join(words.sentence(each) for each in said if each)]
 
     def _known(self) -> list[str]:
         said = []
@@ -212,6 +223,29 @@ class PrivacyPlan:
             f"Earlier runs on the same ledger file spent up to epsilon = {words.rounded_up(most)} "
             "of a client's budget, which is included above."
         )
+
+
+def with_worth(plan: PrivacyPlan, num_latents: int) -> PrivacyPlan:
+    """The plan, which also says what the budgets buy at best.
+
+    Where a budget protects whole clients, or nothing is left of it, nothing is known.
+
+    Args:
+        plan: The plan.
+        num_latents: Numbers that the posterior is of.
+    """
+    budgets = [client.budget for client in plan.clients]
+    before = [client.before for client in plan.clients]
+    if any(
+        budget.unit == "client" or calibrate.is_used_up(budget, spent)
+        for budget, spent in zip(budgets, before, strict=True)
+    ):
+        return plan
+    sizes = [client.mechanism.num_records for client in plan.clients]
+    shares = plan.clients[0].mechanism.num_shares
+    num_shares = shares if shares > 1 else None
+    found = worth(num_latents, budgets, sizes, num_shares=num_shares, before=before)
+    return replace(plan, worth=found)
 
 
 def _told(plan: PrivacyPlan, end: int) -> str:
@@ -469,14 +503,17 @@ def _noise_of_changes(
     )
 
 
-def table(clients: Sequence[ClientPlan], names: Sequence[str] = ()) -> list[list[str]]:
+def table(
+    clients: Sequence[ClientPlan], names: Sequence[str] = (), bought: Worth | None = None
+) -> list[list[str]]:
     """Rows of a table with mechanism, releases, noise and epsilon of groups of equal clients.
 
-    If clients share the noise of a sum, there is a column for the epsilon against one of them.
+    If clients share the noise of a sum, there is a column for the epsilon against one of them; if
+    it is known what their budgets buy, one for the width of their intervals alone.
     """
     shared = any(client.mechanism.num_shares > 1 for client in clients)
     header = ["client", "records", "batch", "clip", "noise std", "releases", "epsilon", "delta"]
-    header += ["to participants"] * shared
+    header += ["to participants"] * shared + ["alone"] * (bought is not None)
     rows = [header]
     for first, last in _runs(clients):
         client, mechanism = clients[first], clients[first].mechanism
@@ -491,6 +528,7 @@ def table(clients: Sequence[ClientPlan], names: Sequence[str] = ()) -> list[list
                 f"{words.rounded_up(client.epsilon)} of {client.budget.epsilon:.10g}",
                 f"{client.budget.delta:.10g}",
                 *[words.rounded_up(client.epsilon_to_participant)] * shared,
+                *([] if bought is None else [of_client(bought, first)]),
             ]
         )
     return rows

@@ -59,6 +59,11 @@ def listed(numbers: Sequence[int], names: Sequence[str] = ()) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def sentence(text: str) -> str:
+    """A text with a capital letter in front."""
+    return text[:1].upper() + text[1:]
+
+
 def of_delta(who: str, delta: float, num_records: int) -> str:
     """A sentence on a delta that is not below one over the number of records."""
     return (

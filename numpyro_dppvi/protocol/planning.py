@@ -12,10 +12,10 @@ from numpyro_dppvi.methods.values import AnyMethod, Method
 from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan, accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import budget_of_each
-from numpyro_dppvi.privacy.plan import check_before
+from numpyro_dppvi.privacy.plan import check_before, with_worth
 from numpyro_dppvi.protocol import checks, initial, schedules, server
 from numpyro_dppvi.protocol.server import TrustedAggregator
-from numpyro_dppvi.records.clients import client_names
+from numpyro_dppvi.records.clients import names_and_sizes
 
 
 class RunSpec(NamedTuple):
@@ -77,6 +77,7 @@ def plan_privacy(
     schedule: schedules.Schedule = schedules.sequential,
     trusted_aggregator: bool | TrustedAggregator = False,
     ledger_file: LedgerFile | None = None,
+    num_latents: int | None = None,
 ) -> PrivacyPlan:
     """Says what a run will release and cost, and calibrates its noise; reads no data.
 
@@ -90,6 +91,9 @@ def plan_privacy(
         trusted_aggregator: Whether only the sum of a round's messages is seen.
         ledger_file: What other runs have charged there is covered by the budget, too: noise is
             calibrated for what is left. Nothing is written.
+        num_latents: Numbers that the posterior is of, such as the coefficients of a regression.
+            With it, the plan says how wide intervals will be at the least, together and client by
+            client, and for whom joining cannot pay. ``fit`` knows it from the model.
 
     Returns:
         The plan, which prints as a table. ``fit`` makes the same one from the same arguments.
@@ -104,13 +108,17 @@ def plan_privacy(
         >>> plan = plan_privacy(DPOptimization(), budget, num_rounds=10, client_sizes=[900, 600])
         >>> [round(float(std), 1) for std in plan.noise_std], plan.clients[0].num_releases
         ([102.2, 102.2], 30)
+        >>> plan = plan_privacy(
+        ...     DPOptimization(), budget, num_rounds=10, client_sizes=[900, 600], num_latents=6
+        ... )
+        >>> round(plan.worth.together, 2), plan.worth.gainless
+        (1.2, [])
     """
     values.check(method)
     num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
-    names: tuple[str, ...] = ()
-    if isinstance(client_sizes, Mapping):
-        names, client_sizes = client_names(list(client_sizes)), list(client_sizes.values())
-    sizes = _validate.client_sizes(client_sizes)
+    names, sizes = names_and_sizes(client_sizes)
+    if num_latents is not None:
+        num_latents = _validate.positive_int("num_latents", num_latents)
     if ledger_file is not None:
         _validate.instance("ledger_file", ledger_file, LedgerFile, "LedgerFile('ledger.jsonl')")
     run = resolve(
@@ -121,7 +129,8 @@ def plan_privacy(
         trusted_aggregator=trusted_aggregator,
     )
     spent = None if ledger_file is None else ledger_file.spent
-    return plan_run(run, budget, sizes, spent, names)
+    plan = plan_run(run, budget, sizes, spent, names)
+    return plan if num_latents is None else with_worth(plan, num_latents)
 
 
 Spent: TypeAlias = Callable[[Sequence[PrivacyBudget]], Sequence[Composition]]

@@ -10,15 +10,17 @@ import numpy as np
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import DPOptimization, FisherScoring
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.posterior.prior import Prior
-from numpyro_dppvi.privacy import FullBatch, PrivacyBudget, units
+from numpyro_dppvi.privacy import PrivacyBudget, Worth
 from numpyro_dppvi.privacy.budget import budget_of_each
-from numpyro_dppvi.privacy.calibrate import noise_multiplier
+from numpyro_dppvi.privacy.worth import of_joining, of_widths, worth
 from numpyro_dppvi.protocol import server
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import record_shapes
+from numpyro_dppvi.records.clients import names_and_sizes
 
 # Beyond these, FisherScoring's posteriors were too narrow in simulations (benchmarks/believe.py).
 _MOST_SPREAD, _MOST_NOISE, _MOST_LATENTS = 1.7, 2.5, 200
@@ -33,16 +35,25 @@ class Recommendation:
     Attributes:
         method: The method to pass to ``fit``.
         reasons: Why, sentence by sentence.
-        width_together: Posterior standard deviations are at least so many times as large as those
-            of all records without privacy.
-        width_alone: Those of each client by itself and without privacy, on the same scale, if all
-            clients' records are alike; shape ``(num_clients,)``.
+        worth: What the budgets buy at best.
     """
 
     method: Method
     reasons: tuple[str, ...]
-    width_together: float
-    width_alone: np.ndarray
+    worth: Worth
+
+    @property
+    def width_together(self) -> float:
+        """The least width of intervals, over that of all records without privacy."""
+        return self.worth.together
+
+    @property
+    def width_alone(self) -> np.ndarray:
+        """That of each client by itself and without privacy, if all clients' records are alike.
+
+        Shape ``(num_clients,)``.
+        """
+        return np.array(self.worth.alone)
 
     def __str__(self) -> str:
         """The method, and the reasons below it."""
@@ -52,7 +63,7 @@ class Recommendation:
 def recommend(
     model: Model,
     records: Mapping[str, Any],
-    client_sizes: Sequence[int],
+    client_sizes: Sequence[int] | Mapping[str, int],
     budget: PrivacyBudget | Sequence[PrivacyBudget],
     *,
     guide: Any = None,
@@ -66,12 +77,14 @@ def recommend(
     mode, of scores that are clipped at the average score's length in coordinates in which the
     average record's information is the identity. There a score has squared length d, the number of
     latents, so that noise over a posterior standard deviation is ``z sqrt(d M / N)``, with noise
-    multiplier z, M clients (1 with a trusted aggregator) and N records.
+    multiplier z, M clients (1 with a trusted aggregator) and N records
+    (:class:`~numpyro_dppvi.privacy.Worth`).
 
     Args:
         model: A NumPyro model.
         records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes count.
-        client_sizes: Number of records of each client.
+        client_sizes: Number of records of each client, or a mapping of these by the clients'
+            names.
         budget: One budget for all clients, or one a client.
         guide: The guide that is to be used.
         model_kwargs: The model's public arguments.
@@ -98,39 +111,26 @@ def recommend(
         >>> found.method, round(found.width_together, 2), found.width_alone.round(2).tolist()
         (FisherScoring(num_replicates=8), 1.04, [1.29, 1.58])
     """
-    sizes = _validate.client_sizes(client_sizes)
+    client_names, sizes = names_and_sizes(client_sizes)
     budgets = budget_of_each(budget, len(sizes))
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
     space = latents.from_model(model, record_shapes(records, "records"), constants)
-    num_latents = sum(math.prod(latent.base_shape) for latent in space.latents)
     num_records, trusted = sum(sizes), server.aggregator(trusted_aggregator)
-    # Variance of the noise on the sum of all clients' sums, clipped at norm 1.
-    variances = [_noise(each, size) ** 2 for each, size in zip(budgets, sizes, strict=True)]
-    variance = sum(variances)
-    if trusted is not None:  # a share of the noise comes from everyone, whoever may drop out
-        variance = max(variances) * len(sizes) / trusted.num_shares(len(sizes))
-    noise = math.sqrt(variance * num_latents / num_records)
-    spread = math.sqrt(variance / _INFO_SHARE / 2) * _INFO_CLIP * num_latents**1.5 / num_records
-    together = math.sqrt(1 + noise**2)
-    alone = np.sqrt(num_records / np.asarray(sizes, float))
-    method, why = _method(guide, model, space, prior, num_latents, noise, spread)
-    reasons = [why, _together(together, num_records)]
-    gainless = [m for m, width in enumerate(alone) if width <= together]
-    if gainless:
-        named = ", ".join(map(str, gainless[:5])) + (", ..." if len(gainless) > 5 else "")
-        reasons.append(
-            f"joining cannot pay for client{'s' * (len(gainless) > 1)} {named}: alone and without "
-            "privacy their intervals would be no wider."
-        )
-    return Recommendation(method, tuple(reasons), together, alone)
+    num_shares = None if trusted is None else trusted.num_shares(len(sizes))
+    bought = worth(count_latents(space), budgets, sizes, num_shares=num_shares)
+    # Noise over a posterior standard deviation, and the variance of a sum that is clipped at 1.
+    noise = math.sqrt(bought.together**2 - 1)
+    variance = noise**2 * num_records / bought.num_latents
+    spread = math.sqrt(variance / _INFO_SHARE / 2) * _INFO_CLIP
+    spread *= bought.num_latents**1.5 / num_records
+    method, why = _method(guide, model, space, prior, bought.num_latents, noise, spread)
+    joining = of_joining(bought, client_names)
+    return Recommendation(method, (why, of_widths(bought), *([joining] if joining else [])), bought)
 
 
-def _noise(budget: PrivacyBudget, size: int) -> float:
-    """Noise on one release with all of a budget, of records that are clipped at norm 1."""
-    multiplier = noise_multiplier(
-        budget, num_releases=1, sampler=FullBatch(), num_records=size, physical_size=size
-    )
-    return multiplier * units.records_changed(budget)
+def count_latents(space: LatentSpace) -> int:
+    """How many numbers a posterior is of."""
+    return sum(math.prod(latent.base_shape) for latent in space.latents)
 
 
 def _method(
@@ -166,11 +166,4 @@ def _method(
     return scoring, (
         f"the information matrix of {num_latents} latent{'s' * (num_latents > 1)} can be "
         f"released with an error of about {spread:.2g} of it, so that factors can know their noise."
-    )
-
-
-def _together(width: float, num_records: int) -> str:
-    return (
-        f"intervals will be at least {width:.3g} times as wide as those of all {num_records} "
-        "records without privacy."
     )

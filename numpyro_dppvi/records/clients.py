@@ -1,6 +1,6 @@
 """Partitions: which client holds which row, and two everyday ways to make one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,6 +139,21 @@ def client_names(names: Sequence[Any]) -> tuple[str, ...]:
         twice = next(name for name in found if found.count(name) > 1)
         raise ValueError(f"clients must have distinct names, got {twice!r} twice: rename one.")
     return found
+
+
+def names_and_sizes(
+    client_sizes: Sequence[int] | Mapping[str, int],
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The clients' names, if they have any, and how many records each holds.
+
+    Raises:
+        ValueError: If a name or a size is no such thing.
+        TypeError: If there are no sizes.
+    """
+    if isinstance(client_sizes, Mapping):
+        names = client_names(list(client_sizes))
+        return names, _validate.client_sizes(list(client_sizes.values()))
+    return (), _validate.client_sizes(client_sizes)
 
 
 def names_of(names: Any, num_clients: int) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import importlib.metadata
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from numpyro_dppvi.privacy import (
     SecretKeys,
     words,
 )
+from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.protocol import planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.protocol.server import TrustedAggregator
@@ -402,9 +402,10 @@ def _packed(
     # Whoever goes on from here by hand is charged for every round: no checkpoint knows of it.
     state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
     posterior = algorithm.posterior(state)
+    num_latents = recommendation.count_latents(posterior.space)
     result = FitResult(
         posterior=posterior,
-        plan=plan,
+        plan=None if plan is None else with_worth(plan, num_latents),
         history=done.history,
         status=status_of(
             done.history,
@@ -412,7 +413,7 @@ def _packed(
             plan is not None,
             done.interrupted,
             done.refused,
-            num_latents=sum(math.prod(each.base_shape) for each in posterior.space.latents),
+            num_latents=num_latents,
         ),
         state=state,
         run=run,
