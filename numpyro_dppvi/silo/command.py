@@ -11,14 +11,16 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi.privacy import BudgetExceededError, Entry, Ledger, PrivacyPlan
-from numpyro_dppvi.protocol import server
+from numpyro_dppvi.privacy import BudgetExceededError, Entry, Ledger, PrivacyPlan, words
+from numpyro_dppvi.privacy.plan import with_worth
+from numpyro_dppvi.privacy.worth import of_joining, of_widths
+from numpyro_dppvi.protocol import recommendation, server
 from numpyro_dppvi.silo import messages, settings
 from numpyro_dppvi.silo.gateway import OpenStudy, open_gateway, open_studies
 from numpyro_dppvi.silo.settings import Settings
 from numpyro_dppvi.silo.sockets import listening
 from numpyro_dppvi.silo.store import Store
-from numpyro_dppvi.silo.study import digest_of
+from numpyro_dppvi.silo.study import Prepared, digest_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,12 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("dppvi", description="Studies over hospitals' own records.")
     rooms = parser.add_subparsers(required=True, metavar="silo")
     commands = rooms.add_parser("silo", help="a hospital's gateway").add_subparsers(required=True)
-    for name, act, argument, words in (
+    for name, act, argument, about in (
         ("check", _check, "silo.toml", "says what would be released, and at what cost"),
         ("run", _run, "silo.toml", "starts the gateway, which answers until it is stopped"),
         ("digest", _digest, "study.py", "prints the digest that pins a study file"),
     ):
-        command = commands.add_parser(name, help=words, description=words)
+        command = commands.add_parser(name, help=about, description=about)
         command.add_argument("path", metavar=argument)
         command.set_defaults(act=act)
     return parser
@@ -104,12 +106,24 @@ def _what_leaves(mine: Settings, study: OpenStudy) -> Iterator[str]:
     for name, (shape, dtype) in messages.shapes(prepared.form.release).items():
         yield f"  {name}: {dtype} of shape {shape}"
     yield str(PrivacyPlan((plan,))).partition("\n")[2]  # without the title
+    yield from _what_it_buys(prepared)
     left, covered = _left_and_covered(mine, study)
     yield f"{left} of these steps have not been released yet; the caps cover {covered} of them."
     before = time.perf_counter()
     _rehearse(study)
     seconds = time.perf_counter() - before
     yield f"One step was computed on the records in {seconds:.1f} s, and thrown away."
+
+
+def _what_it_buys(prepared: Prepared) -> Iterator[str]:
+    """How wide intervals will be at the least, and for which hospital joining cannot pay."""
+    if prepared.plan is None:
+        return
+    num_latents = recommendation.count_latents(prepared.assembly.problem.space)
+    bought = with_worth(prepared.plan, num_latents).worth
+    if bought is not None:
+        said = of_widths(bought), of_joining(bought, prepared.study.names)
+        yield from words.paragraph(" ".join(words.sentence(each) for each in said if each))
 
 
 def _left_and_covered(mine: Settings, study: OpenStudy) -> tuple[int, int]:
