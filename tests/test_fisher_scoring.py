@@ -88,6 +88,40 @@ def test_with_hardly_any_noise_it_gives_the_exact_posterior(schedule):
     assert np.all(np.abs(off) < 0.6), off
 
 
+UNAWARE = dppvi.FisherScoring(noise_aware=False)
+
+
+@pytest.mark.parametrize("model", [logistic, normal])
+def test_without_noise_both_kinds_of_factors_agree(model):
+    """But for what factors that know their noise leave for extrapolation from older rounds."""
+    data, _ = study(model)
+    mean, covariance = moments(fitted(model, data, np.inf))
+    other_mean, other_covariance = moments(fitted(model, data, np.inf, method=UNAWARE))
+    np.testing.assert_allclose(other_covariance, covariance, rtol=1e-2)
+    sds = np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((other_mean - mean) / sds, 0, atol=0.03)
+
+
+def test_factors_that_do_not_know_their_noise_are_the_estimated_information():
+    data, _ = study(logistic)
+    result = fitted(logistic, data, 1.0, method=UNAWARE, schedule=dppvi.synchronous)
+    memory, (natural,) = result.state.server.memory, result.posterior.natural.values()
+    precision = -2 * np.asarray(unpack(natural.quadratic)) - np.eye(2) / 9
+    per_record = memory.level * memory.shape / np.outer(memory.prior_sd, memory.prior_sd)
+    np.testing.assert_allclose(precision, sum(SIZES) * per_record, rtol=1e-4)
+    # Noise is in the intervals of those that know it, which are wider in every direction.
+    _, aware = moments(fitted(logistic, data, 1.0, schedule=dppvi.synchronous))
+    assert np.all(np.linalg.eigvalsh(aware - np.linalg.inv(precision + np.eye(2) / 9)) > 0)
+
+
+def test_before_there_are_scores_no_factor_claims_anything():
+    data, _ = study(logistic)
+    result = fitted(logistic, data, 1.0, method=UNAWARE, num_rounds=2)
+    (first,) = result.posterior_at(1).natural.values()
+    precision = -2 * np.asarray(unpack(first.quadratic))
+    np.testing.assert_allclose(precision, np.eye(2) / 9, rtol=1e-4, atol=1e-6)
+
+
 def test_units_of_the_columns_do_not_matter():
     plain, scaled = (
         moments(fitted(normal, study(normal, units=units)[0], 3.0, units))
@@ -306,9 +340,11 @@ def test_outcomes_that_cannot_be_drawn_are_refused():
         )
 
 
-def test_the_number_of_replicates_is_checked():
+def test_its_arguments_are_checked():
     with pytest.raises(ValueError, match="num_replicates must be"):
         dppvi.FisherScoring(num_replicates=0)
+    with pytest.raises(TypeError, match="noise_aware must be"):
+        dppvi.FisherScoring(noise_aware=1)
 
 
 def refusal(model, data, **options):

@@ -35,7 +35,8 @@ def recommended(num_latents, sizes, epsilon, model=logistic, **options):
 def test_few_latents_and_many_records_get_fisher_scoring():
     found = recommended(6, [1000] * 5, 1.0)
     assert found.method == dppvi.FisherScoring()
-    assert str(found).startswith("method=FisherScoring(num_replicates=8)\n  the information matrix")
+    said = "method=FisherScoring(num_replicates=8, noise_aware=True)\n  the information matrix"
+    assert str(found).startswith(said)
 
 
 @pytest.mark.parametrize(

@@ -348,7 +348,7 @@ METHODS: dict[str, Call] = {
     "BayesianCommitteeMachine": Call(
         dppvi.BayesianCommitteeMachine, {"prior": "same", "local": METHOD}
     ),
-    "FisherScoring": Call(dppvi.FisherScoring, {"num_replicates": 8}),
+    "FisherScoring": Call(dppvi.FisherScoring, {"num_replicates": 8, "noise_aware": False}),
     **{
         method.__name__: Call(
             method,

@@ -59,9 +59,14 @@ class FisherScoring:
 
     Args:
         num_replicates: Outcomes that are drawn for each record and visit, to centre its score.
+        noise_aware: Whether factors know their noise. If not, a factor is what is estimated of the
+            records' information, A in place of A (A + Sigma)^-1 A: q as the paper defines it, for
+            reproduction. Its intervals leave the noise out, and are too narrow under privacy;
+            without noise both agree.
 
     Raises:
-        ValueError: If it is no whole number of at least 1.
+        ValueError: If ``num_replicates`` is no whole number of at least 1.
+        TypeError: If ``noise_aware`` is no flag.
     """
 
     releases: ClassVar[Any] = "sums"
@@ -73,8 +78,11 @@ class FisherScoring:
     expectation: ClassVar[Automatic] = Automatic()
 
     num_replicates: int = 8
+    noise_aware: bool = True
 
     def __post_init__(self) -> None:
+        aware = _validate.flag("noise_aware", self.noise_aware)
+        object.__setattr__(self, "noise_aware", aware)
         number = _validate.positive_int("num_replicates", self.num_replicates, 1000)
         object.__setattr__(self, "num_replicates", number)
 
@@ -187,7 +195,7 @@ class FisherScoring:
         self, received: Received, releases: PyTree, memory: Memory, places: Array
     ) -> tuple[Natural, Memory]:
         """What a group's releases say, in factors that know their noise."""
-        return noisy_scores.take(received, releases, memory, places)
+        return noisy_scores.take(received, releases, memory, places, self.noise_aware)
 
 
 def _latents(space: LatentSpace, family: MeanField, loc: Array) -> Mapping[str, Array]:

@@ -175,9 +175,12 @@ def told(memory: Memory, place: Array | int) -> Told:
 
 
 def take(
-    received: Received, released: PyTree, memory: Memory, places: Array
+    received: Received, released: PyTree, memory: Memory, places: Array, noise_aware: bool = True
 ) -> tuple[Natural, Memory]:
-    """What a group's releases change: the group's factors, and what is remembered."""
+    """What a group's releases change: the group's factors, and what is remembered.
+
+    Factors know the noise of the releases, or else are made as if there were none.
+    """
     said = jax.vmap(told, (None, 0))(memory, places)
     roots = jnp.sqrt(said.shares)
     scored = said.shares[:, 0] > 0
@@ -190,7 +193,7 @@ def take(
     memory = _counted(received, released, memory, places, part, scored)
     seen = _observed(received, released, memory, said, places, part, scored)
     memory = jax.tree.map(lambda new, old: jnp.where(jnp.any(scored), new, old), seen, memory)
-    change, loc = _factors(received, memory, places)
+    change, loc = _factors(received, memory, places, noise_aware)
     return change, _moved(memory, jnp.where(jnp.any(scored), loc, memory.loc))
 
 
@@ -394,7 +397,9 @@ def _moved(memory: Memory, loc: Array) -> Memory:
     )
 
 
-def _factors(received: Received, memory: Memory, places: Array) -> tuple[Natural, Array]:
+def _factors(
+    received: Received, memory: Memory, places: Array, noise_aware: bool
+) -> tuple[Natural, Array]:
     """Changes of the visited clients' factors, and where scores are to be taken next."""
     ((name, _),) = received.family.members
     size, sd, num_records = memory.loc.size, memory.prior_sd, received.num_records
@@ -417,6 +422,10 @@ def _factors(received: Received, memory: Memory, places: Array) -> tuple[Natural
         amount = num_records[:, None, None] / memory.level * jnp.eye(size) + error
         amount = jnp.linalg.solve(jnp.eye(size) + known @ amount, known)
         amount = num_records[:, None, None] ** 2 * (half @ _symmetric(amount) @ half)
+        if not noise_aware:  # the limit of the same without noise, A, once there are scores
+            scored = jnp.any(memory.score_known[places] != 0, axis=(1, 2))
+            exact = jnp.where(scored, num_records * memory.level, 0)
+            amount = exact[:, None, None] * jnp.eye(size)
         precision = axes.outside(amount) / (sd[:, None] * sd)
         linear = jnp.einsum("mij,mj->mi", precision, own * sd)
         return NormalNatural(linear, pack(-0.5 * precision))

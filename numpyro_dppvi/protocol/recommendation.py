@@ -109,7 +109,7 @@ def recommend(
         >>> budget = dppvi.PrivacyBudget(epsilon=1.0)
         >>> found = dppvi.recommend(model, shapes, [900, 600], budget)
         >>> found.method, round(found.width_together, 2), found.width_alone.round(2).tolist()
-        (FisherScoring(num_replicates=8), 1.04, [1.29, 1.58])
+        (FisherScoring(num_replicates=8, noise_aware=True), 1.04, [1.29, 1.58])
     """
     client_names, sizes = names_and_sizes(client_sizes)
     budgets = budget_of_each(budget, len(sizes))
