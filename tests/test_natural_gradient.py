@@ -1,6 +1,8 @@
 """Natural-gradient steps: closed forms in one step, lengths, and what reaches a release."""
 
 import math
+import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -214,3 +216,60 @@ def test_noise_under_an_aggregator_covers_whoever_moves_the_mean_furthest():
 def test_refusals(made, error):
     with pytest.raises((ValueError, TypeError), match=error):
         made()
+
+
+class TestUnsafe:
+    """Without an aggregator, noise has thrown posteriors far off: docs/methods.md has the cases."""
+
+    words = "^natural gradients without a trusted aggregator are unsafe: single rounds of noise"
+    local = dppvi.VirtualClients((6, 6), 0.1, 1, dppvi.NaturalGradient())
+    budget = dppvi.PrivacyBudget(1.0)
+
+    def fit(self, method=local, budget=budget, **options):
+        data = {"y": np.zeros(12)}
+        key, settings = jax.random.key(0), {"num_rounds": 1, "clients": 2, **options}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            dppvi.fit(
+                normal_mean, None, data, rng_key=key, method=method, budget=budget, **settings
+            )
+        return [str(warning.message) for warning in told]
+
+    def test_fit_and_plan_say_so_once(self):
+        (said,) = self.fit()
+        assert re.match(self.words, said)
+        with pytest.warns(UserWarning, match=self.words) as told:
+            dppvi.plan_privacy(self.local, self.budget, num_rounds=1, client_sizes=[6, 6])
+        assert len(told) == 1
+
+    @pytest.mark.parametrize(
+        "method",
+        [
+            dppvi.ParameterPerturbation(0.1, 1, dppvi.NaturalGradient()),
+            dppvi.LocalAveraging(6, 0.1, 1, dppvi.NaturalGradient()),
+        ],
+    )
+    def test_of_every_method_that_takes_them(self, method):
+        assert [said for said in self.fit(method) if re.match(self.words, said)]
+
+    @pytest.mark.parametrize(
+        ("method", "budget", "options"),
+        [
+            (local, budget, {"trusted_aggregator": True, "schedule": dppvi.synchronous}),
+            (local, dppvi.PrivacyBudget(math.inf), {}),
+            (dppvi.VirtualClients((6, 6), 0.1, 1), budget, {}),
+            (dppvi.NonPrivate(1, dppvi.NaturalGradient()), None, {}),
+        ],
+        ids=["with an aggregator", "without noise", "with Adam", "without privacy"],
+    )
+    def test_of_nothing_else(self, method, budget, options):
+        assert self.fit(method, budget, **options) == []
+
+    def test_reproductions_silence_it_as_it_says(self):
+        (said,) = self.fit()
+        call = said[said.index("warnings.filterwarnings(") :].removesuffix(".")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            eval(call, {"warnings": warnings})
+            dppvi.plan_privacy(self.local, self.budget, num_rounds=1, client_sizes=[6, 6])
+        assert told == []

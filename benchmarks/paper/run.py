@@ -2,6 +2,7 @@
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 import jax
@@ -57,17 +58,19 @@ class Runner:
         start = time.perf_counter()
         partition = self._partition(split)
         method = settings.method(partition.sizes)
-        result = dppvi.fit(
-            self._study.model,
-            None,
-            {"X": self._data.X_train, "y": self._data.y_train},
-            rng_key=jax.random.key(seed),
-            clients=partition,
-            method=method,
-            budget=dppvi.PrivacyBudget(self._study.epsilon, DELTA),
-            progress_bar=False,
-            **settings.arguments(),
-        )
+        with warnings.catch_warnings():  # what is reproduced includes methods that are unsafe
+            warnings.filterwarnings("ignore", "natural gradients without a trusted aggregator")
+            result = dppvi.fit(
+                self._study.model,
+                None,
+                {"X": self._data.X_train, "y": self._data.y_train},
+                rng_key=jax.random.key(seed),
+                clients=partition,
+                method=method,
+                budget=dppvi.PrivacyBudget(self._study.epsilon, DELTA),
+                progress_bar=False,
+                **settings.arguments(),
+            )
         seconds = time.perf_counter() - start
         spent = _epsilons(result)
         total = len(result.history.movement)

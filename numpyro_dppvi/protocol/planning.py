@@ -1,13 +1,14 @@
 """From a method, a budget and a schedule to a privacy plan, before any data is read."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.methods import values
+from numpyro_dppvi.methods import NaturalGradient, values
 from numpyro_dppvi.methods.values import AnyMethod, Method
 from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan, accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
@@ -130,6 +131,7 @@ def plan_privacy(
     )
     spent = None if ledger_file is None else ledger_file.spent
     plan = plan_run(run, budget, sizes, spent, names)
+    warn_of_unsafe(run, plan)
     return plan if num_latents is None else with_worth(plan, num_latents)
 
 
@@ -222,6 +224,22 @@ def _check_raised(budgets: Sequence[PrivacyBudget], continues: PrivacyPlan) -> N
                 f"after {was.epsilon:g} at {was.delta:g}: write a larger epsilon, because what was "
                 "released stays released."
             )
+
+
+def warn_of_unsafe(run: RunSpec, plan: PrivacyPlan | None) -> None:
+    """Warns of natural gradients under noise that is not shared: see ``docs/methods.md``."""
+    noisy = plan is not None and bool(np.any(plan.noise_std > 0))
+    natural = isinstance(getattr(run.local, "optimizer", None), NaturalGradient)
+    if noisy and natural and run.trusted is None:
+        warnings.warn(
+            "natural gradients without a trusted aggregator are unsafe: single rounds of noise "
+            "have thrown posteriors far off, although every merge was accepted, and intervals of "
+            "95 % covered the truth in 10 to 27 % of simulated studies. Write "
+            "trusted_aggregator=True, or method=None for what is recommended; to reproduce old "
+            "results, warnings.filterwarnings('ignore', 'natural gradients without').",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def resolve(

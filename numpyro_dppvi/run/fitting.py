@@ -330,6 +330,7 @@ def _fitted(
             if run.local.releases != "nothing" or budget is not None:
                 sizes, names = task.client_sizes, task.client_names
                 plan = parts.plan_of(run, budget, sizes, names, kept, task.ledger_file)
+            planning.warn_of_unsafe(run, plan)
             algorithm = _algorithm(task, run, plan)
             visited = {int(client) for groups in run.groups for client in np.unique(groups)}
             counted_twice.check(task.prior, task.client_names, visited, task.ledger_file)

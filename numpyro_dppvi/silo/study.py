@@ -297,6 +297,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
     budget = [given[n] for n in study.names] if isinstance(given, Mapping) else given
     private = run.local.releases != "nothing" or budget is not None
     plan = planning.plan_run(run, budget, sizes) if private else None
+    planning.warn_of_unsafe(run, plan)
     rows = {name: _row(name, row) for name, row in study.records.items()}
     pooled = {
         name: jax.ShapeDtypeStruct((sum(sizes), *row.shape), row.dtype)
