@@ -1,5 +1,7 @@
 """How a run ended is said in a sentence, and a run that diverges keeps its last good posterior."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import optax
 import pytest
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi.run.history import History, status_of
+from numpyro_dppvi.run.history import _SETTLED, _SETTLED_WITH_NOISE, History, status_of
 
 NUM_ROUNDS = 3
 
@@ -35,6 +37,17 @@ def run(method, **arguments):
         progress_bar=False,
         **arguments,
     )
+
+
+def test_the_docs_name_all_outcomes_and_the_thresholds():
+    page = (Path(__file__).parents[1] / "docs" / "posterior.md").read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert rows.keys() >= {outcome.name for outcome in dppvi.run.Outcome}
+    with_noise, without = _SETTLED_WITH_NOISE, _SETTLED
+    words = (
+        f"more than {with_noise:g} of its standard deviations with noise, or {without:g} without"
+    )
+    assert words in rows["UNSETTLED"]
 
 
 def assert_prior(result):
