@@ -214,13 +214,10 @@ def _contribution(told: Told, scores: Array) -> PyTree:
     # The centre b with sum_k clip(z_k - b) = 0, by reweighted means. It is symmetric in the
     # observed and the drawn outcomes, and so is what is taken off below: the expectation of the
     # first row is that of any other, and all of them add up to zero.
-
-    def nearer(_: Array, centre: Array) -> Array:
+    centre = jnp.mean(white, axis=0)
+    for _ in range(4):
         weights = _shrink(_norms(white - centre), told.clip)
-        return weights @ white / jnp.sum(weights)
-
-    # A loop, because four copies of it took four times as long to compile.
-    centre = jax.lax.fori_loop(0, 4, nearer, jnp.mean(white, axis=0))
+        centre = weights @ white / jnp.sum(weights)
     rest = white - centre
     norms = _norms(rest)
     clipped = rest * _shrink(norms, told.clip)[:, None]
