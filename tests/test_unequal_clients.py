@@ -21,9 +21,6 @@ BUDGETS = (
 )
 METHOD = dppvi.DPOptimization(num_local_steps=2)
 
-# For keys on a leading axis, too: a program with options of its own must not be in another one.
-run_round = jax.jit(rounds.run_round.__wrapped__, static_argnames="problem")
-
 
 def normal_mean(y):
     mu = numpyro.sample("mu", dist.Normal(0, 1))
@@ -164,7 +161,7 @@ def one_step(sampler, budget, value=1e6, clips=CLIPS):
     def steps(secret_key):
         """The sums that clients sent, in units of what their locations moved by."""
         problem, params, before, shards, groups, (key, _), _ = program
-        end, _ = run_round(problem, params, before, shards, groups, (key, secret_key))
+        end, _ = rounds.run_round(problem, params, before, shards, groups, (key, secret_key))
         one_by_one = jax.tree.map(lambda leaf: leaf[:, None], end.server.factors)
         q = jax.vmap(server.approximation, (None, 0))(end.server.prior, one_by_one)
         return problem.family.coordinates(q)["mu"].loc / RATE
@@ -260,7 +257,7 @@ def test_the_truncation_is_that_of_the_clients_own_batch():
 def test_other_numbers_need_no_other_program(monkeypatch):
     traced, one_round = [], rounds.one_round
     monkeypatch.setattr(rounds, "one_round", lambda *a: traced.append(a) or one_round(*a))
-    run_round.clear_cache()
+    rounds.run_round.clear_cache()
     for clips, probs in (((1.0, 2.0, 3.0), (0.1, 0.2, 0.5)), ((5.0, 1.0, 9.0), (0.3, 0.1, 0.5))):
         _, steps = one_step(dppvi.PoissonSampling(probs), UNLIMITED, clips=clips)
         steps(dppvi.privacy.SecretKeys(0).round_key(0))

@@ -30,14 +30,26 @@ class Compiled(Generic[_P, _R]):
     @functools.cached_property
     def program(self) -> Any:
         """The ``jax.jit`` of the function. Made when it is asked for, as options are."""
-        return jax.jit(
-            self._function, static_argnames=self._static, compiler_options=dict(options())
-        )
+        return self._jit(compiler_options=dict(options()))
+
+    @functools.cached_property
+    def inner(self) -> Any:
+        """The same without options, for a place in another program, which has its own."""
+        return self._jit()
+
+    def _jit(self, **settings: Any) -> Any:
+        return jax.jit(self._function, static_argnames=self._static, **settings)
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Calls the compiled function."""
-        result: _R = self.program(*args, **kwargs)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+        result: _R = (self.inner if traced else self.program)(*args, **kwargs)
         return result
+
+    def clear_cache(self) -> None:
+        """Forgets what was compiled."""
+        self.program.clear_cache()
+        self.inner.clear_cache()
 
 
 @functools.cache
