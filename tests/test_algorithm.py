@@ -1,6 +1,7 @@
 """Partitioned inference against exact answers: closed forms, NumPyro's SVI, q as a product."""
 
 import functools
+import logging
 import math
 import re
 
@@ -224,13 +225,57 @@ def test_all_rounds_share_one_compilation():
         logistic(X, y)
 
     fit(model, rng_key=jax.random.key(0), num_rounds=2)
-    before = rounds.run_round._cache_size()
+    before = rounds.run_round.program._cache_size()
     # More rounds, other seeds, budgets or damping, and a model typed again: nothing compiles.
     fit(model, rng_key=jax.random.key(1), num_rounds=5, damping=0.2)
     fit(logistic, rng_key=jax.random.key(2), num_rounds=3, budget=dppvi.PrivacyBudget(3.0))
-    assert rounds.run_round._cache_size() == before
+    assert rounds.run_round.program._cache_size() == before
     fit(model, rng_key=jax.random.key(1), method=dppvi.DPOptimization(num_local_steps=2))
-    assert rounds.run_round._cache_size() == before + 1  # the counter does count
+    assert rounds.run_round.program._cache_size() == before + 1  # the counter does count
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        dppvi.DPOptimization(sampler=dppvi.PoissonSampling(0.3), num_local_steps=2),
+        dppvi.LocalAveraging(num_shards=2, num_local_steps=2),
+    ],
+    ids=["sampled", "sharded"],
+)
+def test_nothing_is_compiled_for_a_second_fit(method, caplog):
+    """Of the same shapes; the model has a prior that takes a computation, and is typed anew."""
+    y = np.random.default_rng(0).normal(size=(20, 3))
+
+    def programs(seed, **changed):
+        def model(y):
+            spread = numpyro.sample("spread", dist.Gamma(2.0, 2.0))
+            mu = numpyro.sample("mu", dist.MultivariateNormal(jnp.zeros(3), jnp.eye(3) + 0.5))
+            with numpyro.plate("records", y.shape[0]):
+                numpyro.sample("y", dist.Normal(mu, spread).to_event(1), obs=y)
+
+        caplog.clear()
+        with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
+            dppvi.fit(
+                model,
+                None,
+                {"y": y + seed},
+                rng_key=jax.random.key(seed),
+                clients=2,
+                method=method,
+                budget=dppvi.PrivacyBudget(1.0),
+                progress_bar=False,
+                **{"num_rounds": 2} | changed,
+            )
+        found = (
+            re.match(r"Finished XLA compilation of jit\((.*)\) in", m) for m in caplog.messages
+        )
+        return [match[1] for match in found if match]
+
+    first = programs(0)
+    assert first.count("run_round") == 1
+    assert len(first) < 100
+    assert programs(1) == []
+    assert programs(2, num_rounds=3, damping=0.2) == []
 
 
 def test_a_model_that_reads_something_changeable_is_read_again():

@@ -26,6 +26,7 @@ from numpyro_dppvi.posterior.prior import first_factor
 from numpyro_dppvi.privacy import PrivacyPlan, Sampler, add_noise
 from numpyro_dppvi.protocol import algorithm, client, rounds, schedules
 from numpyro_dppvi.protocol.client import ClientState
+from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundState
@@ -150,7 +151,7 @@ def replays(replay: Replay) -> Callable[[PRNGKey, Array | float, int], Natural]:
     return of
 
 
-@functools.partial(jax.jit, static_argnames=("problem", "at_once"))
+@compiled("problem", "at_once")
 def _round(
     problem: Problem,
     params: RoundParams,

@@ -1,13 +1,18 @@
 """Digests of traced programs: functions that compute the same can share a compilation."""
 
+import functools
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from numpyro_dppvi._typing import Array, PyTree
 
 # Functions and other objects are printed with their memory address.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -25,6 +30,31 @@ def fingerprint(*programs: Any) -> str:
             digest.update(f"{array.dtype}{array.shape}".encode())
             digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def evaluated(function: Callable[[], PyTree]) -> PyTree:
+    """What a function without arguments returns, compiled as a whole and once for equal programs.
+
+    Run eagerly, each operation would be compiled separately; under ``jax.jit`` every closure would
+    be compiled anew, however often it had been written before. Records must not be closed over:
+    what was computed is remembered.
+    """
+    program, shapes = jax.make_jaxpr(function, return_shape=True)()
+    values = _values(_Program(fingerprint(program), program))
+    return jax.tree.unflatten(jax.tree.structure(shapes), values)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A traced program without arguments; equal to others of the same digest."""
+
+    digest: str
+    program: ClosedJaxpr = field(compare=False)
+
+
+@functools.lru_cache(maxsize=64)
+def _values(one: _Program) -> list[Array]:
+    return jax.jit(jaxpr_as_fun(one.program))()
 
 
 def _host(constant: Any) -> np.ndarray:

@@ -19,7 +19,7 @@ from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
-from numpyro_dppvi.latents.fingerprint import fingerprint
+from numpyro_dppvi.latents.fingerprint import evaluated, fingerprint
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
 from numpyro_dppvi.latents.refusals import (
@@ -409,7 +409,7 @@ def _latents(
     rescaled: set[str] = set()
     values: dict[str, np.ndarray] = {}
 
-    def read(_: int) -> dict[str, PyTree]:
+    def read() -> dict[str, PyTree]:
         trace = run({}, zeros)
         # handlers.scale changes a prior's density, so it is no longer the distribution's.
         rescaled.update(name for name in names if trace[name]["scale"] is not None)
@@ -417,8 +417,7 @@ def _latents(
         values.update({n: np.zeros(jnp.shape(v := trace[n]["value"]), v.dtype) for n in names})
         return {n: (trace[n]["fn"], trace[n]["fn"].support) for n in names}
 
-    # Compiled as a whole: run eagerly, each operation would be compiled separately.
-    facts = jax.jit(read, static_argnums=0)(0)
+    facts = evaluated(read)
     parents = _parents(run, zeros, values, summed)
     latents = []
     for site in sites:

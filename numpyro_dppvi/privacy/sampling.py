@@ -214,15 +214,28 @@ class PoissonSampling:
         physical_size: int,
     ) -> Batch:
         """Draws each record independently and gathers the rows that were drawn."""
-        # A record is drawn if its random word is below q 2^30. Taking the smallest words keeps all
-        # drawn records if they fit, and a uniformly random subset of them if they do not. The
-        # threshold is rounded down, starting from the float just below q, so that the true
-        # probability never exceeds the accounted one.
+        # A record is drawn if its random word is below q 2^30. The threshold is rounded down,
+        # starting from the float just below q, so that the true probability never exceeds the
+        # accounted one.
         words = _words(rng_key, num_records, capacity)
         below = jnp.nextafter(jnp.asarray(inclusion_prob), 0)
         threshold = jnp.floor(below * 2**_BITS).astype(jnp.uint32)
-        rows = _smallest(words, physical_size)
-        return Batch(rows, words[rows] < threshold)
+        # How many of the rows so far are drawn: where that first reaches k, the k-th of them is.
+        drawn = jnp.cumsum(words < threshold, dtype=jnp.int32)
+        rows = jnp.searchsorted(drawn, jnp.arange(1, physical_size + 1, dtype=jnp.int32))
+        rows = jnp.minimum(rows, capacity - 1)  # padding
+
+        # The rows with the smallest words are a uniformly random subset of those that were drawn.
+        # To find them takes a sort. A loop, unlike a condition, skips it under vmap, too, if its
+        # body depends on what the loop changes: else the compiler takes the sort out of the loop.
+        def subset(found: tuple[Array, Array]) -> tuple[Array, Array]:
+            _, too_many = found
+            mine = jnp.where(too_many, words, 0)
+            return _smallest(mine, physical_size), jnp.zeros_like(too_many)
+
+        too_many = drawn[-1] > physical_size
+        rows, _ = jax.lax.while_loop(lambda found: found[1], subset, (rows, too_many))
+        return Batch(rows, jnp.arange(physical_size) < drawn[-1])
 
     def dp_event(
         self, noise_multiplier: float, num_records: int, physical_size: int

@@ -26,6 +26,7 @@ from numpyro_dppvi.privacy import (
     draw_noise,
     noise_laws,
 )
+from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Answer, Release, Request
 from numpyro_dppvi.protocol.problem import Problem
 
@@ -123,7 +124,7 @@ def settled(state: ClientState, kept: Natural | None, answer: Answer) -> ClientS
     return state
 
 
-_respond = jax.jit(respond, static_argnames="problem")
+_respond = compiled("problem")(respond)
 _settled = jax.jit(settled)
 
 

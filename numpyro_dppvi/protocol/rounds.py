@@ -1,6 +1,5 @@
 """One round as one compiled program: group after group of clients, visited side by side."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,6 +10,7 @@ from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.methods.visits import Outcome
 from numpyro_dppvi.protocol import client, initial, server
 from numpyro_dppvi.protocol.client import ClientState
+from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Release, Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.server import MergeInfo, ServerState
@@ -54,12 +54,13 @@ class RoundInfo(NamedTuple):
     failed: Array
 
 
-@functools.partial(jax.jit, static_argnames="problem")
+@compiled("problem")
 def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
     """The prior's factor to begin with."""
     return server.first_prior(problem, params.prior_of(problem), rng_key)
 
 
+@compiled("problem", "asynchronous")
 def first_state(
     problem: Problem,
     params: RoundParams,
@@ -96,7 +97,7 @@ def _repeated(tree: Any, times: int) -> Any:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (times, *jnp.shape(leaf))), tree)
 
 
-@functools.partial(jax.jit, static_argnames="problem")
+@compiled("problem")
 def run_round(
     problem: Problem,
     params: RoundParams,

@@ -28,6 +28,7 @@ from numpyro_dppvi.privacy import Ledger, PrivacyPlan, PrivacyStatement
 from numpyro_dppvi.protocol import schedules, server
 from numpyro_dppvi.protocol.algorithm import PVIState
 from numpyro_dppvi.protocol.client import ClientState
+from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Release
 from numpyro_dppvi.protocol.rounds import RoundInfo
 from numpyro_dppvi.run import checkpoint as checkpoints
@@ -49,7 +50,7 @@ _FOR_GOOD = frozenset({Code.USED_UP, Code.UNKNOWN_STUDY, Code.NOT_ALLOWED, Code.
 
 _begin_round = jax.jit(server.begin_round, static_argnames="problem")
 _request = jax.jit(server.request, static_argnames="problem")
-_take = jax.jit(server.take, static_argnames="problem")
+_take = compiled("problem")(server.take)
 
 
 class Missed(NamedTuple):

@@ -1,0 +1,68 @@
+"""Compilation in half the time."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def compiled(*static: str) -> Callable[[Callable[_P, _R]], "Compiled[_P, _R]"]:
+    """A decorator: compiles a function whose static arguments have these names."""
+    return lambda function: Compiled(function, static)
+
+
+class Compiled(Generic[_P, _R]):
+    """What ``jax.jit`` makes of a function, compiled with :func:`options`.
+
+    Args:
+        function: The function.
+        static: Names of its static arguments.
+    """
+
+    def __init__(self, function: Callable[_P, _R], static: tuple[str, ...]) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._static = function, static
+
+    @functools.cached_property
+    def program(self) -> Any:
+        """The ``jax.jit`` of the function. Made when it is asked for, as options are."""
+        return self._jit(compiler_options=dict(options()))
+
+    @functools.cached_property
+    def inner(self) -> Any:
+        """The same without options, for a place in another program, which has its own."""
+        return self._jit()
+
+    def _jit(self, **settings: Any) -> Any:
+        return jax.jit(self._function, static_argnames=self._static, **settings)
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Calls the compiled function."""
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+        result: _R = (self.inner if traced else self.program)(*args, **kwargs)
+        return result
+
+    def clear_cache(self) -> None:
+        """Forgets what was compiled."""
+        self.program.clear_cache()
+        self.inner.clear_cache()
+
+
+@functools.cache
+def options() -> tuple[tuple[str, Any], ...]:
+    """Options for the compiler; none where it does not know them.
+
+    Most of a first fit is compilation. Without XLA's new emitters for processors a round of
+    ``DPOptimization`` compiles in half the time, one of ``FisherScoring`` in two thirds, and both
+    run as fast (measured with JAX 0.10).
+    """
+    wanted = (("xla_cpu_use_fusion_emitters", False),)
+    try:
+        jax.jit(lambda: 0, compiler_options=dict(wanted))()
+    except jax.errors.JaxRuntimeError:  # such options come and go
+        return ()
+    return wanted
