@@ -21,7 +21,8 @@ STAMP := $(VENV)/.installed
 # A worker for each core, but no more of them than are worth their start-up; tests of a file share what they compile.
 PYTEST := $(RUN) pytest -n logical --maxprocesses=4 --dist loadfile
 # What claims to hold to the last bit is compiled as users do, the rest in haste: tests/conftest.py.
-EXACT := $(patsubst %,tests/privacy/test_%.py,clipping exact inverse noise) tests/test_client.py
+EXACT := $(patsubst %,tests/privacy/test_%.py,clipping exact inverse noise)
+SAME := tests/test_client.py::test_one_client_at_a_time_is_the_compiled_round
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo readme docs tutorials test slow mutants oldest lint types check format bench bench-believe bench-battery paper clean
@@ -46,7 +47,7 @@ tutorials: setup ## run the tutorials in full and write their pages
 
 test: setup ## run the test suite, but for the tests marked slow
 	$(PYTEST) $(or $(PYTEST_ARGS),$(EXACT:%=--ignore=%))
-	$(if $(PYTEST_ARGS),,XLA_FLAGS= $(PYTEST) $(EXACT))
+	$(if $(PYTEST_ARGS),,XLA_FLAGS= $(PYTEST) $(EXACT) "$(SAME)[full batches]")
 
 slow: setup ## run the tests marked slow, compiled as users do
 	XLA_FLAGS= $(PYTEST) -m slow $(PYTEST_ARGS)

@@ -1,6 +1,7 @@
 """The seam between the server and its clients: one client at a time is the compiled round."""
 
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -192,15 +193,18 @@ ALL = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for 
 def test_one_client_at_a_time_is_the_compiled_round(name):
     """What the server knows and what every client keeps.
 
-    To the bit, where clients are visited in turn and keep nothing to themselves. Else to the last
-    of 53 bits: clients side by side are solved for in one batch, whose sums XLA orders otherwise,
-    and it rounds ``private + share * kept`` once or twice as it happens to be compiled.
+    To the bit as users compile, where clients are visited in turn and keep nothing to themselves.
+    Else to the last of 53 bits: clients side by side are solved for in one batch, whose sums XLA
+    orders otherwise, and it rounds ``private + share * kept`` once or twice as it happens to be
+    compiled.
     """
     assembly, state = named(name)[0], together(name)
     with jax.enable_x64(True):
         known, clients = one_at_a_time(assembly, dppvi.records.stack_clients(data()))
         apart = [client.of_many(state.clients, m) for m in range(len(SIZES))]
-    exact = assembly.groups(0).shape[1] == 1 and not assembly.problem.layout.private
+    in_haste = "optimization_level=0" in os.environ.get("XLA_FLAGS", "")
+    in_turn = assembly.groups(0).shape[1] == 1 and not assembly.problem.layout.private
+    exact = in_turn and not in_haste
     found = (known, [each.state for each in clients])
     for a, b in zip(*map(jax.tree.leaves, (found, (state.server, apart))), strict=True):
         slack = 0 if exact else 1e-14 * np.max(np.abs(b), initial=0)
