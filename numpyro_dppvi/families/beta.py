@@ -58,6 +58,7 @@ class Beta:
 
     def coordinates(self, natural: BetaNatural) -> BetaCoordinates:
         """Inverse of :meth:`natural`; NaN outside the domain."""
+        # The mean is a / (a + b), so its logit is log a - log b.
         a, b = natural.log + 1, natural.log_complement + 1
         return BetaCoordinates(jnp.log(a) - jnp.log(b), jnp.log(a + b))
 
@@ -101,6 +102,8 @@ class Beta:
 
 
 def _concentrations(coordinates: BetaCoordinates) -> tuple[Array, Array]:
+    # a = (a + b) * mean and b = (a + b) * (1 - mean), in logarithms: log_sigmoid keeps the smaller
+    # one's digits where the mean is next to 0 or 1.
     logit, log_concentration = coordinates
     log_a = log_concentration + jax.nn.log_sigmoid(logit)
     log_b = log_concentration + jax.nn.log_sigmoid(-logit)

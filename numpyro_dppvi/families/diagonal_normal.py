@@ -150,6 +150,8 @@ class DiagonalNormal:
 
 def mirrored(rng_key: PRNGKey, num_draws: int, like: Array) -> Array:
     """Standard normal draws of shape ``(num_draws, *like.shape)`` in antithetic pairs."""
+    # A pair's mean is exact for every odd function of the noise, so that linear terms have no
+    # Monte Carlo error. An odd number of draws leaves the last one without its mirror image.
     half = (num_draws + 1) // 2
     noise = jax.random.normal(rng_key, (half, *like.shape), like.dtype)
     return jnp.stack([noise, -noise], axis=1).reshape(2 * half, *like.shape)[:num_draws]

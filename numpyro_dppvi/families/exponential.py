@@ -16,6 +16,8 @@ from numpyro_dppvi.families.reading import full, plain
 class Exponential:
     """Exponential distributions over arrays of ``shape``; entries are independent."""
 
+    # p(x) = exp(-r x + log r). The log of the mean is the log rate up to its sign; steps in it are
+    # relative, whatever the unit of x.
     shape: tuple[int, ...]
 
     def standard(self) -> Array:
@@ -63,9 +65,11 @@ class Exponential:
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
         """Antithetic draws, at the quantiles u and 1 - u."""
         half = (num_draws + 1) // 2
+        # -log(1 - u) is the quantile function. u and 1 - u give a short and a long draw, whose
+        # errors cancel in part.
         tiny = np.finfo(coordinates.dtype).tiny
         u = jax.random.uniform(rng_key, (half, *self.shape), coordinates.dtype, minval=tiny)
-        pairs = jnp.stack([-jnp.log(u), -jnp.log1p(-u)], axis=1)  # the inverse is -log(1 - u)
+        pairs = jnp.stack([-jnp.log(u), -jnp.log1p(-u)], axis=1)
         unit = pairs.reshape(2 * half, *self.shape)[:num_draws]
         return jnp.exp(coordinates) * jnp.maximum(unit, tiny)
 

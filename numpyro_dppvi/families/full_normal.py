@@ -82,6 +82,7 @@ class FullNormal:
 
     def coordinates(self, natural: NormalNatural) -> FullNormalCoordinates:
         """Inverse of :meth:`natural`; NaN where the precision is not positive definite."""
+        # With covariance P^-1 = L L', the mean is P^-1 (P m) = L L' (P m).
         tril = cholesky_of_inverse(-2 * unpack(natural.quadratic))
         loc = _einsum("...ij,...kj,...k", tril, tril, natural.linear)
         diagonal = jnp.diagonal(tril, axis1=-2, axis2=-1)
@@ -137,6 +138,7 @@ class FullNormal:
         self, coordinates: FullNormalCoordinates, offset: int, dimension: int
     ) -> Array:
         """Mean plus and minus sqrt(dimension) columns of the Cholesky factor."""
+        # As for DiagonalNormal: rows that are other members' axes are zero here.
         axes = math.sqrt(dimension) * jnp.eye(dimension, dtype=coordinates.loc.dtype)
         mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
         return _from_white(coordinates, jnp.concatenate([mine, -mine]))
@@ -147,6 +149,7 @@ class FullNormal:
 
     def linear_variance(self, coordinates: FullNormalCoordinates, slope: Array) -> Array:
         """Variance of <slope, x>, a scalar."""
+        # a' L L' a = |L' a|^2.
         return jnp.sum(_einsum("...ij,...i", scale_tril(coordinates), slope) ** 2)
 
     def whitened(self, coordinates: FullNormalCoordinates, change: NormalNatural) -> NormalNatural:

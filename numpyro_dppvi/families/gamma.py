@@ -52,6 +52,7 @@ class Gamma:
 
     def natural(self, coordinates: GammaCoordinates) -> GammaNatural:
         """(concentration - 1, -rate), where the rate is concentration / mean."""
+        # expm1, and log1p below, keep the digits of a - 1 next to the exponential's a = 1.
         log_rate = coordinates.log_concentration - coordinates.log_mean
         return GammaNatural(jnp.expm1(coordinates.log_concentration), -jnp.exp(log_rate))
 

@@ -17,6 +17,7 @@ from numpyro_dppvi.families.reading import full, plain
 class HalfNormal:
     """Half-normal distributions over arrays of ``shape``; the coordinate is the log scale."""
 
+    # p(x) = 2 Normal(x | 0, s) for x >= 0, that is exp(-x^2 / (2 s^2) - log s - log(pi / 2) / 2).
     shape: tuple[int, ...]
 
     def standard(self) -> Array:
@@ -63,7 +64,7 @@ class HalfNormal:
 
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
         """Antithetic draws, at the quantiles u and 1 - u."""
-        # The quantile function is ndtri((1 + u) / 2).
+        # The quantile function is ndtri((1 + u) / 2); at 1 - u that is ndtri(1 - u / 2).
         half = (num_draws + 1) // 2
         limits = np.finfo(coordinates.dtype)
         u = jax.random.uniform(rng_key, (half, *self.shape), coordinates.dtype, limits.eps)

@@ -151,6 +151,8 @@ class MeanField:
 
     def linear_variance(self, coordinates: Coordinates, slope: Mapping[str, Array]) -> Array:
         """Variance of <slope, x>, a scalar, with the slope by latent; for normal families."""
+        # Members are independent, so their variances add up. A shared member's latents are not:
+        # their slopes are joined into one, in the order in which they stand in its vector.
         slopes: dict[str, list[Array]] = {}
         for place in self._places():
             mine = slope[place.latent]

@@ -51,6 +51,7 @@ def elementary(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
 
 def same(transforms: Sequence[Transform], others: Sequence[Transform]) -> bool:
     """Whether two chains consist of equal bijections."""
+    # Bijections are JAX trees: their types are the structure and their parameters the leaves.
     mine, theirs = (list(elementary(chain)) for chain in (transforms, others))
     if jax.tree.structure(mine) != jax.tree.structure(theirs):  # type: ignore[operator]
         return False

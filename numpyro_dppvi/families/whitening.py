@@ -91,7 +91,7 @@ def axis_variances(family: MeanField, coordinates: Coordinates) -> Weights:
 
 
 def _solve_transposed(root: Array, white: Array) -> Array:
-    return solve_triangular(root, white, trans=1, lower=True)
+    return solve_triangular(root, white, trans=1, lower=True)  # white = L' d
 
 
 def _by_entry(

@@ -143,6 +143,7 @@ def derived(
         facts.update({n: (jnp.shape(s["value"]), _plates(s)) for n, s in found.items()})
         return {n: jnp.asarray(s["value"]) for n, s in found.items()}
 
+    # A site that is computed from records has no value without them.
     inputs = eval_provenance(sites, rows=dict(shapes), theta=dict(theta))
     before = dict(facts)
     longer = {

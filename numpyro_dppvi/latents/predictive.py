@@ -84,6 +84,7 @@ def usual_range(
     Returns:
         Lower and upper end; not finite if the model gives no density at made-up rows.
     """
+    # Nothing here depends on a record, or the range would have to be released privately itself.
     rng = np.random.default_rng(0)
     rows = {name: made_up(rng, s) for name, s in several(space.row, _MADE_UP_ROWS).items()}
     num_draws = len(next(iter(draws.values())))
@@ -108,6 +109,7 @@ def usual_range(
 
 def _averaged(log_likelihoods: Array) -> Array:
     """The log of the mean over draws; a draw under which there is no number counts as 0."""
+    # log p(y) = log (1/S sum_s p(y | theta_s)).
     known = jnp.where(jnp.isnan(log_likelihoods), -jnp.inf, log_likelihoods)
     return logsumexp(known) - jnp.log(len(known))
 

@@ -151,6 +151,7 @@ def read_summed(
         refuse_infinite(name, support)
         entries = np.asarray(integers(support)) if support.is_discrete else _GRID
         shapes = zip(value.shape, two[name][0].shape, strict=True)
+        # One row more lengthens the rows' axis alone.
         (axis,) = (number for number, (a, b) in enumerate(shapes) if a != b)
         found.append(Summed(name, entries, value.shape, axis, value.dtype))
     return tuple(found)
@@ -253,6 +254,9 @@ def plan(
     Raises:
         UnsupportedModelError: If there is no order without a table of too many entries.
     """
+    # Variable elimination: to sum a latent out, all tables that have it are multiplied into one,
+    # which spans every latent of theirs and has the product of their numbers of entries. The best
+    # order is hard to find; the cheapest next step finds it for chains and trees.
     sizes = {one.name: one.num_values for one in summed}
     tables = [names for names in depends.values() if names]
     found: list[str] = []
@@ -315,6 +319,7 @@ def log_sum(
         (tuple(name for name in in_order if name in depends[site]), table)
         for site, table in over(0, {}).items()
     ]
+    # sum_z f(z, rest) g(rest) = g(rest) sum_z f(z, rest): only tables with the latent take part.
     for name in order:
         touched = [table for table in tables if name in table[0]]
         mine = tuple(n for n in in_order if any(n in axes for axes, _ in touched))
@@ -340,6 +345,7 @@ def with_own_gradient(density: Callable[..., Array]) -> Callable[..., Array]:
     own = jax.custom_vjp(density)
 
     def forward(theta: PyTree, *others: PyTree) -> tuple[Array, PyTree]:
+        # Taken now, while vmap still holds records apart, and only scaled on the way back.
         return jax.value_and_grad(density, allow_int=True)(theta, *others)
 
     def backward(gradient: PyTree, cotangent: Array) -> tuple[PyTree, ...]:

@@ -337,6 +337,7 @@ def _of_a_loop(
         )
     except WRONG_NUMBER_ERRORS:
         raise refusal from None
+    # One row more must add observed sites and nothing else: a latent for each row would be local.
     new = _only_in(of_two, sites)
     if not new or not all(site.observed for site in new):
         raise refusal

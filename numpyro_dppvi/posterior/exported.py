@@ -99,6 +99,7 @@ def _is_array(value: Any) -> bool:
 
 def _record_dim(sites: Mapping[str, outputs.Outcome], num_rows: int) -> str | None:
     """The name of the plate over records, if all outcomes agree on one."""
+    # A plate as long as the rows is taken for theirs; two such plates leave it open which is.
     names = {
         name
         for site in sites.values()

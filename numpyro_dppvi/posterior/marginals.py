@@ -126,6 +126,8 @@ def _least(distribution: dist.Distribution, levels: Array) -> Array:
     """Quantiles of a discrete distribution: the least x with P(X <= x) >= level."""
     values, probs = _integers(distribution)
     below = jnp.cumsum(probs, axis=0)[:-1]
+    # As many values as have P(X <= x) below the level are passed over. The last one is left out of
+    # the count: rounding may leave its probability short of a level of 1.
     counts = jnp.sum(below < levels.reshape(-1, *[1] * below.ndim), axis=1)
     return values[0] + counts
 

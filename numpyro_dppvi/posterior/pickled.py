@@ -73,6 +73,8 @@ def unpickled(model: Model, kept: Pickled) -> Pieces:
         UnsupportedModelError: If it cannot be read any more.
     """
     space = latents.from_model(model, kept.records, kept.model_kwargs)
+    # A guide of one's own may have chosen the bijections. Those of other latents fit nothing, and
+    # the difference below says so.
     if {latent.name for latent in space.latents} == set(kept.transforms):
         space = space.with_transforms(kept.transforms)
     found = difference(identities(space), kept.found)

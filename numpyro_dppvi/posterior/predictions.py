@@ -130,7 +130,7 @@ def _in_batches(
             axis = axes[name]
             if axis is None and number:
                 continue
-            kept = np.asarray(value)
+            kept = np.asarray(value)  # on the host: all batches together may not fit the device
             if axis is not None:
                 kept = np.take(kept, np.arange(start - first, batch_size), axis=axis)
             pieces.setdefault(name, []).append(kept)
@@ -245,6 +245,8 @@ def held(name: str, value: Any) -> np.ndarray | Array:
     held = jax.dtypes.canonicalize_dtype(array.dtype)
     with np.errstate(over="ignore", under="ignore"):
         cast = array.astype(held)
+    # Floats may lose digits, as everywhere in 32 bits, but not become infinite; whole numbers would
+    # wrap around, and must stay what they are.
     if array.dtype.kind == "f":
         kept = np.array_equal(np.isfinite(array), np.isfinite(cast))
     else:

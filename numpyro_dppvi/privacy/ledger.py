@@ -93,6 +93,7 @@ class Ledger:
             ) from None
         for entry in entries:
             self._check_entry(entry)
+        # A value of its own: where the check below refuses, this ledger is what it was.
         charged = replace(self, entries=self.entries + entries)
         # Fills the cached property, so that a charge takes the same time however long the ledger.
         charged.__dict__["_totals"] = _added(self._totals, entries)

@@ -183,6 +183,8 @@ class LedgerFile:
         with self._locked() as file:
             seen = self._read(file, ledger.budgets)
             if ledger.kept:
+                # The process that died may have charged this round and not saved it. Nobody
+                # has seen what it computed, so that the newest checkpoint may compute it again.
                 _check_newest(self.path, ledger, seen)
                 paid = {entry for entry in seen.entries if entry.run == ledger.run}
                 entries = tuple(entry for entry in entries if entry not in paid)
@@ -464,6 +466,7 @@ def _sentence(path: Path, fault: str) -> str:
 
 def _check(previous: str, line: bytes) -> str:
     """A hash of a line and, through the previous line's hash, of all lines before it."""
+    # 64 bits against accidents. Whoever can write the file can write its hashes, too.
     return hashlib.sha256(previous.encode() + line).hexdigest()[:16]
 
 

@@ -74,6 +74,7 @@ class GaussianSum:
     @property
     def share_std(self) -> float:
         """Standard deviation of the noise that this client adds."""
+        # n independent shares of variance s^2 / n add up to noise of variance s^2.
         return self.noise_std / math.sqrt(self.num_shares)
 
     @property

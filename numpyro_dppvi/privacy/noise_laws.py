@@ -184,7 +184,8 @@ def released(steps: PyTree, noise: StepNoise, weight: Array, like: PyTree) -> Py
 def noisy_steps(steps: PyTree, noise: StepNoise) -> PyTree:
     """The exact sum over the leading axis with noise, in steps."""
     with jax.enable_x64(True):
-        # All numbers are integers below 2^53, so 64-bit floats add them exactly.
+        # All numbers are integers below 2^53, so 64-bit floats add them exactly. Noise comes in two
+        # words of 32 bits, because JAX cuts 64-bit integers where x64 is off.
         words = noise.high.astype(jnp.float64), noise.low.astype(jnp.float64)
         flat = words[0] * 2.0**_LOW_BITS + words[1]
         leaves, treedef = jax.tree.flatten(steps)

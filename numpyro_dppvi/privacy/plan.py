@@ -285,6 +285,8 @@ def _called(plan: PrivacyPlan, numbers: Sequence[int]) -> str:
 
 def _published(client: ClientPlan) -> float:
     """How many units would be published if each were with probability delta."""
+    # A mechanism that publishes each unit with probability delta is (0, delta) private. Of n units
+    # it would publish n delta on average, which should be far below 1.
     units_held = 1 if client.budget.unit == "client" else client.mechanism.num_records
     return client.budget.delta * units_held
 
@@ -332,6 +334,7 @@ def of_gradients(
     check_before(budgets, num_visits, before, names)
     physical_size = sampler.physical_size(client_sizes)
     samplers = [sampler.of_client(number) for number in range(len(budgets))]
+    # A client that is never visited gets the noise of one release: its mechanism has to exist.
     noise = [
         calibrate.noise_multiplier(
             budget,
@@ -345,6 +348,7 @@ def of_gradients(
             budgets, num_visits, samplers, client_sizes, before, strict=True
         )
     ]
+    # Shares of one sum's noise have one standard deviation, which the strictest budget decides.
     if num_shares is not None:
         _check_equal_shares(samplers, client_sizes)
         _check_equal_clips(clip_norms)

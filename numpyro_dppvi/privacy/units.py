@@ -23,6 +23,8 @@ def check_sampler(budget: PrivacyBudget, sampler: Sampler) -> None:
 
     No dominating pair of distributions is proven for them.
     """
+    # Of a person's k records a batch holds any number from 0 to k. The proven pairs are of one
+    # record that is in the batch or not.
     if isinstance(sampler, FullBatch) or in_words(budget) == "record":
         return
     raise ValueError(

@@ -80,6 +80,7 @@ def check_plan(
             "it with client_sizes of the same length."
         )
     num_shares = trusted.num_shares(len(client_sizes)) if trusted else None
+    # The method says which facts of a plan its releases rest on; all others may differ.
     wanted = method.planned([int(size) for size in client_sizes], num_shares)
     for number, (mine, facts) in enumerate(zip(plan.clients, wanted, strict=True)):
         kind = type(mine.mechanism).__name__

@@ -116,6 +116,8 @@ def respond(
 
 def settled(state: ClientState, kept: Natural | None, answer: Answer) -> ClientState:
     """What a client keeps once the server has answered: what it refused did not happen here."""
+    # What is kept follows the share of the change that was merged, the damping, so that private
+    # factors and the server's stay in step; a refused merge has a share of 0.
     if state.private is not None and kept is not None:
         moved = factors.multiply(state.private, factors.power(kept, answer.share))
         state = state._replace(private=moved)
@@ -242,5 +244,6 @@ def settle_many(
     """
     if not jax.tree.leaves(state):
         return state
+    # Only those that were visited: the others neither moved nor pulled a new q.
     after = jax.vmap(settled, (0, 0, None))(of_many(state, clients), kept, answer)
     return jax.tree.map(lambda all_, some: all_.at[clients].set(some), state, after)

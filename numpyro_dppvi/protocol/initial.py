@@ -64,6 +64,7 @@ def _narrow_normal(family: Any, prior: Any, rng_key: PRNGKey, init_scale: float)
     at = family.coordinates(prior)
     drawn = family.draws(rng_key, at, 1)[0]
     loc = at.loc + init_scale * (drawn - at.loc)
+    # The power 1 / s^2 of a normal has its precision over s^2, and so s times its width.
     width = family.coordinates(factors.power(prior, 1 / init_scale**2))
     return family.natural(width._replace(loc=loc))
 
@@ -82,6 +83,7 @@ def of_clients(
     lead = 1 if aggregated else num_clients
     if begin is None:
         return factors.unit(prior, lead)
+    # q = prior * (begin / prior)^(1/M * M) = begin.
     share = factors.power(factors.divide(begin, prior), 1 / lead)
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (lead, *leaf.shape)), share)
 

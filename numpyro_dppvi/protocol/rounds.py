@@ -86,7 +86,8 @@ def first_state(
     memory = problem.method.memory(problem.family, q, 1 if problem.aggregated else num_clients)
     private = None
     if layout.private:
-        # A client's factor is the product of its shards' to the power of its weight.
+        # A client's factor is the product of its shards' to the power of its weight w. So M clients
+        # of n shards hold begin / prior together if each shard holds its power 1 / (M n w).
         shares = 1 / (num_clients * params.clients.num_shards * params.clients.weight)
         private = initial.of_shards(prior, held, shares, layout.num_shards)
     pulled = _repeated(q, num_clients) if asynchronous else None
@@ -152,11 +153,14 @@ def one_round(
         now: RoundState, group: tuple[Array, Array, Any]
     ) -> tuple[RoundState, tuple[MergeInfo, Array]]:
         numbers, index, noise = group
+        # All clients of a group start from this q, which has the changes of the groups before it.
         key, q = server.group_key(problem, public, index), now.server.natural
 
         def visit(number: Array, noise: Any) -> Outcome:
             request = server.request(problem, params, now.server, q, number, key)
             mine = client.of_many(now.clients, number)
+            # The noise of a visit has a key of its own by round, group and client: a client that is
+            # visited twice in a round must not add the same noise twice.
             own = client.secret_key_of_visit(problem, keys[1], group=index, client=number)
             return respond(number, mine, request, own, noise)
 
@@ -172,6 +176,7 @@ def one_round(
         clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)
         return RoundState(known, clients), (info, jnp.sum(outcomes.failed, dtype=jnp.int32))
 
+    # Groups depend on each other and are scanned. Clients of a group do not, and are mapped.
     visits = (groups, jnp.arange(groups.shape[0]), drawn)
     start = before._replace(server=first)
     end, (merges, failed) = jax.lax.scan(visit_group, start, visits)

@@ -124,7 +124,8 @@ class Asynchronous:
                 "clients."
             )
         first, last = round_number * num_clients, (round_number + 1) * num_clients
-        # The fastest client alone sends no more than `last` messages by the end of this round.
+        # A round is M arrivals, whoever they come from. Client m's k-th message arrives at k times
+        # its latency. Even the fastest client alone sends no more than `last` by the round's end.
         arrivals = np.outer(np.arange(1, last + 1), self.latencies).ravel()
         order = np.argsort(arrivals, kind="stable")[first:last]
         return (order % num_clients)[:, None]

@@ -224,6 +224,7 @@ def take(
     each = params.clients
     noise_std, num_records = each.noise_std[clients], each.num_records[clients]
     if problem.aggregated:
+        # Independent shares of noise: their variances add up, as the records behind the sum do.
         value = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, keepdims=True), value)
         targets = jnp.zeros(1, clients.dtype)
         noise_std = jnp.sqrt(jnp.sum(noise_std**2, keepdims=True))
@@ -287,8 +288,12 @@ def _as_if_from_q(
     changes: Natural,
 ) -> Natural:
     """Changes of q, from those of what was sent in its place; undoes what :func:`request` did."""
+    # With l the part of the prior that is left out and a = begin / q, the client was sent q a and
+    # t l a. Its cavity was (q a) / (t l a) = q / (t l), and it returns the change d = q' / (q a).
+    # Its new factor is q' over that cavity, q' t l / q, so t changes by q' l / q = d a l.
     if problem.starts_ahead:
         ahead = _ahead(state, q)
+        # A solve that failed stays at q, where it was before it was sent ahead.
         moved = jax.tree.map(jnp.add, changes, ahead)
         changes = jax.vmap(factors.select)(failed, changes, moved)
     return jax.tree.map(jnp.add, changes, _left_out(params, state))
@@ -329,11 +334,14 @@ def merge(
     Returns:
         The new factors, and what happened.
     """
+    # t_m <- t_m * change^damping, and so q <- q * (product of the changes)^damping.
     damped = factors.power(changes, damping)
     proposal = _add(client_factors, clients, damped)
     raised = jnp.zeros((), jnp.int32)
     if project:
         likelihood = factors.total(proposal)
+        # What is missing of the projected product, an n-th of it for each of the n clients. It is
+        # not damped: the product must be at its bound after this merge, not on the way there.
         deficit = factors.divide(family.project(likelihood, whole), likelihood)
         raised = factors.count_nonzero(deficit)
         share = factors.power(deficit, 1 / clients.shape[0])
@@ -385,6 +393,8 @@ def refine_prior(
     Returns:
         The change; zero for latents whose prior is exact, and where the solve failed.
     """
+    # As for a client with the factor prior / exact and the inexact densities as its likelihood:
+    # the exact part stays in the cavity, where it is neither fitted nor lost.
     family, cavity = problem.family, factors.divide(q, factors.divide(prior, parts.exact))
 
     def loss(key: PRNGKey, coordinates: Coordinates) -> Array:
@@ -411,6 +421,7 @@ def _with_refined_prior(
     parts = params.prior_of(problem)
     change = refine_prior(problem, parts, state.natural, state.prior, rng_key)
     refined = factors.multiply(state.prior, factors.power(change, params.damping))
+    # As in a merge: a step after which q would be improper is not taken.
     good = problem.family.in_domain(approximation(refined, state.factors))
     return state._replace(prior=factors.select(good, refined, state.prior))
 

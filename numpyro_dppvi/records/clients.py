@@ -73,6 +73,7 @@ class Partition:
         """
         column = label_column(labels)
         values, client_of_row = distinct(column)
+        # Sorted by client, in their own order, the rows of one client end where the next begin.
         by_client = np.argsort(client_of_row, kind="stable")
         ends = np.cumsum(np.bincount(client_of_row, minlength=len(values)))
         names = tuple(values) if all(isinstance(value, str) for value in values) else ()
@@ -252,12 +253,15 @@ def _row_numbers(client: int, rows: npt.ArrayLike) -> Rows:
         raise ValueError(
             f"rows of client {client} must not be negative, got {array.min()}: count rows from 0."
         )
+    # A copy: the caller's array may change after it was checked.
     numbers = array.astype(np.int64)
     numbers.setflags(write=False)
     return numbers
 
 
 def _check_disjoint(rows: tuple[Rows, ...]) -> None:
+    # Sorted, a row that appears twice stands beside itself; a stable order names the earlier
+    # client first.
     every_row = np.concatenate(rows)
     order = np.argsort(every_row, kind="stable")
     repeated = np.flatnonzero(np.diff(every_row[order]) == 0)

@@ -29,6 +29,8 @@ class Shards(NamedTuple):
     @property
     def capacity(self) -> int:
         """The number of rows that every client is padded to; works inside `vmap`."""
+        # Under vmap over clients, records and num_records have both lost the client axis, so the
+        # rows' axis is the number of axes that num_records has: 1 outside, 0 inside.
         return int(next(iter(self.records.values())).shape[self.num_records.ndim])
 
     @property
@@ -301,6 +303,7 @@ def _check_like_first(
 def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
     """Copy every client's arrays into one array per name, padded with zeros."""
     sizes = [len(next(iter(arrays.values()))) for arrays in clients]
+    # Zeros are a record like any other to a model: what keeps them out is the mask alone.
     capacity = max(sizes)
     records = {}
     for name, example in clients[0].items():

@@ -80,6 +80,7 @@ def partition(
     per_client, rho = Fraction(num_rows, num_clients), _as_written(size_factor)
     small_size = math.floor(per_client * (1 - rho))
     large_size = math.floor(per_client * (1 + rho))
+    # n / M (1 - rho) >= 1 as long as rho <= 1 - M / n, which the message rounds down.
     if small_size == 0:
         raise ValueError(
             f"size_factor must leave small clients a row, got {size_factor} with {num_rows} rows "
@@ -89,6 +90,7 @@ def partition(
 
     generator = host_generator(rng_key)
     if labels is None:
+        # Small clients take the first rows of one shuffle, large ones what is left.
         shuffled = generator.permutation(num_rows)
         small = shuffled[: num_small * small_size].reshape(num_small, small_size)
         rest = shuffled[num_small * small_size :]
