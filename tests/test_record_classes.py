@@ -324,7 +324,7 @@ def test_what_is_impossible_has_a_gradient_over_many_records_too():
 
 
 def test_a_long_chain_is_summed_step_by_step():
-    """Too many paths for one table, but tables of four entries do; against the forward algorithm."""
+    """Too many paths for one table; four entries a step, against the forward algorithm."""
     steps = 12
     assert 2**steps > MAX_TERMS
     histories = np.random.default_rng(1).integers(0, 2, (2, steps))
