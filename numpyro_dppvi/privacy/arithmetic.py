@@ -85,7 +85,7 @@ def zeros(shapes: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float64), shapes)
 
 
-def released(words: Array, value: Array, noise_std: Array | float, dtype: jnp.dtype) -> Array:
+def released(draws: Array, value: Array, noise_std: Array | float, dtype: jnp.dtype) -> Array:
     """Adds Gaussian noise in 64 bits, rounds to a fixed grid, and returns to ``dtype``.
 
     The step of the grid is a power of two near ``noise_std * 2**-10``, whatever the value. So
@@ -93,14 +93,14 @@ def released(words: Array, value: Array, noise_std: Array | float, dtype: jnp.dt
     the value.
 
     Args:
-        words: Random 32-bit words, shape ``(2, *value.shape)``.
+        draws: Standard normal draws from :func:`normal`, of the value's shape.
         value: What to add noise to.
         noise_std: Standard deviation, a scalar; 0 leaves the value unchanged.
         dtype: The dtype of the result.
     """
     with jax.enable_x64(True):
         std = jnp.asarray(noise_std).astype(jnp.float64)
-        noisy = value.astype(jnp.float64) + std * normal(words)
+        noisy = value.astype(jnp.float64) + std * draws
         step = power_of_two(std, jnp.float64) * 2.0**-_RELEASE_BITS
         divisor = jnp.where(step > 0, step, 1.0)
         on_grid = jnp.round(noisy / divisor) * divisor

@@ -244,10 +244,12 @@ def add_noise(
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(total if like is None else like)]
     words = arithmetic.random_words(rng_key, (sum(leaf.size for leaf in leaves),))
     noisy, start = [], 0  # every entry of every leaf has random words of its own
-    for leaf, dtype in zip(leaves, dtypes, strict=True):
-        mine = words[:, start : start + leaf.size].reshape(2, *leaf.shape)
-        noisy.append(arithmetic.released(mine, leaf, noise_std, dtype))
-        start += leaf.size
+    with jax.enable_x64(True):
+        draws = arithmetic.normal(words)  # of all leaves at once, which is compiled once
+        for leaf, dtype in zip(leaves, dtypes, strict=True):
+            mine = draws[start : start + leaf.size].reshape(leaf.shape)
+            noisy.append(arithmetic.released(mine, leaf, noise_std, dtype))
+            start += leaf.size
     return jax.tree.unflatten(treedef, noisy)
 
 
