@@ -19,6 +19,7 @@ from numpyro_dppvi.families import MAX_JOINT_VALUES, MeanField, enumeration
 from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents import Latent, LatentSpace
 from numpyro_dppvi.latents.domains import plain
+from numpyro_dppvi.latents.fingerprint import evaluated
 from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.reasons import CONCRETE_VALUE_ERRORS
 from numpyro_dppvi.latents.space import shapes
@@ -117,7 +118,7 @@ def _structure(
         return {key: (parts[key][1], fn.support) for key, fn in fns.items()}
 
     try:
-        found = jax.jit(static)()  # computes only the parameters of bijections and supports
+        found = evaluated(static)  # computes only the parameters of bijections and supports
     except UnsupportedModelError as refusal:
         raise UnsupportedModelError(str(refusal)) from None  # drops JAX's notes
     except CONCRETE_VALUE_ERRORS as error:

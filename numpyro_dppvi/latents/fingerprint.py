@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from numpyro_dppvi._typing import Array, PyTree
 
@@ -40,8 +40,18 @@ def evaluated(function: Callable[[], PyTree]) -> PyTree:
     what was computed is remembered.
     """
     program, shapes = jax.make_jaxpr(function, return_shape=True)()
-    values = _values(_Program(fingerprint(program), program))
+    values = _known(program) or _values(_Program(fingerprint(program), program))
     return jax.tree.unflatten(jax.tree.structure(shapes), values)
+
+
+def _known(program: ClosedJaxpr) -> list[Array]:
+    """The results of a program that has nothing to compute, as of plain numbers; else none."""
+    outputs = program.jaxpr.outvars
+    constant = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    if not all(isinstance(v, Literal) or v in constant for v in outputs):
+        return []
+    found = (v.val if isinstance(v, Literal) else constant[v] for v in outputs)
+    return [jnp.asarray(x, v.aval.dtype) for x, v in zip(found, outputs, strict=True)]
 
 
 @dataclass(frozen=True)
