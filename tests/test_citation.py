@@ -11,6 +11,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import privacy
+from tests.dry import dry_rounds
 
 ALWAYS = {"numpyro_dppvi", "heikkila2023dppvi", "phan2019numpyro"}
 BUDGET = dppvi.PrivacyBudget(2.0, 1e-5)
@@ -28,9 +29,10 @@ DATA = [{"y": np.linspace(-1, 1, size).astype(np.float32)} for size in (40, 60)]
 def run(method=None, budget=BUDGET, **arguments):
     arguments = {"num_rounds": 1, "progress_bar": False, **arguments}
     key = jax.random.key(0)
-    return dppvi.fit(
-        normal_mean, None, DATA, rng_key=key, method=method, budget=budget, **arguments
-    )
+    with dry_rounds():
+        return dppvi.fit(
+            normal_mean, None, DATA, rng_key=key, method=method, budget=budget, **arguments
+        )
 
 
 def of(sampler):
@@ -58,20 +60,15 @@ def test_the_default_cites_gradients_and_the_closed_form(default):
             {"method": of(dppvi.FixedSizeSampling(8))},
             {"ashman2022pvi", "abadi2016dpsgd", "doroshenko2022dots", "zhu2022characteristic"},
         ),
-        pytest.param(
-            {"method": dppvi.LocalAveraging(4)},
-            {"ashman2022pvi", "balle2018gaussian"},
-            marks=pytest.mark.slow,
-        ),
+        ({"method": dppvi.LocalAveraging(4)}, {"ashman2022pvi", "balle2018gaussian"}),
         ({"method": dppvi.NonPrivate(1), "budget": None}, {"ashman2022pvi"}),
         (
             {"method": dppvi.BayesianCommitteeMachine("split", dppvi.DPOptimization())},
             {"tresp2000bcm", "abadi2016dpsgd", "balle2018gaussian"},
         ),
-        pytest.param(
+        (
             {"method": dppvi.GlobalVI(), "trusted_aggregator": True},
             {"jalko2017dpvi", "abadi2016dpsgd", "balle2018gaussian"},
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["Poisson", "fixed size", "averaging", "not private", "committee", "global"],

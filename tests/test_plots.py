@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import plots
+from tests.dry import dry_rounds
 
 mpl.use("Agg")
 
@@ -137,7 +138,8 @@ def test_what_other_runs_have_spent_is_there_from_the_start(result):
 def test_many_kinds_of_clients_are_drawn_as_shares_of_their_budgets(monkeypatch):
     monkeypatch.setattr(plots, "_KINDS", 2)
     budget = [dppvi.PrivacyBudget(epsilon) for epsilon in (1.0, 2.0, 3.0)]
-    result = run(budget=budget, schedule=dppvi.Asynchronous((1.0, 1.5, 2.5)), num_rounds=3)
+    with dry_rounds():
+        result = run(budget=budget, schedule=dppvi.Asynchronous((1.0, 1.5, 2.5)), num_rounds=3)
     axis = drawn(plots.privacy(result, diagnostics())).axes[0]
     assert axis.get_title() == "spent so far, client by client"
     assert [line.get_ydata()[-1] for line in axis.lines[:3]] == pytest.approx([1] * 3, rel=5e-3)
@@ -149,7 +151,8 @@ def test_without_noise_in_parameters_there_is_one_panel(result):
 
 
 def test_without_privacy_there_is_nothing_to_draw():
-    result = run(method=dppvi.NonPrivate(num_local_steps=1), budget=None)
+    with dry_rounds():
+        result = run(method=dppvi.NonPrivate(num_local_steps=1), budget=None)
     with pytest.raises(
         ValueError, match=r"must be a private fit.*write plots\.convergence\(result\)"
     ):
