@@ -20,6 +20,7 @@ from numpyro_dppvi.privacy import Ledger, LedgerFile, accounting
 from numpyro_dppvi.privacy.words import rounded_up as words_of
 from numpyro_dppvi.protocol import planning, rounds
 from tests import test_checkpoint as one_file
+from tests.dry import dry_rounds
 from tests.test_checkpoint import NUM_CLIENTS, NUM_ROUNDS, killed_at
 
 BUDGET = one_file.BUDGET
@@ -197,6 +198,11 @@ class TestRefusals:
 
 
 class TestSharing:
+    @pytest.fixture(autouse=True)
+    def _dry(self):
+        with dry_rounds():
+            yield
+
     def spent(self, ledger, epsilon):
         budgets = (dppvi.PrivacyBudget(epsilon, BUDGET.delta),) * NUM_CLIENTS
         return LedgerFile(ledger).open(Ledger(budgets)).spent()

@@ -285,7 +285,11 @@ def test_a_minibatch_counts_each_record_once():
         )
 
 
-@named(CASES)
+# Other tests have these two: they are mixtures like the first in another plate.
+PLATES = [mixture_of_a_stated_size, minibatches_of_a_mixture]
+
+
+@named([pytest.param(m, marks=pytest.mark.slow) if m in PLATES else m for m in CASES])
 def test_it_is_read_adds_up_and_has_gradients(model):
     records = CASES[model]
     space = latents.from_model(model, records)

@@ -87,6 +87,8 @@ def test_noise_from_a_constant_key_is_found(planted):
     refuted(audits.gradients(num_steps=1), 10)
 
 
+# tests/privacy/test_clipping.py finds it at once.
+@pytest.mark.slow
 def test_a_parameter_that_is_left_out_of_the_norm_is_found(planted):
     clipped_sum = visits.clipped_sum
 

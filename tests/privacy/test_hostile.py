@@ -206,8 +206,6 @@ QUICK = {
     "global",
     "averaging, natural gradients",
     "virtual",
-    "virtual, natural gradients",
-    "virtual, a person",
     "scores",
 }
 ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
