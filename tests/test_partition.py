@@ -328,7 +328,7 @@ class TestStack:
         assert shards.records["x"].dtype == expected
         assert shards.num_records.dtype == jnp.int32
 
-    @settings(deadline=None)
+    @settings(deadline=None, max_examples=40)  # each shape is compiled
     @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
     def test_masked_rows_are_the_clients_rows(self, labels):
         clients = Partition.from_labels(labels)

@@ -190,7 +190,8 @@ def test_it_is_numpyros_density_summed_over_all_joint_values(model):
 def test_counts_above_the_number_are_impossible():
     """The closed form: sum_n p(n) Binomial(y | n, p) over n of at least y."""
     space = latents.from_model(abundance, CASES[abundance])
-    found = jax.vmap(space.log_likelihood, (None, 0))({"seen": jnp.asarray(0.4)}, CASES[abundance])
+    theta = {"seen": jnp.asarray(0.4)}
+    found = jax.jit(jax.vmap(space.log_likelihood, (None, 0)))(theta, CASES[abundance])
     n, shares = np.arange(6), np.arange(1.0, 7) / 21
     chosen = [[_choose(k, y) * 0.4**y * 0.6 ** (k - y) if k >= y else 0 for k in n] for y in COUNTS]
     np.testing.assert_allclose(found, np.log(np.asarray(chosen) @ shares), rtol=1e-5)
@@ -212,7 +213,7 @@ def test_a_category_that_was_seen_is_not_summed_over():
     records = CASES[missing_category]
     space = latents.from_model(missing_category, records)
     theta = some_theta(space)
-    found = jax.vmap(space.log_likelihood, (None, 0))(theta, records)
+    found = jax.jit(jax.vmap(space.log_likelihood, (None, 0)))(theta, records)
     terms = dist.Normal(theta["effect"], 1).log_prob(Z[:, None]) + jnp.log(theta["shares"])
     of_seen = np.take_along_axis(np.asarray(terms), records["g"][:, None], axis=1)[:, 0]
     expected = np.where(SEEN, of_seen, jax.nn.logsumexp(terms, axis=1))
@@ -269,7 +270,7 @@ def test_a_column_that_is_a_function_of_a_normal_one_is_integrated_out():
     records = {"x": np.ones(N), "known": np.zeros(N, bool), "y": COUNTS > 0}
     space = latents.from_model(model, records)
     row = {name: jnp.asarray(column[1]) for name, column in records.items()}
-    found = space.log_likelihood({"b": jnp.asarray(1.5)}, row)
+    found = jax.jit(space.log_likelihood)({"b": jnp.asarray(1.5)}, row)
     u = np.linspace(-8, 8, 20_000)
     chance = 1 / (1 + np.exp(1 - 1.5 * np.exp(0.2 + 0.4 * u)))
     np.testing.assert_allclose(found, np.log(np.average(chance, weights=np.exp(-(u**2) / 2))), 1e-4)
@@ -280,9 +281,8 @@ def test_a_minibatch_counts_each_record_once():
     whole = latents.from_model(mixture_of_a_stated_size, {"y": Z})
     theta = some_theta(space)
     for row in ({"y": Z[0]}, {"y": Z[1]}):
-        np.testing.assert_allclose(
-            space.log_likelihood(theta, row), whole.log_likelihood(theta, row), rtol=1e-6
-        )
+        both = [jax.jit(one.log_likelihood)(theta, row) for one in (space, whole)]
+        np.testing.assert_allclose(*both, rtol=1e-6)
 
 
 # Other tests have these two: they are mixtures like the first in another plate.
@@ -316,11 +316,12 @@ def test_what_is_impossible_has_a_gradient_over_many_records_too():
     space = latents.from_model(chain_by_scan, data)
     theta = {"lives": jnp.asarray(0.6), "caught": jnp.asarray(0.4)}
 
+    @jax.jit
     def total(theta):
         return jax.vmap(space.log_likelihood, (None, 0))(theta, data).sum()
 
     slopes = jax.jit(jax.grad(total))(theta)
-    by_row = jax.vmap(jax.grad(space.log_likelihood), (None, 0))(theta, data)
+    by_row = jax.jit(jax.vmap(jax.grad(space.log_likelihood), (None, 0)))(theta, data)
     for name, slope in slopes.items():
         np.testing.assert_allclose(slope, by_row[name].sum(), rtol=1e-4)
         up, down = (total({**theta, name: theta[name] + h}) for h in (1e-2, -1e-2))

@@ -92,8 +92,10 @@ def score(posterior, data, budget=NO_NOISE, **rest):
 def exact(posterior, parts):
     """Each record's log predictive density, from NumPyro's log likelihoods."""
     draws = posterior.sample(jax.random.split(KEY, 3)[0], (NUM_DRAWS,))
-    each = [log_likelihood(posterior.model, draws, **part)["y"] for part in parts]
-    return np.concatenate([jax.nn.logsumexp(x, axis=0) - math.log(NUM_DRAWS) for x in each])
+    mean = jax.jit(
+        lambda part: jax.nn.logsumexp(log_likelihood(posterior.model, draws, **part)["y"], axis=0)
+    )
+    return np.concatenate([mean(part) - math.log(NUM_DRAWS) for part in parts])
 
 
 class TestWithoutNoise:
