@@ -274,6 +274,7 @@ class Posterior:
             rows, constants = self._arguments(
                 public_data, "public_data", 'public_data={{"{}": ...}}'
             )
+        # The draws are those of sample(key), whatever other groups there are.
         draws = self.sample(key, (num_samples,))
         prior_key, site_key = jax.random.split(jax.random.fold_in(key, 1))
         derived = exported.deterministics(self.model, self.model_kwargs, self.records, self.space)

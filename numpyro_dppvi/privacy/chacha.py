@@ -124,6 +124,7 @@ def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
 
 
 def _split(key: Array, shape: tuple[int, ...]) -> Array:
+    # One block a key, of whose sixteen words a key takes half.
     count = math.prod(shape)
     keys = blocks(key, jnp.arange(count, dtype=jnp.uint32), _nonce(_SPLIT))
     return keys[:, :KEY_WORDS].reshape(*shape, KEY_WORDS)

@@ -106,6 +106,8 @@ class PrivacyStatement:
             "given": words.GIVEN,
             "noise": self._noise(),
             "clients": self._clients,
+            # Clients hold disjoint people, so that nobody is in two of these sums: the whole run
+            # costs a person what the client that holds their records has spent.
             "max_epsilon": self._largest("epsilon_spent"),
             "max_epsilon_to_participant": self._largest("epsilon_to_participant"),
             "max_delta": self._largest("delta"),

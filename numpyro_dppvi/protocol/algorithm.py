@@ -346,7 +346,10 @@ def assemble(
         checks.check_state(state, PVIState)
         checks.check_shards(shards, assembly.client_sizes, problem.space.row)
         groups = assembly.groups(state.round)
+        # Charged first: a process that dies from here on has paid for what it may have released.
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
+        # By the round's number, not by a chain of splits, so that a run that goes on from a
+        # checkpoint has the keys that it would have had.
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
@@ -373,6 +376,7 @@ def _layout(
     trusted: TrustedAggregator | None,
 ) -> Layout:
     num_shards = shards_of(plan, client_sizes)
+    # The rows of the largest shard: a client's records over its shards, rounded up.
     capacity = max(
         -(-size // shards) for size, shards in zip(client_sizes, num_shards.tolist(), strict=True)
     )
@@ -463,6 +467,7 @@ def charged(
 
 def entries(plan: PrivacyPlan, round_number: int, groups: np.ndarray, run: str = "") -> list[Entry]:
     """What a round of a run is charged, client by client."""
+    # Who is visited twice in a round releases twice.
     visits = np.bincount(groups.ravel(), minlength=len(plan.clients)).tolist()
     return [
         Entry(round_number, m, mine.mechanism.dp_event, visits[m] * mine.releases_per_visit, run)

@@ -66,6 +66,7 @@ class RunSpec(NamedTuple):
     @property
     def prior_left_out(self) -> float:
         """The power of the prior that a client's cavity lacks."""
+        # A client's own prior is p^(1/M), which is all of p but its power 1 - 1/M.
         return 1 - 1 / self.num_clients if self.splits_prior else 0.0
 
 
