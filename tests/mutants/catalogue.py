@@ -388,8 +388,8 @@ _SAMPLER = (
     ),
     Mutant(
         "the first rows that fit, whatever the coins say",
-        "rows = _smallest(words, physical_size)\n",
-        "rows = jnp.arange(physical_size)\n",
+        "return _smallest(mine, physical_size), ",
+        "return jnp.arange(physical_size, dtype=jnp.int32), ",
         (f"{SAMPLING}TestPoissonBatch::test_the_smallest_words_stay",),
     ),
     Mutant(
