@@ -347,9 +347,9 @@ def assemble(
         checks.check_shards(shards, assembly.client_sizes, problem.space.row)
         groups = assembly.groups(state.round)
         # Charged first: a process that dies from here on has paid for what it may have released.
+        # Keys are by the round's number, and no chain of splits, so that a run that goes on from a
+        # checkpoint has those that it would have had.
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
-        # By the round's number, not by a chain of splits, so that a run that goes on from a
-        # checkpoint has the keys that it would have had.
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
