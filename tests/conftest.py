@@ -5,7 +5,7 @@ nothing old is ever run; `make clean` removes it.
 
 Most programs of tests run once, and are compiled as quickly as possible instead of being made
 fast. Rounding differs in last bits. `XLA_FLAGS= make test` compiles as users do, and so do
-`make slow`, `make mutants` and, in `make test`, the files that the Makefile names.
+`make slow`, `make mutants` and, in `make test`, what the Makefile names.
 """
 
 import gc
