@@ -296,7 +296,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
     given = study.budget
     budget = [given[n] for n in study.names] if isinstance(given, Mapping) else given
     private = run.local.releases != "nothing" or budget is not None
-    plan = planning.plan_run(run, budget, sizes) if private else None
+    plan = planning.plan_run(run, budget, sizes, names=study.names) if private else None
     planning.warn_of_unsafe(run, plan)
     rows = {name: _row(name, row) for name, row in study.records.items()}
     pooled = {

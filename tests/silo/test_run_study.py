@@ -3,7 +3,9 @@
 import contextlib
 import grp
 import os
+import signal
 import threading
+import time
 
 import jax
 import numpy as np
@@ -123,6 +125,9 @@ def test_a_study_is_the_same_in_one_process_and_over_gateways(name, tmp_path, mo
     statements = silo.statements(pinned, found)
     assert tuple(statements) == NAMES
     assert statements["west"].as_dict()["max_epsilon"] == pytest.approx(spent[2])
+    assert statements["west"].as_dict()["clients"][0]["name"] == "west"
+    assert found.client_names == NAMES
+    assert all(f"  {name} " in str(found.privacy_statement()) for name in NAMES)
     assert "numpyro_version" in found.posterior.attrs
 
 
@@ -215,6 +220,26 @@ def dying(deliver, last, when):
             return reply
 
     return courier
+
+
+@pytest.mark.parametrize("kind", ["in_turn", "at_once"])
+def test_a_signal_that_comes_to_another_thread_does_not_wait_for_replies(kind, request):
+    """Flower tells its applications so that they are to end."""
+    pinned, _ = request.getfixturevalue(f"consortium_{kind}")
+    ended = threading.Event()
+    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+
+    def silent(name, message):
+        if name == NAMES[0]:
+            timer.start()
+        ended.wait(60)
+        raise ConnectionError
+
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        silo.run_study(pinned, silent)
+    ended.set()
+    assert time.monotonic() - before < 30
 
 
 @pytest.mark.parametrize(("kind", "last", "times"), [("in_turn", 3, 4), ("at_once", 4, 2)])
@@ -406,7 +431,7 @@ def first_replies(consortium_in_turn, consortium_at_once, tmp_path_factory):
     found = {}
     for kind, (pinned, _) in {"turn": consortium_in_turn, "once": consortium_at_once}.items():
         prepared = silo.study.prepare(pinned)
-        asker = consortium._Server(prepared, in_process({}), None, None)
+        asker = consortium._Server(prepared, in_process({}), None)
         visit = asker._visit(progress.first(prepared), 1, 1)
         with gateways(hospitals.beside(pinned, tmp_path_factory.mktemp(kind))) as opened:
             found[kind] = asker, visit, opened["south"].handle(visit)
@@ -469,7 +494,7 @@ def test_no_mutated_reply_is_taken_unless_only_its_numbers_differ(
     pinned, _ = consortium_in_turn
     prepared, rng, taken = silo.study.prepare(pinned), np.random.default_rng(2), 0
     with gateways(hospitals.beside(pinned, tmp_path)) as opened:
-        asker = consortium._Server(prepared, in_process(opened), None, None)
+        asker = consortium._Server(prepared, in_process(opened), None)
         visit = asker._visit(progress.first(prepared), 0, 1)
         reply = opened["north"].handle(visit)
     assert isinstance(asker._read("north", visit, reply), messages.Released)
