@@ -308,6 +308,8 @@ class _Server:
 
     def _all_replies(self, asked: Mapping[str, bytes]) -> "dict[str, Released | Missed]":
         arrivals: _Arrivals = queue.SimpleQueue()
+        if asked:
+            _LOG.info("waiting for %s", ", ".join(asked))
         for name, visit in asked.items():
             self._fly(name, visit, arrivals)
         replies = dict(_next(arrivals) for _ in asked)
