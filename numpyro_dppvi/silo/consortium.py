@@ -442,7 +442,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
         constants,
         {},
         prepared.records,
-        None,
+        study.prior,
     )
     return with_facts(
         FitResult(

@@ -8,9 +8,11 @@ adds.
 import hashlib
 import os
 import sys
+import tempfile
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +23,7 @@ from numpyro_dppvi import _disk, _validate
 from numpyro_dppvi._typing import Model, PRNGKey
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
+from numpyro_dppvi.posterior import Prior, load
 from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, SecretKeys
 from numpyro_dppvi.protocol import algorithm, client, planning, rounds, schedules, server
 from numpyro_dppvi.protocol.algorithm import Assembly
@@ -53,6 +56,7 @@ class Study:
         damping: The share of a change that is merged.
         model_kwargs: Public arguments of the model.
         init_scale: A public start for neural networks.
+        prior: An earlier study's posterior in the place of the model's priors: ``load_prior(...)``.
 
     Raises:
         ValueError: If a hospital's name or number of records, or a record's shape, is none.
@@ -71,6 +75,7 @@ class Study:
     damping: float = 0.4
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     init_scale: float | None = None
+    prior: Prior | None = None
 
     def __post_init__(self) -> None:
         example = "{'north': 1200, 'south': 900}"
@@ -92,6 +97,9 @@ class Study:
         _validate.not_negative_int("seed", self.seed)
         _validate.positive_int("num_rounds", self.num_rounds, schedules.MOST_ROUNDS)
         _validate.mapping("model_kwargs", self.model_kwargs, "{'num_groups': 3}")
+        if self.prior is not None:
+            example = "load_prior('earlier.npz', sha256, model)"
+            _validate.instance("prior", self.prior, Prior, example)
         if isinstance(self.budget, Mapping) and self.budget.keys() != hospitals.keys():
             raise ValueError(
                 "budget must be one PrivacyBudget, or one for each of the hospitals, got "
@@ -201,12 +209,48 @@ def load_study(path: str | os.PathLike[str], sha256: str | None = None) -> Pinne
     return PinnedStudy(study, digest)
 
 
+def load_prior(
+    path: str | os.PathLike[str],
+    sha256: str,
+    model: Model,
+    guide: Any = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> Prior:
+    """An earlier study's posterior, for a study file to begin with.
+
+    Args:
+        path: The file that ``posterior.save`` wrote; beside the study file it is
+            ``Path(__file__).with_name("earlier.npz")``.
+        sha256: Its digest, as :func:`digest_of` returns it. Written in the study file, it makes
+            the posterior part of what is reviewed.
+        model: The model that it was fitted with.
+        guide: The guide that it was fitted with, if there was one.
+        model_kwargs: Public arguments of the model, as of ``load``.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it has another digest, or is no posterior of this model.
+    """
+    _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
+    held = _bytes(path)
+    if hashlib.sha256(held).hexdigest() != sha256:
+        raise ValueError(
+            f"{path} is not the posterior that was reviewed: its sha256 is "
+            f"{hashlib.sha256(held).hexdigest()}; restore the file, or pin that digest."
+        )
+    # What is loaded is what was digested, whatever becomes of the file.
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "posterior.npz"
+        copy.write_bytes(held)
+        return load(copy, model, guide, model_kwargs).as_prior()
+
+
 def _bytes(path: str | os.PathLike[str]) -> bytes:
     target = _validate.path("path", path)
     with os.fdopen(_disk.open_to_read(target, through_links=True), "rb") as file:
         source = file.read(_MOST_BYTES + 1)
     if len(source) > _MOST_BYTES:
-        raise ValueError(f"{target} is no study: it has more than {_MOST_BYTES} bytes.")
+        raise ValueError(f"{target} is too large: it has more than {_MOST_BYTES} bytes.")
     return source
 
 
@@ -316,6 +360,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
         secret_keys=secret_keys,
         trusted=None,
         prior_left_out=run.prior_left_out,
+        earlier=study.prior,
         init_scale=run.init_scale,
         alone=run.alone,
     )

@@ -183,7 +183,8 @@ class Flower:
     def start_proxy(self):
         if self.proxied:
             here = ("-p", str(self.folder), "-c", "nginx.conf", "-e", "stderr")
-            self.start("proxy", "nginx", *here, "-g", "daemon off; pid nginx.pid;")
+            user = "" if os.geteuid() else "user root;"  # else it gives folders to another user
+            self.start("proxy", "nginx", *here, "-g", f"daemon off; pid nginx.pid; {user}")
             assert wait_for(lambda: self.answers(self.proxy_port), 60), "no proxy"
 
     def register(self):

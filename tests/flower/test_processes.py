@@ -4,7 +4,6 @@ All of them are slow: Flower starts a Python process for every message. Each wai
 most.
 """
 
-import contextlib
 import json
 import os
 import shutil
@@ -23,15 +22,13 @@ from tests.flower import in_one_process
 from tests.silo import hospitals
 
 pytest.importorskip("flwr", reason="needs the extra `flower`")
-for tool in ("openssl", "ssh-keygen"):
-    if shutil.which(tool) is None:
-        pytest.skip(f"needs {tool}", allow_module_level=True)
 
 import httpx
 
 from tests.flower import loopback
 
-pytestmark = pytest.mark.slow
+NEEDED = [tool for tool in ("openssl", "ssh-keygen") if shutil.which(tool) is None]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(NEEDED), reason=f"needs {NEEDED}")]
 HERE = Path(__file__).parent
 # A network of its own, with nothing but a loopback interface in it.
 OFFLINE = ("unshare", "--user", "--map-root-user", "--net", "sh", "-c")
@@ -155,13 +152,15 @@ def front(tmp_path_factory):
 def asked(flower, port, path):
     """What whoever has the consortium's certificate is answered; paths go out as they are."""
     trusted = ssl.create_default_context(cafile=str(flower.folder / "ca.crt"))
-    with contextlib.closing(socket.create_connection(("127.0.0.1", port), 20)) as plain:
-        with trusted.wrap_socket(plain, server_hostname="localhost") as connection:
-            connection.sendall(
-                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
-                "Content-Type: application/protobuf\r\nConnection: close\r\n\r\n".encode()
-            )
-            return int(connection.makefile("rb").readline().split()[1])
+    with (
+        socket.create_connection(("127.0.0.1", port), 20) as plain,
+        trusted.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        connection.sendall(
+            f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
+            "Content-Type: application/protobuf\r\nConnection: close\r\n\r\n".encode()
+        )
+        return int(connection.makefile("rb").readline().split()[1])
 
 
 OUTSIDE = (

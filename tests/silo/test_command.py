@@ -1,13 +1,18 @@
 """``dppvi silo``: what a data officer sees."""
 
+import ast
+import contextlib
+import importlib
 import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import numpyro_dppvi as dppvi
 from numpyro_dppvi import silo
 from numpyro_dppvi.silo import messages
 from numpyro_dppvi.silo.command import main
@@ -66,6 +71,85 @@ def test_digest_is_what_pins_a_study(path, capsys):
     assert main(["silo", "digest", str(study)]) == 0
     assert capsys.readouterr().out.strip() == silo.digest_of(study)
     assert silo.digest_of(study) in path.read_text()
+
+
+def new_study(folder, *hospitals):
+    return main(["new-study", str(folder), *(hospitals or ("north=600", "south=400"))])
+
+
+COMPLETED = """
+import numpy as np
+def load():
+    rng = np.random.default_rng({size})
+    X = rng.normal(size=({size}, 3)).astype(np.float32)
+    return {{"X": X, "y": (rng.random({size}) < 0.5).astype(np.int32)}}
+"""
+
+
+def test_a_new_study_lacks_its_loaders_and_nothing_else(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "heart"
+    assert new_study(folder) == 0
+    assert f"dppvi silo check {folder}/north/silo.toml" in capsys.readouterr().out
+    north, south = (folder / name / "silo.toml" for name in ("north", "south"))
+    assert main(["silo", "check", str(north)]) == 1
+    assert capsys.readouterr().err == (
+        "dppvi: complete load() in hospital.py: it reads this hospital's records.\n"
+    )
+    opened = {}
+    with contextlib.ExitStack() as stack:
+        for path, size in ((north, 600), (south, 400)):
+            monkeypatch.delitem(sys.modules, "hospital")  # each has a process of its own
+            (path.parent / "hospital.py").write_text(COMPLETED.format(size=size))
+            importlib.invalidate_caches()
+            opened[path.parent.name] = stack.enter_context(silo.open_gateway(path))
+        monkeypatch.setattr(silo, "send", lambda path, data: opened[path.parts[-3]].handle(data))
+        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+        exec(
+            compile((folder / "server.py").read_text(), str(folder / "server.py"), "exec"),
+            {"__file__": str(folder / "server.py")},
+        )
+    said = capsys.readouterr().out
+    assert "All 5 rounds ran" in said
+    assert "\nsouth\nPrivacy statement" in said
+    assert dppvi.load(folder / "posterior.npz", silo.load_study(folder / "study.py").study.model)
+
+
+def test_a_new_study_has_an_application_for_flower(tmp_path):
+    folder = tmp_path / "it's a study"
+    assert new_study(folder, "north=10") == 0
+    found = tomllib.loads((folder / "flower" / "pyproject.toml").read_text())
+    parts = found["tool"]["flwr"]["app"]["components"]
+    assert parts == {"serverapp": "study_app:server", "clientapp": "study_app:client"}
+    tree = ast.parse((folder / "flower" / "study_app.py").read_text())
+    (where,) = (
+        node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        if node.targets[0].id == "FOLDER"
+    )
+    assert where == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("hospitals_", "words"),
+    [
+        (("no rth=5",), "must have names of letters, digits"),
+        (("flower=5",), "must not be called flower"),
+    ],
+)
+def test_what_is_no_new_study_is_refused(hospitals_, words, tmp_path, capsys):
+    assert new_study(tmp_path / "study", *hospitals_) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_new_study_replaces_no_folder_and_wants_numbers(tmp_path, capsys):
+    assert new_study(tmp_path) == 1
+    assert "folder must be a new one" in capsys.readouterr().err
+    for wrong in ("north", "north=", "north=0", "north=-1", "north=many"):
+        with pytest.raises(SystemExit):
+            new_study(tmp_path / "study", wrong)
+        assert "write north=600" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ QUICKLY = {"in turn", "at their own pace", "virtual"}
 EACH = [n if n in QUICKLY else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
 
 
-def fitted(study, seed=7):
+def fitted(study, seed=7, **more):
     """The same study, in one process."""
     return dppvi.fit(
         study.model,
@@ -64,6 +64,7 @@ def fitted(study, seed=7):
         init_scale=study.init_scale,
         insecure_noise_seed=seed,
         progress_bar=False,
+        **more,
     )
 
 
@@ -129,6 +130,33 @@ def test_a_study_is_the_same_in_one_process_and_over_gateways(name, tmp_path, mo
     assert found.client_names == NAMES
     assert all(f"  {name} " in str(found.privacy_statement()) for name in NAMES)
     assert "numpyro_version" in found.posterior.attrs
+
+
+PRIOR = (
+    "budget=dppvi.PrivacyBudget(4.0), method=dppvi.DPOptimization(num_local_steps=2), "
+    "prior=silo.load_prior('PATH', 'SHA', logistic)"
+)
+
+
+@pytest.mark.usefixtures("in_double")
+def test_an_earlier_posterior_is_the_prior(tmp_path):
+    """Everybody loads it, and the study file holds its digest."""
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+    before = hospitals.write_study(tmp_path / "before", QUICK, dtype="float64").study
+    earlier, path = fitted(before).posterior, tmp_path / "earlier.npz"
+    earlier.save(path)
+    arguments = PRIOR.replace("PATH", str(path)).replace("SHA", silo.digest_of(path))
+    pinned, paths = hospitals.write_consortium(tmp_path / "after", arguments)
+    with gateways(paths) as opened:
+        found = silo.run_study(pinned, in_process(opened))
+    assert_same(found, fitted(pinned.study, prior=earlier.as_prior()), slack=1e-13)
+    assert "the posterior of an earlier study" in found.posterior.attrs["prior"]
+    for wrong in ("0" * 64, "earlier"):
+        with pytest.raises(ValueError, match="is not the posterior that was reviewed: its sha256"):
+            silo.load_prior(path, wrong, pinned.study.model)
+    with pytest.raises(ValueError, match=r"."):
+        silo.load_prior(paths["north"], silo.digest_of(paths["north"]), pinned.study.model)
 
 
 @contextlib.contextmanager
