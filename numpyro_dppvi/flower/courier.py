@@ -1,9 +1,7 @@
-"""The two ends of the courier: Flower's server application, and its client application.
+"""The server's end of the courier: messages go to hospitals' nodes by name, and replies come back.
 
-Flower sends the client application's code from the server, so it is not to be trusted with records:
-it reads a message, hands it to the gateway's socket, and sends the reply back. Node ids change when
-a node starts again without a key, so hospitals are known by the names that their nodes' keys were
-registered with.
+Node ids change when a node starts again without a key, so hospitals are known by the names that
+their nodes' keys were registered with.
 """
 
 import logging
@@ -11,57 +9,22 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
+from numpyro_dppvi.flower.node import TYPE, packed, unpacked
 from numpyro_dppvi.run import FitResult
-from numpyro_dppvi.silo import load_study, messages, run_study, send
+from numpyro_dppvi.silo import load_study, messages, run_study
 from numpyro_dppvi.silo.messages import Join
 from numpyro_dppvi.silo.wire import MalformedError
 
 _LOG = logging.getLogger(__name__)
-_RECORD, _FIELD, _TYPE = "silo", "message", "query"
 _POLL_SECONDS = 0.2
 # How long nodes have to say which hospital they are; most of it is the start of a process.
 _LOOK_SECONDS = 90.0
 # Between attempts at a hospital; a message costs Flower the start of a process.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 3.0, 60.0
-
-
-def _configured(node: Mapping[str, Any]) -> str:
-    """The socket that the hospital names when it starts its SuperNode."""
-    return str(node["silo-socket"])
-
-
-def client_app(
-    socket_of: Callable[[Mapping[str, Any]], str] = _configured, *, timeout: float = 600.0
-) -> ClientApp:
-    """What a hospital's node runs: hands messages to the gateway.
-
-    Args:
-        socket_of: From the node's configuration to the gateway's socket; the entry
-            ``silo-socket`` if not given. Simulated nodes have a ``partition-id``.
-        timeout: Seconds to wait for the gateway.
-
-    Returns:
-        Flower's client application.
-    """
-
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            data = message.content[_RECORD][_FIELD]
-            reply = send(socket_of(context.node_config), data, timeout)
-        # Flower sends an exception's text to the server.
-        except Exception:  # noqa: BLE001
-            reply = b""
-        return Message(_packed(reply), reply_to=message)
-
-    app = ClientApp()
-    app.query()(answer)
-    return app
 
 
 def server_app(
@@ -182,7 +145,7 @@ class GridCourier:
     def _replies(self, sent: Mapping[int, bytes], patience: float) -> dict[int, bytes]:
         """What comes back in time, by node."""
         out = [
-            Message(_packed(data), dst_node_id=node, message_type=_TYPE, ttl=patience)
+            Message(packed(data), dst_node_id=node, message_type=TYPE, ttl=patience)
             for node, data in sent.items()
         ]
         with self._one_at_a_time:
@@ -195,16 +158,7 @@ class GridCourier:
                 # Not by its source: a failed node's is another.
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None and reply.has_content():
-                    found[node] = _unpacked(reply.content)
+                    found[node] = unpacked(reply.content)
             if waiting and not come:
                 time.sleep(_POLL_SECONDS)
         return found
-
-
-def _packed(data: bytes) -> RecordDict:
-    return RecordDict({_RECORD: ConfigRecord({_FIELD: data})})
-
-
-def _unpacked(content: RecordDict) -> bytes:
-    data = content[_RECORD][_FIELD] if _RECORD in content else b""
-    return data if isinstance(data, bytes) else b""

@@ -41,6 +41,9 @@ def write(folder: str | os.PathLike[str], hospitals: Mapping[str, int]) -> Path:
     for name, template in _AT_THE_CONSORTIUM.items():
         (place / name).parent.mkdir(exist_ok=True)
         _fill(place / name, template, WHERE=repr(str(place.absolute())))
+    # Not imported: it needs Flower, and those who write a study need not have it.
+    node = importlib.resources.files("numpyro_dppvi").joinpath("flower", "node.py")
+    (place / "flower" / "node.py").write_text(node.read_text("utf-8"), "utf-8")
     digest = digest_of(place / "study.py")
     for name, number in hospitals.items():
         (place / name).mkdir()

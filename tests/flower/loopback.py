@@ -41,7 +41,7 @@ APP = {
         publisher = "tests"
         [tool.flwr.app.components]
         serverapp = "study_app:server"
-        clientapp = "study_app:client"
+        clientapp = "node:client"
         [tool.flwr.app.config]
         """,
     "study_app.py": """
@@ -52,7 +52,6 @@ APP = {
             with open("{folder}/status.txt", "w") as file:
                 file.write(str(result.status))
 
-        client = flower.client_app()
         server = flower.server_app("{folder}/study.py", done, checkpoint="{folder}/server.npz")
         """,
 }
@@ -129,6 +128,7 @@ class Flower:
         for name, text in APP.items():
             filled = textwrap.dedent(text).replace("{folder}", str(self.folder)).lstrip()
             (self.folder / "app" / name).write_text(filled)
+        shutil.copy(ROOT / "numpyro_dppvi" / "flower" / "node.py", self.folder / "app")
         (self.folder / "keys.sh").write_text(printed("keys.sh"))
         self.done("sh", "-e", "keys.sh")
         places = "".join(

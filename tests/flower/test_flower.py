@@ -19,7 +19,7 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from numpyro_dppvi import flower
-from numpyro_dppvi.flower import courier
+from numpyro_dppvi.flower import courier, node
 
 HERE = Path(__file__).parent
 SCHEDULES = ("dppvi.sequential", "dppvi.synchronous", "dppvi.random_subset(2)")
@@ -63,7 +63,8 @@ class Note:
 
 @pytest.fixture(autouse=True)
 def notes(monkeypatch):
-    monkeypatch.setattr(courier, "Message", Note)
+    for module in (courier, node):
+        monkeypatch.setattr(module, "Message", Note)
 
 
 class FakeGrid:
@@ -189,11 +190,24 @@ def asked_of_a_node(data, path, monkeypatch):
     """What a node's client application replies."""
     found = []
     app = types.SimpleNamespace(query=lambda: found.append)
-    monkeypatch.setattr(courier, "ClientApp", lambda: app)
+    monkeypatch.setattr(node, "ClientApp", lambda: app)
     flower.client_app()
     content = RecordDict({"silo": ConfigRecord({"message": data})})
     context = Context(1, 1, {"silo-socket": str(path)}, RecordDict(), {})
     return found[0](Note(content, 1), context).content["silo"]["message"]
+
+
+def test_a_node_needs_nothing_of_ours():
+    """JAX takes seconds to import, for every message, and three times the memory."""
+    code = """
+import importlib.util, sys
+found = importlib.util.spec_from_file_location("node", sys.argv[1])
+node = importlib.util.module_from_spec(found)
+found.loader.exec_module(node)
+assert type(node.client).__name__ == "ClientApp"
+assert not {"jax", "numpyro", "numpyro_dppvi"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code, node.__file__], check=True, cwd="/")
 
 
 def test_a_node_hands_messages_to_the_gateway_and_tells_no_error(tmp_path, monkeypatch):

@@ -119,7 +119,8 @@ def test_a_new_study_has_an_application_for_flower(tmp_path):
     assert new_study(folder, "north=10") == 0
     found = tomllib.loads((folder / "flower" / "pyproject.toml").read_text())
     parts = found["tool"]["flwr"]["app"]["components"]
-    assert parts == {"serverapp": "study_app:server", "clientapp": "study_app:client"}
+    assert parts == {"serverapp": "study_app:server", "clientapp": "node:client"}
+    assert "numpyro_dppvi" not in (folder / "flower" / "node.py").read_text()
     tree = ast.parse((folder / "flower" / "study_app.py").read_text())
     (where,) = (
         node.value.value
