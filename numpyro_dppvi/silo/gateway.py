@@ -190,6 +190,7 @@ class Gateway:
         if client.state.private is not None:
             private = jax.device_get((client.state.private, after.unanswered))
         self.store.keep(digest, reserved, reply, private)
+        _LOG.info("step %d is released", step)
         return reply
 
 

@@ -108,9 +108,9 @@ def wait_for(condition, seconds):
 class Flower:
     """A SuperLink, a proxy where nginx is installed, and a SuperNode for each hospital."""
 
-    def __init__(self, folder):
-        self.folder, self.processes = folder, {}
-        self.link_port, self.proxy_port, *self.node_ports = free_ports(2 + len(NAMES))
+    def __init__(self, folder, names=NAMES):
+        self.folder, self.names, self.processes = folder, names, {}
+        self.link_port, self.proxy_port, *self.node_ports = free_ports(2 + len(names))
         self.proxied = shutil.which("nginx") is not None
         quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
         own = {"FLWR_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
@@ -188,7 +188,7 @@ class Flower:
             assert wait_for(lambda: self.answers(self.proxy_port), 60), "no proxy"
 
     def register(self):
-        for name in NAMES:
+        for name in self.names:
             self.done("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"{name}-key")
             self.done("flwr", "supernode", "register", f"{name}-key.pub", "lo", "--name", name)
 
@@ -199,7 +199,7 @@ class Flower:
             "flower-supernode",
             *("--superlink", f"127.0.0.1:{port}", "--root-certificates", "ca.crt"),
             *("--auth-supernode-private-key", f"{name}-key"),
-            *("--host", "127.0.0.1", "--port", str(self.node_ports[NAMES.index(name)])),
+            *("--host", "127.0.0.1", "--port", str(self.node_ports[self.names.index(name)])),
             *("--node-config", f'silo-socket="{place}"'),
         )
 
@@ -216,8 +216,8 @@ class Flower:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    def run(self):
-        self.done("flwr", "run", "app", "lo")
+    def run(self, app="app"):
+        self.done("flwr", "run", str(app), "lo")
 
     def listed(self):
         """The status of each run, the newest first; ``flwr run`` does not fail for one of these."""
