@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import numpyro_dppvi as dppvi
 from numpyro_dppvi import silo
 from numpyro_dppvi.silo import messages
 from numpyro_dppvi.silo.command import main
 from tests.silo import hospitals
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "three-silos.md"
 
 
 @pytest.fixture
@@ -77,41 +77,41 @@ def new_study(folder, *hospitals):
     return main(["new-study", str(folder), *(hospitals or ("north=600", "south=400"))])
 
 
-COMPLETED = """
-import numpy as np
-def load():
-    rng = np.random.default_rng({size})
-    X = rng.normal(size=({size}, 3)).astype(np.float32)
-    return {{"X": X, "y": (rng.random({size}) < 0.5).astype(np.int32)}}
-"""
-
-
-def test_a_new_study_lacks_its_loaders_and_nothing_else(tmp_path, capsys, monkeypatch):
-    folder = tmp_path / "heart"
-    assert new_study(folder) == 0
-    assert f"dppvi silo check {folder}/north/silo.toml" in capsys.readouterr().out
-    north, south = (folder / name / "silo.toml" for name in ("north", "south"))
-    assert main(["silo", "check", str(north)]) == 1
+def test_from_an_empty_folder_to_a_posterior(tmp_path, capsys, monkeypatch):
+    """As the page has it: a study, a loader for each hospital, their gateways, and the server."""
+    page = PAGE.read_text("utf-8")
+    printed = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL))
+    (line,) = re.findall(r"^    dppvi (new-study .*)$", page, re.MULTILINE)
+    sizes = {"north": 600, "south": 400, "west": 500}
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 0
+    assert "dppvi silo check heart/north/silo.toml" in capsys.readouterr().out
+    assert main(["silo", "check", "heart/north/silo.toml"]) == 1
     assert capsys.readouterr().err == (
         "dppvi: complete load() in hospital.py: it reads this hospital's records.\n"
     )
     opened = {}
     with contextlib.ExitStack() as stack:
-        for path, size in ((north, 600), (south, 400)):
-            monkeypatch.delitem(sys.modules, "hospital")  # each has a process of its own
-            (path.parent / "hospital.py").write_text(COMPLETED.format(size=size))
+        for name, size in sizes.items():
+            monkeypatch.delitem(sys.modules, "hospital", raising=False)  # one a process
+            loader = printed["hospital.py"].replace("RECORDS", str(size))
+            (tmp_path / "heart" / name / "hospital.py").write_text(loader)
             importlib.invalidate_caches()
-            opened[path.parent.name] = stack.enter_context(silo.open_gateway(path))
+            gateway = silo.open_gateway(f"heart/{name}/silo.toml")
+            opened[name] = stack.enter_context(gateway)
         monkeypatch.setattr(silo, "send", lambda path, data: opened[path.parts[-3]].handle(data))
-        monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-        exec(
-            compile((folder / "server.py").read_text(), str(folder / "server.py"), "exec"),
-            {"__file__": str(folder / "server.py")},
-        )
+        run("heart/server.py")
     said = capsys.readouterr().out
     assert "All 5 rounds ran" in said
-    assert "\nsouth\nPrivacy statement" in said
-    assert dppvi.load(folder / "posterior.npz", silo.load_study(folder / "study.py").study.model)
+    for name in sizes:
+        assert f"\n{name}\nPrivacy statement" in said
+    exec(compile(printed["afterwards.py"], "afterwards.py", "exec"), {})
+    assert float(capsys.readouterr().out.split()[-1]) > 0.9
+
+
+def run(path):
+    source = (Path.cwd() / path).read_text()
+    exec(compile(source, path, "exec"), {"__file__": str(Path.cwd() / path)})
 
 
 def test_a_new_study_has_an_application_for_flower(tmp_path):
