@@ -383,6 +383,7 @@ STUDY = {
     "model_kwargs": {"spread": 1.0},
     "init_scale": None,
     "prior": None,
+    "trusted_aggregator": False,
 }
 
 

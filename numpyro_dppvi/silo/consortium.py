@@ -99,7 +99,8 @@ def run_study(
         What ``fit`` returns for data by the hospitals' names; :func:`statements` has a statement
         for each. Where all hospitals have missed their steps since one has released something, the
         run ends there, and ``status`` says that it was interrupted; call this again with the same
-        checkpoint to go on.
+        checkpoint to go on. With a trusted aggregator it ends so where too few have released
+        something for the noise of a sum.
 
     Raises:
         ValueError: If the checkpoint is damaged, or of another study.
@@ -203,11 +204,20 @@ class _Server:
                 if at.group == 0:
                     now = self._with_begun_round(now, at.round)
                 here = [m for m in groups[at.round][at.group].tolist() if self._name(m) not in gone]
+                if len(here) < self._least:
+                    return _End(last, True, Code.USED_UP in {r.code for r in gone.values()})
                 steps = {m: 1 + self.prepared.steps(m).index(at) for m in here}
                 asked = {self._name(m): self._visit(now, m, steps[m]) for m in here}
                 now = now._replace(asked=asked)
                 self._keep(now)
             replies = self._all_replies(now.asked)
+            if sum(isinstance(reply, Released) for reply in replies.values()) < self._least:
+                # Their sum has too little noise. Asked again, those who have released send the
+                # replies that they kept, at no cost.
+                now = self._charged(now, at, replies)
+                self._keep(now)
+                codes = {r.code for r in replies.values() if isinstance(r, Missed)}
+                return _End(now, True, Code.USED_UP in codes)
             now = self._dealt_with(now, at, replies)._replace(slot=now.slot + 1, asked={})
             if now.slot == len(slots) or slots[now.slot].round > at.round:
                 now = self._with_ended_round(now)
@@ -283,6 +293,12 @@ class _Server:
         if not gone and sent.step < len(self.prepared.steps(number)):
             asked[name] = self._visit(now, number, sent.step + 1)
         return now._replace(asked=asked)
+
+    @property
+    def _least(self) -> int:
+        """The fewest releases that are merged together."""
+        trusted = self.prepared.run.trusted
+        return 0 if trusted is None else trusted.num_shares(len(self.prepared.study.names))
 
     def _name(self, number: int) -> str:
         return self.prepared.study.names[number]
@@ -366,8 +382,14 @@ class _Server:
         pulled: Natural | None = None,
     ) -> Progress:
         """After a group's replies: merged, charged, and told to the log."""
-        names = self.prepared.study.names
         released = {n: r for n, r in replies.items() if isinstance(r, Released)}
+        now = self._charged(now, at, replies)
+        return self._merged(now, at, released, pulled) if released else now
+
+    def _charged(
+        self, now: Progress, at: Step, replies: "Mapping[str, Released | Missed]"
+    ) -> Progress:
+        names = self.prepared.study.names
         known = {(number, step) for _, number, step in now.charged}
         charged = [*now.charged]
         for name, reply in replies.items():
@@ -376,8 +398,7 @@ class _Server:
             came = isinstance(reply, Released) or reply.charged
             if came and (number, step) not in known:  # as it may be where a round is begun again
                 charged.append((at.round, number, step))
-        now = now._replace(charged=tuple(charged))
-        return self._merged(now, at, released, pulled) if released else now
+        return now._replace(charged=tuple(charged))
 
     def _merged(
         self, now: Progress, at: Step, released: Mapping[str, Released], pulled: Natural | None

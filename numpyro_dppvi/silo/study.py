@@ -29,6 +29,7 @@ from numpyro_dppvi.protocol import algorithm, client, planning, rounds, schedule
 from numpyro_dppvi.protocol.algorithm import Assembly
 from numpyro_dppvi.protocol.planning import RunSpec
 from numpyro_dppvi.protocol.rounds import RoundState
+from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.silo.messages import Form
 
 _MOST_BYTES = 2**22
@@ -48,8 +49,7 @@ class Study:
         seed: Public: of draws of latents and of the start, as ``fit``'s ``rng_key``. Noise has
             secret keys of each hospital's own.
         guide: As of ``fit``.
-        method: What a hospital does when visited. Those that need a trusted aggregator are not
-            offered between hospitals.
+        method: What a hospital does when visited.
         schedule: ``sequential``, ``synchronous``, ``random_subset(...)`` or ``Asynchronous``. Of
             the latter the latencies are what is planned; hospitals answer at their own pace.
         num_rounds: Rounds.
@@ -57,6 +57,9 @@ class Study:
         model_kwargs: Public arguments of the model.
         init_scale: A public start for neural networks.
         prior: An earlier study's posterior in the place of the model's priors: ``load_prior(...)``.
+        trusted_aggregator: Whether releases carry shares of the noise that is in their sum, for a
+            server that everybody trusts to show nobody anything but what it makes of sums; as of
+            ``fit``. Each hospital must allow it in its ``silo.toml``.
 
     Raises:
         ValueError: If a hospital's name or number of records, or a record's shape, is none.
@@ -76,6 +79,7 @@ class Study:
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     init_scale: float | None = None
     prior: Prior | None = None
+    trusted_aggregator: bool | TrustedAggregator = False
 
     def __post_init__(self) -> None:
         example = "{'north': 1200, 'south': 900}"
@@ -324,8 +328,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
 
     Raises:
         UnsupportedModelError: If the model or guide cannot be fitted.
-        ValueError: If the study's arguments do not go together, or its method needs a trusted
-            aggregator.
+        ValueError: If the study's arguments do not go together.
     """
     study, sizes = pinned.study, tuple(pinned.study.hospitals.values())
     run = planning.resolve(
@@ -333,7 +336,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
         num_clients=len(sizes),
         schedule=study.schedule,
         num_rounds=study.num_rounds,
-        trusted_aggregator=False,
+        trusted_aggregator=study.trusted_aggregator,
         damping=study.damping,
         init_scale=study.init_scale,
     )
@@ -358,7 +361,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
         damping=run.damping,
         model_kwargs=study.model_kwargs,
         secret_keys=secret_keys,
-        trusted=None,
+        trusted=run.trusted,
         prior_left_out=run.prior_left_out,
         earlier=study.prior,
         init_scale=run.init_scale,

@@ -45,6 +45,14 @@ def test_check_says_what_would_leave_and_what_it_costs(path, capsys):
     assert not (path.parent / "store").exists()  # nothing was charged or kept
 
 
+def test_check_says_whom_shares_of_noise_do_not_protect_against(tmp_path, capsys):
+    arguments = f"{hospitals.VIRTUAL}, schedule=dppvi.synchronous, trusted_aggregator=True"
+    hospitals.write_study(tmp_path, arguments)
+    path = hospitals.write_hospital(tmp_path, "west", allowed="trusted_aggregator = true")
+    assert main(["silo", "check", str(path)]) == 0
+    assert "whoever runs the server can learn more, and must be trusted" in capsys.readouterr().out
+
+
 def test_check_counts_what_was_released(path, capsys):
     pinned = silo.load_study(path.parents[1] / "study.py")
     with silo.open_gateway(path) as gateway:

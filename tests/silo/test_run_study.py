@@ -44,8 +44,24 @@ STUDIES = {
         "(12, 9, 15), 1.0, num_local_steps=1, optimizer=dppvi.NaturalGradient())",
     },
 }
+TRUSTED = {name: {"allowed": "trusted_aggregator = true"} for name in NAMES}
+STUDIES["an aggregator"] = {
+    "arguments": f"{VIRTUAL}, schedule=dppvi.synchronous, trusted_aggregator=True",
+    "caps": TRUSTED,
+}
+STUDIES["an aggregator of averages"] = {
+    "arguments": "budget=dppvi.PrivacyBudget(4.0), schedule=dppvi.synchronous, "
+    "method=dppvi.LocalAveraging(3, 0.1, num_local_steps=2), "
+    "trusted_aggregator=dppvi.TrustedAggregator(max_dropouts=1)",
+    "caps": TRUSTED,
+}
+STUDIES["global VI"] = {
+    "arguments": "budget=dppvi.PrivacyBudget(4.0), schedule=dppvi.synchronous, "
+    "method=dppvi.GlobalVI(), trusted_aggregator=True",
+    "caps": TRUSTED,
+}
 # One of each kind answers at once; `make slow` runs them all.
-QUICKLY = {"in turn", "at their own pace", "virtual"}
+QUICKLY = {"in turn", "at their own pace", "virtual", "an aggregator"}
 EACH = [n if n in QUICKLY else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
 
 
@@ -62,6 +78,7 @@ def fitted(study, seed=7, **more):
         num_rounds=study.num_rounds,
         damping=study.damping,
         init_scale=study.init_scale,
+        trusted_aggregator=study.trusted_aggregator,
         insecure_noise_seed=seed,
         progress_bar=False,
         **more,
@@ -364,6 +381,68 @@ def test_with_a_hospital_away_the_others_make_the_posterior_of_a_study_without_i
     for leaf in jax.tree.leaves(known.factors):
         np.testing.assert_array_equal(leaf[2], 0)
         assert np.any(leaf[:2])
+
+
+def test_shares_of_noise_leave_no_hospital_that_does_not_allow_it(tmp_path):
+    _, paths = hospitals.write_consortium(tmp_path, STUDIES["an aggregator"]["arguments"])
+    with (
+        pytest.raises(ValueError, match=r"does not allow that: write trusted_aggregator = true"),
+        silo.open_gateway(paths["north"]),
+    ):
+        pass
+
+
+def test_a_sum_with_too_little_noise_is_never_made(tmp_path):
+    """Who has released sends the kept reply when all are there again; nobody is charged twice."""
+    pinned, paths = hospitals.write_consortium(tmp_path, **STUDIES["an aggregator"])
+    path = tmp_path / "server.npz"
+    with gateways(paths) as opened:
+        deliver = missing(in_process(opened), {("south", 2)})
+        for _ in range(2):
+            found = silo.run_study(pinned, deliver, checkpoint=path)
+            assert "interrupted: 1 of 3 rounds ran" in str(found.status)
+            steps = [len(each.store.ledger().entries) for each in opened.values()]
+            assert steps == [2, 1, 2]
+        found = silo.run_study(pinned, in_process(opened), checkpoint=path)
+        spent = [each.store.ledger().spent()[0] for each in opened.values()]
+    assert_same(found, fitted(pinned.study))
+    np.testing.assert_allclose(found.ledger.spent(), spent, rtol=1e-12)
+
+
+def test_so_many_may_drop_out_as_the_noise_allows(tmp_path, monkeypatch):
+    arguments = STUDIES["an aggregator"]["arguments"]
+    aggregator = "dppvi.TrustedAggregator(max_dropouts=1)"
+    pinned, paths = hospitals.write_consortium(
+        tmp_path, arguments.replace("aggregator=True", f"aggregator={aggregator}"), TRUSTED
+    )
+    merged = []
+    merge = consortium._Server._merged
+    monkeypatch.setattr(
+        consortium._Server, "_merged", lambda *a: merged.append(len(a[3])) or merge(*a)
+    )
+    with gateways(paths) as opened:
+        deliver = missing(in_process(opened), {("south", 2)})
+        found = silo.run_study(pinned, deliver)
+        assert merged == [3, 2, 3]
+        assert "3 rounds ran" in str(found.status)
+        deliver = missing(in_process(opened), {("south", 1), ("west", 1)})
+        found = silo.run_study(pinned, deliver)
+    assert "0 of 3 rounds ran" in str(found.status)
+
+
+def test_an_aggregator_that_is_left_for_good_asks_nobody_in_vain(tmp_path):
+    """South may release once: the others are charged for the round that it refuses, and no more."""
+    caps = {name: {**TRUSTED[name]} for name in NAMES}
+    caps["south"]["releases"] = 1
+    pinned, paths = hospitals.write_consortium(
+        tmp_path, STUDIES["an aggregator"]["arguments"], caps
+    )
+    with gateways(paths) as opened:
+        found = silo.run_study(pinned, in_process(opened))
+        steps = [len(each.store.ledger().entries) for each in opened.values()]
+    assert steps == [2, 1, 2]
+    assert "used up a budget" in str(found.status)
+    assert "1 of 3 rounds ran" in str(found.status)
 
 
 def test_where_nobody_can_be_reached_the_run_waits_to_be_taken_up(consortium_in_turn, tmp_path):
