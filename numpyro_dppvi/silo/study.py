@@ -49,7 +49,8 @@ class Study:
         seed: Public: of draws of latents and of the start, as ``fit``'s ``rng_key``. Noise has
             secret keys of each hospital's own.
         guide: As of ``fit``.
-        method: What a hospital does when visited.
+        method: What a hospital does when visited. Write down what ``recommend`` recommends, so that
+            what is reviewed does not depend on a version.
         schedule: ``sequential``, ``synchronous``, ``random_subset(...)`` or ``Asynchronous``. Of
             the latter the latencies are what is planned; hospitals answer at their own pace.
         num_rounds: Rounds.
