@@ -211,6 +211,7 @@ class Flower:
             process = self.processes.get(f"node-{name}")
             if process is None or process.poll() is None:
                 return
+            process.wait()
 
     def answers(self, port):
         with socket.socket() as probe:
@@ -301,17 +302,23 @@ class Study:
             if self.scenario == "node" and name == "south" and self.first:
                 self.first = False  # it has released, and its reply does not leave the machine
                 self.flower.kill("node-south")
-                again = (name, self.places[name])
-                threading.Thread(target=self.flower.supervise, args=again, daemon=True).start()
+                self.supervise(name)
             return reply
 
         return handle
 
-    def start(self):
+    def start(self, again=False):
         self.flower.start_link()
         self.flower.start_proxy()
         for name, place in self.places.items():
-            self.flower.start_node(name, place)
+            if again:
+                self.supervise(name)
+            else:
+                self.flower.start_node(name, place)
+
+    def supervise(self, name):
+        again = (name, self.places[name])
+        threading.Thread(target=self.flower.supervise, args=again, daemon=True).start()
 
     def stop_midway(self):
         """Everything, or the SuperLink alone, is killed when two steps have been released."""
@@ -343,7 +350,7 @@ class Study:
             if self.scenario in ("all", "link"):
                 self.stop_midway()
                 if self.scenario == "all":
-                    self.start()
+                    self.start(again=True)
                 else:
                     self.flower.start_link()
                 self.flower.run()
