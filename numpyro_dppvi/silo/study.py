@@ -376,11 +376,12 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
 
 def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity: int) -> Form:
     """What arrays messages hold; nothing is computed."""
-    problem, params = assembly.problem, assembly.params
+    problem = assembly.problem
     any_q = problem.family.natural(problem.family.standard())
     begin = any_q if assembly.init_scale is not None else None
 
-    def sent_and_released(records: Any) -> tuple[Any, ...]:
+    # All arrays are arguments: what is compiled elsewhere is traced here, and must see that it is.
+    def sent_and_released(records: Any, params: Any, any_q: Any, begin: Any) -> tuple[Any, ...]:
         state = rounds.first_state(problem, params, any_q, begin, asynchronous=False)
         key, q = jax.random.key(0), state.server.natural
         asked = server.request(problem, params, state.server, q, 0, key)
@@ -392,6 +393,7 @@ def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity
     shapes = jax.eval_shape(
         sent_and_released,
         {name: jax.ShapeDtypeStruct((capacity, *r.shape), r.dtype) for name, r in rows.items()},
+        *(assembly.params, any_q, begin),
     )
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     q, factor, told, value = zeros
