@@ -129,7 +129,7 @@ class Watcher:
     def _watch(self) -> None:
         while not self.ended.wait(0.05):
             for folder in Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError, StopIteration, ValueError):
+                with contextlib.suppress(OSError, StopIteration, ValueError, KeyError):
                     self._look(folder)
 
     def _look(self, folder: Path) -> None:
