@@ -25,7 +25,7 @@ EXACT := $(patsubst %,tests/privacy/test_%.py,clipping exact inverse noise)
 SAME := tests/test_client.py::test_one_client_at_a_time_is_the_compiled_round
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo readme docs tutorials test slow mutants oldest lint types check format bench bench-believe bench-battery paper clean
+.PHONY: help setup demo hospitals readme docs tutorials test slow mutants oldest lint types check format bench bench-believe bench-battery paper clean
 
 help: ## print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ setup: $(STAMP) ## create the virtual environment and install all that the rest 
 
 demo: setup ## fit a private Bayesian logistic regression on Adult over ten clients
 	$(RUN) tutorials.demo
+
+hospitals: setup ## run a study over three hospitals that keep their records, each in a process of its own
+	$(RUN) tutorials.silos
 
 readme: setup ## measure the numbers of the README, and draw its picture (some minutes)
 	$(RUN) benchmarks.readme --seeds 5

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import zipfile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import _files
+from numpyro_dppvi.run import checkpoint
 
 NUM_ROUNDS, NUM_CLIENTS = 3, 3
 BUDGET = dppvi.PrivacyBudget(2.0, 1e-5)
@@ -345,7 +347,7 @@ class TestRefusals:
 
         def spy(keys, number):
             if number == 1:
-                with pytest.raises(RuntimeError, match="another process runs on the checkpoint"):
+                with pytest.raises(RuntimeError, match=rf"process \({os.getpid()}\) runs on the"):
                     run(path)
                 refused.append(number)
             return original(keys, number)
@@ -353,6 +355,14 @@ class TestRefusals:
         monkeypatch.setattr(dppvi.privacy.SecretKeys, "round_key", spy)
         run(path)
         assert refused == [1]
+
+    def test_one_that_lets_go_soon_is_waited_for(self, tmp_path):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(checkpoint.locked(tmp_path / "run.npz"))
+            letting_go = threading.Timer(0.3, stack.close)
+            letting_go.start()
+            with checkpoint.locked(tmp_path / "run.npz", patience=30.0):
+                letting_go.join()
 
 
 class TestInterrupt:

@@ -1,11 +1,12 @@
 """The tutorials run from scratch with small settings, and their pages are those of the sources."""
 
 import ast
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tutorials import TUTORIALS, rendering
+from tutorials import TUTORIALS, rendering, silos
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "tutorials"
@@ -112,3 +113,16 @@ def test_a_cell_that_fails_fails_the_page(tmp_path):
     path.write_text("# %%\nassert 1 == 2\n")
     with pytest.raises(AssertionError):
         rendering.run(path, tmp_path)
+
+
+@pytest.mark.slow
+def test_three_hospitals_keep_their_records(capfd):
+    """``make hospitals``, with fewer rounds."""
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
+        score = silos.main(Path(folder) / "study", num_rounds=3)
+    assert -0.75 < score < -0.4  # a coin scores -0.69
+    said = capfd.readouterr().out
+    assert "In 3 steps of 3 rounds the study releases" in said
+    for name in silos.NAMES:
+        assert f"{name} listens on" in said
+        assert f"\n{name}\nPrivacy statement" in said

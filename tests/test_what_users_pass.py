@@ -277,6 +277,10 @@ def saved_path() -> pathlib.Path:
     return path
 
 
+def saved_digest() -> str:
+    return silo.digest_of(saved_path())
+
+
 class StoppedError(Exception):
     """The call got so far that its first round would be compiled."""
 
@@ -378,6 +382,8 @@ STUDY = {
     "damping": 0.4,
     "model_kwargs": {"spread": 1.0},
     "init_scale": None,
+    "prior": None,
+    "trusted_aggregator": False,
 }
 
 
@@ -842,6 +848,17 @@ DEAR: dict[str, Call] = {
         {"model": model, "guide": None, "model_kwargs": {"spread": 1.0}},
         {"guide": ("guide",)},
     ),
+    "silo.load_prior": Call(
+        silo.load_prior,
+        {
+            "path": saved_path,
+            "sha256": saved_digest,
+            "model": model,
+            "guide": None,
+            "model_kwargs": {"spread": 1.0},
+        },
+        {"path": ("file", "folder", "posterior", "large"), "sha256": ("posterior",)},
+    ),
 }
 
 
@@ -871,6 +888,7 @@ def fault_of(call: Call, name: str, value: Any) -> str | None:
 LAZY = (
     pinned_study,
     saved_path,
+    saved_digest,
     fitted,
     fitted_posterior,
     first_state,

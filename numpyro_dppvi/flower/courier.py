@@ -1,64 +1,30 @@
-"""The two ends of the courier: Flower's server application, and its client application.
+"""The server's end of the courier: messages go to hospitals' nodes by name, and replies come back.
 
-Flower sends the client application's code from the server, so it is not to be trusted with records:
-it reads a message, hands it to the gateway's socket, and sends the reply back. Node ids change when
-a node starts again without a key, so hospitals are known by the names that their gateways say.
+Node ids change when a node starts again without a key, so hospitals are known by the names that
+their nodes' keys were registered with.
 """
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
+from numpyro_dppvi.flower.node import TYPE, packed, unpacked
 from numpyro_dppvi.run import FitResult
-from numpyro_dppvi.silo import load_study, messages, run_study, send
+from numpyro_dppvi.silo import load_study, messages, run_study
 from numpyro_dppvi.silo.messages import Join
 from numpyro_dppvi.silo.wire import MalformedError
 
 _LOG = logging.getLogger(__name__)
-_RECORD, _FIELD, _TYPE = "silo", "message", "query"
 _POLL_SECONDS = 0.2
 # How long nodes have to say which hospital they are; most of it is the start of a process.
 _LOOK_SECONDS = 90.0
-
-
-def _configured(node: Mapping[str, Any]) -> str:
-    """The socket that the hospital names when it starts its SuperNode."""
-    return str(node["silo-socket"])
-
-
-def client_app(
-    socket_of: Callable[[Mapping[str, Any]], str] = _configured, *, timeout: float = 600.0
-) -> ClientApp:
-    """What a hospital's node runs: hands messages to the gateway.
-
-    Args:
-        socket_of: From the node's configuration to the gateway's socket; the entry
-            ``silo-socket`` if not given. Simulated nodes have a ``partition-id``.
-        timeout: Seconds to wait for the gateway.
-
-    Returns:
-        Flower's client application.
-    """
-
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            data = message.content[_RECORD][_FIELD]
-            reply = send(socket_of(context.node_config), data, timeout)
-        # Flower sends an exception's text to the server.
-        except Exception:  # noqa: BLE001
-            reply = b""
-        return Message(_packed(reply), reply_to=message)
-
-    app = ClientApp()
-    app.query()(answer)
-    return app
+# Between attempts at a hospital; a message costs Flower the start of a process.
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 3.0, 60.0
 
 
 def server_app(
@@ -74,7 +40,8 @@ def server_app(
         study: The study's file.
         done: What to do with the result, such as to save its posterior.
         checkpoint: As of ``run_study``.
-        patience: Seconds to wait for a hospital's reply before it misses its step.
+        patience: Seconds to wait for a hospital before it misses its step: for its node to come
+            (again), for its gateway, and for its reply.
 
     Returns:
         Flower's server application.
@@ -82,6 +49,7 @@ def server_app(
 
     def main(grid: Grid, context: Context) -> None:
         del context
+        _tell_progress()
         pinned = load_study(study)
         courier = GridCourier(grid, pinned.digest, patience)
         done(run_study(pinned, courier.deliver, checkpoint=checkpoint))
@@ -91,59 +59,93 @@ def server_app(
     return app
 
 
+def _tell_progress() -> None:
+    """Has rounds, hospitals and costs on the terminal, which Flower copies to its run's log."""
+    room = logging.getLogger("numpyro_dppvi")
+    room.setLevel(logging.INFO)
+    if not room.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        room.addHandler(handler)
+
+
 class GridCourier:
     """Delivers messages to hospitals by name, over Flower's nodes.
+
+    A node that was registered with a name and a key is the hospital of that name. Where no node
+    has one, as in simulations, nodes are asked, and are what their gateways say.
 
     Args:
         grid: Flower's.
         digest: Of the study.
-        patience: Seconds to wait for a reply.
+        patience: Seconds to wait for a hospital.
     """
 
     def __init__(self, grid: Grid, digest: str, patience: float) -> None:
         self.grid, self.digest, self.patience = grid, digest, patience
-        self._names: dict[int, str] = {}
+        self._said: dict[int, str] = {}
+        self._registered = False  # whether nodes have names; then no other is listened to
+        self._away: set[str] = set()
         self._one_at_a_time = threading.Lock()  # Flower says nothing about threads
         self._looking = threading.Lock()
 
     def deliver(self, hospital: str, message: bytes) -> bytes:
         """A courier, as ``run_study`` wants one.
 
+        A node or gateway that fails is tried again, with the same bytes, as long as there is
+        patience: what was released meanwhile was kept, and comes at no new cost. Who has been
+        waited for in vain is tried once only, until it answers.
+
         Raises:
-            ConnectionError: If no node is this hospital's, or several say so, or it does not
-                answer.
+            ConnectionError: If no node is this hospital's, or several are, or it does not answer.
         """
+        end, pause = time.monotonic() + self.patience, _PAUSE_SECONDS
+        while True:
+            found = self._node_of(hospital)
+            why = found if isinstance(found, str) else "brought no reply"
+            if isinstance(found, int):
+                left = max(end - time.monotonic(), _PAUSE_SECONDS)
+                reply = self._replies({found: message}, left).get(found)
+                if reply:
+                    self._away.discard(hospital)
+                    return reply
+                with self._looking:
+                    self._said.pop(found, None)  # it may come back with another id
+            if hospital in self._away or time.monotonic() + pause >= end:
+                self._away.add(hospital)
+                raise ConnectionError(f"the node of {hospital} {why}")
+            _LOG.info("%s: its node %s; it is tried again in %.0f s", hospital, why, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _node_of(self, hospital: str) -> int | str:
+        """The one node of a hospital, or what is wrong with it."""
         with self._looking:
-            if len(self._nodes_of(hospital)) != 1:
-                self._ask_names()
-            nodes = self._nodes_of(hospital)
-        if len(nodes) != 1:
-            raise ConnectionError(f"{len(nodes)} nodes say that they are {hospital}")
-        reply = self._replies(dict.fromkeys(nodes, message), self.patience).get(nodes[0])
-        if not reply:
-            with self._looking:
-                self._names.pop(nodes[0], None)  # it may come back with another id
-            raise ConnectionError(f"the node of {hospital} brought no reply")
-        return reply
+            with self._one_at_a_time:
+                online = {node.node_id: node.name for node in self.grid.get_nodes()}
+            self._registered |= any(online.values())
+            names = online if self._registered else self._said
+            nodes = [node for node in online if names.get(node) == hospital]
+            if not nodes and not self._registered:
+                self._ask_names([node for node in online if node not in self._said])
+                nodes = [node for node in online if self._said.get(node) == hospital]
+        if len(nodes) == 1:
+            return nodes[0]
+        return f"is one of {len(nodes)} with this name" if nodes else "is not there"
 
-    def _nodes_of(self, hospital: str) -> list[int]:
-        return [node for node, name in self._names.items() if name == hospital]
-
-    def _ask_names(self) -> None:
-        """Asks the nodes that have not said so yet what hospital they are."""
+    def _ask_names(self, nodes: Iterable[int]) -> None:
+        """Asks nodes what hospital they are."""
         join = messages.encode(Join(self.digest))
-        with self._one_at_a_time:
-            new = [node for node in self.grid.get_node_ids() if node not in self._names]
-        for node, reply in self._replies(dict.fromkeys(new, join), _LOOK_SECONDS).items():
+        for node, reply in self._replies(dict.fromkeys(nodes, join), _LOOK_SECONDS).items():
             try:
-                self._names[node] = messages.read_ready(reply).hospital
+                self._said[node] = messages.read_ready(reply).hospital
             except MalformedError:
                 _LOG.warning("a node does not take part")
 
     def _replies(self, sent: Mapping[int, bytes], patience: float) -> dict[int, bytes]:
         """What comes back in time, by node."""
         out = [
-            Message(_packed(data), dst_node_id=node, message_type=_TYPE, ttl=patience)
+            Message(packed(data), dst_node_id=node, message_type=TYPE, ttl=patience)
             for node, data in sent.items()
         ]
         with self._one_at_a_time:
@@ -156,16 +158,7 @@ class GridCourier:
                 # Not by its source: a failed node's is another.
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None and reply.has_content():
-                    found[node] = _unpacked(reply.content)
+                    found[node] = unpacked(reply.content)
             if waiting and not come:
                 time.sleep(_POLL_SECONDS)
         return found
-
-
-def _packed(data: bytes) -> RecordDict:
-    return RecordDict({_RECORD: ConfigRecord({_FIELD: data})})
-
-
-def _unpacked(content: RecordDict) -> bytes:
-    data = content[_RECORD][_FIELD] if _RECORD in content else b""
-    return data if isinstance(data, bytes) else b""

@@ -21,10 +21,12 @@ import contextlib
 import glob
 import json
 import math
+import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import numpy as np
@@ -367,8 +369,12 @@ class Journal:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
     """Keeps a second process away, which would release rounds under the same charge.
+
+    Args:
+        path: The checkpoint.
+        patience: Seconds to wait for another process to end.
 
     Raises:
         RuntimeError: If another process runs on this checkpoint.
@@ -378,17 +384,39 @@ def locked(path: Path) -> Iterator[None]:
     _disk.refuse_link(path)
     lock = path.with_name(f".{path.name}.lock")
     with _disk.open_or_create(lock) as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RuntimeError(
-                    f"another process runs on the checkpoint {path}: wait for it, or give "
-                    "this run another path."
-                ) from None
+        if not _has_lock(file, patience):
+            raise RuntimeError(
+                f"another process{_whose(file)} runs on the checkpoint {path}: wait for it, end "
+                "it, or give this run another path."
+            )
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+        file.flush()
         _files.discard_partial(path)
         _files.discard_partial(_beside(path))
         yield
+
+
+def _has_lock(file: BinaryIO, patience: float) -> bool:
+    if fcntl is None:
+        return True
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(min(0.2, patience))
+        else:
+            return True
+
+
+def _whose(file: BinaryIO) -> str:
+    """The number of the process that holds a lock, as it has written it there."""
+    file.seek(0)
+    found = file.read(20)
+    return f" ({found.decode()})" if found.isdigit() else ""
 
 
 def _released(state: PVIState) -> dict[str, Any]:

@@ -7,7 +7,7 @@ below.
 from numpyro_dppvi.silo.consortium import Deliver, run_study, statements
 from numpyro_dppvi.silo.gateway import Gateway, open_gateway
 from numpyro_dppvi.silo.sockets import send
-from numpyro_dppvi.silo.study import PinnedStudy, Study, digest_of, load_study
+from numpyro_dppvi.silo.study import PinnedStudy, Study, digest_of, load_prior, load_study
 
 __all__ = [
     "Deliver",
@@ -15,6 +15,7 @@ __all__ = [
     "PinnedStudy",
     "Study",
     "digest_of",
+    "load_prior",
     "load_study",
     "open_gateway",
     "run_study",

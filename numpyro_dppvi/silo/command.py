@@ -1,4 +1,4 @@
-"""The commands ``dppvi silo check``, ``dppvi silo run`` and ``dppvi silo digest``."""
+"""The commands ``dppvi new-study`` and ``dppvi silo check``, ``run`` and ``digest``."""
 
 import argparse
 import bisect
@@ -15,7 +15,7 @@ from numpyro_dppvi.privacy import BudgetExceededError, Entry, Ledger, PrivacyPla
 from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.privacy.worth import of_joining, of_widths
 from numpyro_dppvi.protocol import recommendation, server
-from numpyro_dppvi.silo import messages, settings
+from numpyro_dppvi.silo import messages, new_study, settings
 from numpyro_dppvi.silo.gateway import OpenStudy, open_gateway, open_studies
 from numpyro_dppvi.silo.settings import Settings
 from numpyro_dppvi.silo.sockets import listening
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parsed = _parser().parse_args(arguments)
     try:
-        parsed.act(parsed.path)
+        parsed.act(parsed)
     except (ImportError, LookupError, OSError, RuntimeError, ValueError) as error:
         sys.stderr.write(f"dppvi: {error}\n")
         return 1
@@ -45,7 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("dppvi", description="Studies over hospitals' own records.")
-    rooms = parser.add_subparsers(required=True, metavar="silo")
+    rooms = parser.add_subparsers(required=True, metavar="new-study|silo")
+    about = "makes a folder with a study, its server, and a folder for each hospital"
+    command = rooms.add_parser("new-study", help=about, description=about)
+    command.add_argument("path", metavar="FOLDER", help="a new one")
+    command.add_argument("hospitals", metavar="NAME=RECORDS", nargs="+", type=_hospital)
+    command.set_defaults(act=_new_study)
     commands = rooms.add_parser("silo", help="a hospital's gateway").add_subparsers(required=True)
     for name, act, argument, about in (
         ("check", _check, "silo.toml", "says what would be released, and at what cost"),
@@ -54,8 +59,26 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("path", metavar=argument)
-        command.set_defaults(act=act)
+        command.set_defaults(act=lambda parsed, act=act: act(parsed.path))
     return parser
+
+
+def _hospital(given: str) -> tuple[str, int]:
+    name, _, number = given.partition("=")
+    if not number.isdecimal() or int(number) == 0:
+        raise argparse.ArgumentTypeError(
+            f"must be a hospital's name and its number of records, got {given!r}: write north=600"
+        )
+    return name, int(number)
+
+
+def _new_study(parsed: argparse.Namespace) -> None:
+    made = new_study.write(parsed.path, dict(parsed.hospitals))
+    first = parsed.hospitals[0][0]
+    _say(
+        f"{made} has a study of a logistic regression, for you to change. Each hospital completes "
+        f"load() in hospital.py, and tries it with\n  dppvi silo check {made}/{first}/silo.toml"
+    )
 
 
 def _digest(path: str) -> None:
@@ -105,7 +128,12 @@ def _what_leaves(mine: Settings, study: OpenStudy) -> Iterator[str]:
     yield f"In {len(study.steps)} steps of {len(prepared.run.groups)} rounds the study releases:"
     for name, (shape, dtype) in messages.shapes(prepared.form.release).items():
         yield f"  {name}: {dtype} of shape {shape}"
-    yield str(PrivacyPlan((plan,))).partition("\n")[2]  # without the title
+    yield str(PrivacyPlan((plan,), (mine.name,))).partition("\n")[2]  # without the title
+    if prepared.run.trusted is not None:
+        yield (
+            "That is of sums over hospitals. A release carries a share of the noise: whoever runs "
+            "the server can learn more, and must be trusted to look at sums alone."
+        )
     yield from _what_it_buys(prepared)
     left, covered = _left_and_covered(mine, study)
     yield f"{left} of these steps have not been released yet; the caps cover {covered} of them."

@@ -6,13 +6,13 @@ answer to the very bytes that were sent, finite, and no larger than an honest re
 Everything else is logged and changes nothing.
 """
 
-import concurrent.futures
 import contextlib
 import logging
 import math
 import os
 import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -47,6 +47,10 @@ _LOG = logging.getLogger(__name__)
 
 # After these a hospital is not asked again in this call.
 _FOR_GOOD = frozenset({Code.USED_UP, Code.UNKNOWN_STUDY, Code.NOT_ALLOWED, Code.OTHER_HOSPITAL})
+
+# How long a server that is being stopped may take to let go of its checkpoint.
+_LOCK_SECONDS = 15.0
+_PIECE_SECONDS = 0.5
 
 _begin_round = jax.jit(server.begin_round, static_argnames="problem")
 _request = jax.jit(server.request, static_argnames="problem")
@@ -92,25 +96,26 @@ def run_study(
             hospital is asked to release a step twice.
 
     Returns:
-        What ``fit`` returns. Client m is the study's m-th hospital; :func:`statements` has them by
-        name. Where all hospitals have missed their steps since one has released something, the run
-        ends there, and ``status`` says that it was interrupted; call this again with the same
-        checkpoint to go on.
+        What ``fit`` returns for data by the hospitals' names; :func:`statements` has a statement
+        for each. Where all hospitals have missed their steps since one has released something, the
+        run ends there, and ``status`` says that it was interrupted; call this again with the same
+        checkpoint to go on. With a trusted aggregator it ends so where too few have released
+        something for the noise of a sum.
 
     Raises:
         ValueError: If the checkpoint is damaged, or of another study.
-        RuntimeError: If another process runs on the checkpoint.
+        RuntimeError: If another process runs on the checkpoint, and does not end in 15 s.
     """
     _validate.instance("pinned", pinned, PinnedStudy, "load_study('study.py')")
     _validate.function("deliver", deliver, ("hospital", "message"), "a courier")
     path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
     prepared = prepare(pinned)
-    with checkpoints.locked(path) if path is not None else contextlib.nullcontext():
+    lock = contextlib.nullcontext() if path is None else checkpoints.locked(path, _LOCK_SECONDS)
+    with lock:
         begun = progress.first(prepared) if path is None else progress.read(path, prepared)
-        with _threads(len(prepared.study.names)) as threads:
-            asker = _Server(prepared, deliver, path, threads)
-            own_pace = schedules.starts_from_pulled(prepared.run.schedule)
-            end = asker.at_their_own_pace(begun) if own_pace else asker.in_groups(begun)
+        asker = _Server(prepared, deliver, path)
+        own_pace = schedules.starts_from_pulled(prepared.run.schedule)
+        end = asker.at_their_own_pace(begun) if own_pace else asker.in_groups(begun)
     return _result(prepared, end)
 
 
@@ -139,7 +144,7 @@ def statements(pinned: PinnedStudy, result: FitResult) -> dict[str, PrivacyState
         mine = (e._replace(client=0) for e in result.ledger.entries if e.client == number)
         found[name] = PrivacyStatement(
             type(result.method).__name__,
-            PrivacyPlan((plan,)),
+            PrivacyPlan((plan,), (name,)),
             Ledger((plan.budget,), entries=tuple(mine)),
             insecure_seed=False,
         )
@@ -154,14 +159,21 @@ class _End(NamedTuple):
     refused: bool = False
 
 
-@contextlib.contextmanager
-def _threads(number: int) -> Iterator[concurrent.futures.Executor]:
-    """A thread for each hospital; a Ctrl-C does not wait for replies."""
-    pool = concurrent.futures.ThreadPoolExecutor(number, thread_name_prefix="hospital")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+_Arrivals: TypeAlias = "queue.SimpleQueue[tuple[str, Released | Missed | BaseException]]"
+
+
+def _next(arrivals: _Arrivals) -> "tuple[str, Released | Missed]":
+    """The next reply, and whose. Raises what its delivery has raised.
+
+    Waits in pieces: between them Python deals with signals that another thread was sent, as by
+    Flower, whose applications are told so that their SuperLink is gone.
+    """
+    while True:
+        with contextlib.suppress(queue.Empty):
+            name, reply = arrivals.get(timeout=_PIECE_SECONDS)
+            if isinstance(reply, BaseException):
+                raise reply
+            return name, reply
 
 
 @dataclass(frozen=True)
@@ -172,13 +184,11 @@ class _Server:
         prepared: The study.
         deliver: The courier.
         path: The checkpoint, or ``None``.
-        threads: Where deliveries wait.
     """
 
     prepared: Prepared
     deliver: Deliver
     path: Path | None
-    threads: concurrent.futures.Executor
 
     def in_groups(self, now: Progress) -> _End:
         """Visits group after group of the schedule; waits for all of a group."""
@@ -194,11 +204,20 @@ class _Server:
                 if at.group == 0:
                     now = self._with_begun_round(now, at.round)
                 here = [m for m in groups[at.round][at.group].tolist() if self._name(m) not in gone]
+                if len(here) < self._least:
+                    return _End(last, True, Code.USED_UP in {r.code for r in gone.values()})
                 steps = {m: 1 + self.prepared.steps(m).index(at) for m in here}
                 asked = {self._name(m): self._visit(now, m, steps[m]) for m in here}
                 now = now._replace(asked=asked)
                 self._keep(now)
             replies = self._all_replies(now.asked)
+            if sum(isinstance(reply, Released) for reply in replies.values()) < self._least:
+                # Their sum has too little noise. Asked again, those who have released send the
+                # replies that they kept, at no cost.
+                now = self._charged(now, at, replies)
+                self._keep(now)
+                codes = {r.code for r in replies.values() if isinstance(r, Missed)}
+                return _End(now, True, Code.USED_UP in codes)
             now = self._dealt_with(now, at, replies)._replace(slot=now.slot + 1, asked={})
             if now.slot == len(slots) or slots[now.slot].round > at.round:
                 now = self._with_ended_round(now)
@@ -221,16 +240,14 @@ class _Server:
         if not now.asked and now.slot == 0:
             now = now._replace(asked={n: self._visit(now, m, 1) for m, n in enumerate(names)})
             self._keep(now)
-        done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        arrivals: _Arrivals = queue.SimpleQueue()
         waiting: set[str] = set()
         flying = set(now.asked)
         for name in flying:
-            self._fly(name, now.asked[name], done)
+            self._fly(name, now.asked[name], arrivals)
         while flying:
-            name, reply = done.get()
+            name, reply = _next(arrivals)
             flying.discard(name)
-            if isinstance(reply, BaseException):
-                raise reply
             if isinstance(reply, Missed) and reply.unreached:
                 self._say(name, reply.why)
                 waiting.add(name)
@@ -239,21 +256,22 @@ class _Server:
             self._keep(now)
             for again in sorted({name, *waiting} & now.asked.keys()):
                 flying.add(again)
-                self._fly(again, now.asked[again], done)
+                self._fly(again, now.asked[again], arrivals)
             waiting.clear()
         if not now.asked and now.slot % len(names):
             now = self._with_ended_round(now)
             self._keep(now)
         return _End(now, bool(now.asked))
 
-    def _fly(self, name: str, visit: bytes, done: Any) -> None:
+    def _fly(self, name: str, visit: bytes, arrivals: _Arrivals) -> None:
         def fly() -> None:
             try:
-                done.put((name, self._reply(name, visit)))
+                arrivals.put((name, self._reply(name, visit)))
             except BaseException as error:  # noqa: BLE001  # raised where the run waits
-                done.put((name, error))
+                arrivals.put((name, error))
 
-        self.threads.submit(fly)
+        # A daemon: whoever stops the server does not wait for hospitals.
+        threading.Thread(target=fly, name=f"to {name}", daemon=True).start()
 
     def _arrived(self, now: Progress, name: str, reply: "Released | Missed") -> Progress:
         """After one hospital's release, or refusal, with its next visit asked."""
@@ -275,6 +293,12 @@ class _Server:
         if not gone and sent.step < len(self.prepared.steps(number)):
             asked[name] = self._visit(now, number, sent.step + 1)
         return now._replace(asked=asked)
+
+    @property
+    def _least(self) -> int:
+        """The fewest releases that are merged together."""
+        trusted = self.prepared.run.trusted
+        return 0 if trusted is None else trusted.num_shares(len(self.prepared.study.names))
 
     def _name(self, number: int) -> str:
         return self.prepared.study.names[number]
@@ -299,8 +323,13 @@ class _Server:
         return messages.encode(visit)
 
     def _all_replies(self, asked: Mapping[str, bytes]) -> "dict[str, Released | Missed]":
-        each = {n: self.threads.submit(self._reply, n, visit) for n, visit in asked.items()}
-        return {name: future.result() for name, future in each.items()}
+        arrivals: _Arrivals = queue.SimpleQueue()
+        if asked:
+            _LOG.info("waiting for %s", ", ".join(asked))
+        for name, visit in asked.items():
+            self._fly(name, visit, arrivals)
+        replies = dict(_next(arrivals) for _ in asked)
+        return {name: replies[name] for name in asked}  # merged in the schedule's order
 
     def _reply(self, name: str, visit: bytes) -> "Released | Missed":
         try:
@@ -353,8 +382,14 @@ class _Server:
         pulled: Natural | None = None,
     ) -> Progress:
         """After a group's replies: merged, charged, and told to the log."""
-        names = self.prepared.study.names
         released = {n: r for n, r in replies.items() if isinstance(r, Released)}
+        now = self._charged(now, at, replies)
+        return self._merged(now, at, released, pulled) if released else now
+
+    def _charged(
+        self, now: Progress, at: Step, replies: "Mapping[str, Released | Missed]"
+    ) -> Progress:
+        names = self.prepared.study.names
         known = {(number, step) for _, number, step in now.charged}
         charged = [*now.charged]
         for name, reply in replies.items():
@@ -363,8 +398,7 @@ class _Server:
             came = isinstance(reply, Released) or reply.charged
             if came and (number, step) not in known:  # as it may be where a round is begun again
                 charged.append((at.round, number, step))
-        now = now._replace(charged=tuple(charged))
-        return self._merged(now, at, released, pulled) if released else now
+        return now._replace(charged=tuple(charged))
 
     def _merged(
         self, now: Progress, at: Step, released: Mapping[str, Released], pulled: Natural | None
@@ -429,7 +463,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
         constants,
         {},
         prepared.records,
-        None,
+        study.prior,
     )
     return with_facts(
         FitResult(
@@ -448,5 +482,6 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
             run=prepared.run,
             client_sizes=tuple(study.hospitals.values()),
             insecure_noise_seed=None,
+            client_names=study.names,
         )
     )

@@ -190,6 +190,7 @@ class Gateway:
         if client.state.private is not None:
             private = jax.device_get((client.state.private, after.unanswered))
         self.store.keep(digest, reserved, reply, private)
+        _LOG.info("step %d is released", step)
         return reply
 
 
@@ -249,6 +250,12 @@ def _opened(mine: Settings, prepared: Prepared, records: Mapping[str, np.ndarray
     number = study.names.index(mine.name)
     plan = prepared.plan.clients[number]
     _check_allowed(mine.caps, plan)
+    if prepared.run.trusted is not None and not mine.caps.trusted_aggregator:
+        raise ValueError(
+            "the study's releases carry a share of the noise, for a trusted aggregator to add up, "
+            "and [caps] in silo.toml does not allow that: write trusted_aggregator = true there, "
+            "if whoever runs the server may see them."
+        )
     rows = _rows(prepared, records, study.hospitals[mine.name])
     problem = assembly.problem
     latents.check_records(

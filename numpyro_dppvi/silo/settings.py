@@ -23,11 +23,14 @@ class Caps:
         budget: Its epsilon and delta, and the relation and unit that every study must protect.
         releases: The most replies that may leave.
         noise_multiplier: The least noise of a release, over what a unit can change in it.
+        trusted_aggregator: Whether that may be the noise of a sum, of which a release carries a
+            share: whoever runs the server sees more then than the budget says.
     """
 
     budget: PrivacyBudget
     releases: int
     noise_multiplier: float
+    trusted_aggregator: bool = False
 
 
 class Column(NamedTuple):
@@ -151,12 +154,14 @@ def _settings(folder: Path, found: Mapping[str, Any]) -> Settings:
 def _caps(found: Any) -> Caps:
     numbers = {"epsilon": (int, float), "delta": float, "noise_multiplier": (int, float)}
     protected = {"relation": str, "unit": str, "max_records_per_person": int}
+    protected |= {"trusted_aggregator": bool}
     table = _table("[caps]", found, {**numbers, "releases": int}, protected)
     least = _validate.positive("noise_multiplier", table.pop("noise_multiplier"))
     releases = _validate.positive_int("releases", table.pop("releases"))
     if not table["epsilon"] < float("inf"):
         raise ValueError("epsilon must be a finite number, got inf: write epsilon = 1.0, say.")
-    return Caps(PrivacyBudget(**table), releases, least)
+    trusted = table.pop("trusted_aggregator", False)
+    return Caps(PrivacyBudget(**table), releases, least, trusted)
 
 
 def _allowed(folder: Path, found: Any) -> AllowedStudy:
@@ -210,6 +215,6 @@ def _table(
                 f"{where} must have no entry but {', '.join(kinds)}, got "
                 f"{_validate.shown(name)}: take it out, or correct its spelling."
             )
-        if not isinstance(value, kinds[name]) or isinstance(value, bool):
+        if not isinstance(value, kinds[name]) or isinstance(value, bool) != (kinds[name] is bool):
             raise ValueError(f"{name} in {where} has a wrong type, got {_validate.shown(value)}.")
     return dict(found)

@@ -8,9 +8,11 @@ adds.
 import hashlib
 import os
 import sys
+import tempfile
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +23,13 @@ from numpyro_dppvi import _disk, _validate
 from numpyro_dppvi._typing import Model, PRNGKey
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
+from numpyro_dppvi.posterior import Prior, load
 from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, SecretKeys
 from numpyro_dppvi.protocol import algorithm, client, planning, rounds, schedules, server
 from numpyro_dppvi.protocol.algorithm import Assembly
 from numpyro_dppvi.protocol.planning import RunSpec
 from numpyro_dppvi.protocol.rounds import RoundState
+from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.silo.messages import Form
 
 _MOST_BYTES = 2**22
@@ -45,14 +49,18 @@ class Study:
         seed: Public: of draws of latents and of the start, as ``fit``'s ``rng_key``. Noise has
             secret keys of each hospital's own.
         guide: As of ``fit``.
-        method: What a hospital does when visited. Those that need a trusted aggregator are not
-            offered between hospitals.
+        method: What a hospital does when visited. Write down what ``recommend`` recommends, so that
+            what is reviewed does not depend on a version.
         schedule: ``sequential``, ``synchronous``, ``random_subset(...)`` or ``Asynchronous``. Of
             the latter the latencies are what is planned; hospitals answer at their own pace.
         num_rounds: Rounds.
         damping: The share of a change that is merged.
         model_kwargs: Public arguments of the model.
         init_scale: A public start for neural networks.
+        prior: An earlier study's posterior in the place of the model's priors: ``load_prior(...)``.
+        trusted_aggregator: Whether releases carry shares of the noise that is in their sum, for a
+            server that everybody trusts to show nobody anything but what it makes of sums; as of
+            ``fit``. Each hospital must allow it in its ``silo.toml``.
 
     Raises:
         ValueError: If a hospital's name or number of records, or a record's shape, is none.
@@ -71,6 +79,8 @@ class Study:
     damping: float = 0.4
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     init_scale: float | None = None
+    prior: Prior | None = None
+    trusted_aggregator: bool | TrustedAggregator = False
 
     def __post_init__(self) -> None:
         example = "{'north': 1200, 'south': 900}"
@@ -92,6 +102,9 @@ class Study:
         _validate.not_negative_int("seed", self.seed)
         _validate.positive_int("num_rounds", self.num_rounds, schedules.MOST_ROUNDS)
         _validate.mapping("model_kwargs", self.model_kwargs, "{'num_groups': 3}")
+        if self.prior is not None:
+            example = "load_prior('earlier.npz', sha256, model)"
+            _validate.instance("prior", self.prior, Prior, example)
         if isinstance(self.budget, Mapping) and self.budget.keys() != hospitals.keys():
             raise ValueError(
                 "budget must be one PrivacyBudget, or one for each of the hospitals, got "
@@ -201,12 +214,48 @@ def load_study(path: str | os.PathLike[str], sha256: str | None = None) -> Pinne
     return PinnedStudy(study, digest)
 
 
+def load_prior(
+    path: str | os.PathLike[str],
+    sha256: str,
+    model: Model,
+    guide: Any = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+) -> Prior:
+    """An earlier study's posterior, for a study file to begin with.
+
+    Args:
+        path: The file that ``posterior.save`` wrote; beside the study file it is
+            ``Path(__file__).with_name("earlier.npz")``.
+        sha256: Its digest, as :func:`digest_of` returns it. Written in the study file, it makes
+            the posterior part of what is reviewed.
+        model: The model that it was fitted with.
+        guide: The guide that it was fitted with, if there was one.
+        model_kwargs: Public arguments of the model, as of ``load``.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it has another digest, or is no posterior of this model.
+    """
+    _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
+    held = _bytes(path)
+    if hashlib.sha256(held).hexdigest() != sha256:
+        raise ValueError(
+            f"{path} is not the posterior that was reviewed: its sha256 is "
+            f"{hashlib.sha256(held).hexdigest()}; restore the file, or pin that digest."
+        )
+    # What is loaded is what was digested, whatever becomes of the file.
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "posterior.npz"
+        copy.write_bytes(held)
+        return load(copy, model, guide, model_kwargs).as_prior()
+
+
 def _bytes(path: str | os.PathLike[str]) -> bytes:
     target = _validate.path("path", path)
     with os.fdopen(_disk.open_to_read(target, through_links=True), "rb") as file:
         source = file.read(_MOST_BYTES + 1)
     if len(source) > _MOST_BYTES:
-        raise ValueError(f"{target} is no study: it has more than {_MOST_BYTES} bytes.")
+        raise ValueError(f"{target} is too large: it has more than {_MOST_BYTES} bytes.")
     return source
 
 
@@ -280,8 +329,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
 
     Raises:
         UnsupportedModelError: If the model or guide cannot be fitted.
-        ValueError: If the study's arguments do not go together, or its method needs a trusted
-            aggregator.
+        ValueError: If the study's arguments do not go together.
     """
     study, sizes = pinned.study, tuple(pinned.study.hospitals.values())
     run = planning.resolve(
@@ -289,14 +337,14 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
         num_clients=len(sizes),
         schedule=study.schedule,
         num_rounds=study.num_rounds,
-        trusted_aggregator=False,
+        trusted_aggregator=study.trusted_aggregator,
         damping=study.damping,
         init_scale=study.init_scale,
     )
     given = study.budget
     budget = [given[n] for n in study.names] if isinstance(given, Mapping) else given
     private = run.local.releases != "nothing" or budget is not None
-    plan = planning.plan_run(run, budget, sizes) if private else None
+    plan = planning.plan_run(run, budget, sizes, names=study.names) if private else None
     planning.warn_of_unsafe(run, plan)
     rows = {name: _row(name, row) for name, row in study.records.items()}
     pooled = {
@@ -314,8 +362,9 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
         damping=run.damping,
         model_kwargs=study.model_kwargs,
         secret_keys=secret_keys,
-        trusted=None,
+        trusted=run.trusted,
         prior_left_out=run.prior_left_out,
+        earlier=study.prior,
         init_scale=run.init_scale,
         alone=run.alone,
     )
@@ -327,11 +376,12 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
 
 def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity: int) -> Form:
     """What arrays messages hold; nothing is computed."""
-    problem, params = assembly.problem, assembly.params
+    problem = assembly.problem
     any_q = problem.family.natural(problem.family.standard())
     begin = any_q if assembly.init_scale is not None else None
 
-    def sent_and_released(records: Any) -> tuple[Any, ...]:
+    # All arrays are arguments: what is compiled elsewhere is traced here, and must see that it is.
+    def sent_and_released(records: Any, params: Any, any_q: Any, begin: Any) -> tuple[Any, ...]:
         state = rounds.first_state(problem, params, any_q, begin, asynchronous=False)
         key, q = jax.random.key(0), state.server.natural
         asked = server.request(problem, params, state.server, q, 0, key)
@@ -343,6 +393,7 @@ def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity
     shapes = jax.eval_shape(
         sent_and_released,
         {name: jax.ShapeDtypeStruct((capacity, *r.shape), r.dtype) for name, r in rows.items()},
+        *(assembly.params, any_q, begin),
     )
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     q, factor, told, value = zeros

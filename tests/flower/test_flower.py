@@ -1,7 +1,6 @@
 """A study over Flower is the study in one process. Slow: a message takes a process of its own."""
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -9,22 +8,18 @@ import threading
 import types
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
 
-import numpyro_dppvi as dppvi
-from numpyro_dppvi import silo
 from numpyro_dppvi.silo import messages, wire
 from numpyro_dppvi.silo.sockets import listening
-from tests.silo import hospitals
+from tests.flower import in_one_process
 
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from numpyro_dppvi import flower
-from numpyro_dppvi.flower import courier
+from numpyro_dppvi.flower import courier, node
 
 HERE = Path(__file__).parent
 SCHEDULES = ("dppvi.sequential", "dppvi.synchronous", "dppvi.random_subset(2)")
@@ -51,64 +46,11 @@ def run(script, folder, *arguments):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def assert_as_in_one_process(folder):
-    study = silo.load_study(folder / "study.py").study
-    wanted = dppvi.fit(
-        study.model,
-        study.guide,
-        hospitals.records(),
-        rng_key=jax.random.key(study.seed),
-        method=study.method,
-        budget=study.budget,
-        schedule=study.schedule,
-        num_rounds=study.num_rounds,
-        insecure_noise_seed=7,
-        progress_bar=False,
-    ).posterior
-    found = dppvi.load(folder / "posterior.npz", study.model)
-    for a, b in zip(*map(jax.tree.leaves, (found.natural, wanted.natural)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * np.max(np.abs(b)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_simulated_study_is_the_one_in_one_process(schedule, tmp_path):
     run("simulation.py", tmp_path, schedule)
-    assert_as_in_one_process(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_study_over_processes_is_the_one_in_one_process(schedule, tmp_path):
-    """A SuperLink and three SuperNodes on loopback. ``flwr run`` returns 0 on failure, too."""
-    run("loopback.py", tmp_path, schedule, "live")
-    found = json.loads((tmp_path / "found.json").read_text())
-    (listed,) = json.loads(found["listed"])["runs"]
-    assert listed["status"] == "finished:completed"
-    if "random" in schedule:
-        assert sum(found["steps"]) == 6
-    else:
-        assert found["steps"] == [3, 3, 3]
-    assert_as_in_one_process(tmp_path)
-
-
-@pytest.mark.slow
-def test_all_of_flower_may_be_killed(tmp_path):
-    """The second run goes on from the server's checkpoint, and no step is released twice."""
-    run("loopback.py", tmp_path, "dppvi.sequential", "kill")
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert 2 <= sum(found["killed_at"]) < 9
-    assert found["steps"] == [3, 3, 3]
-    assert_as_in_one_process(tmp_path)
-
-
-@pytest.mark.slow
-def test_at_their_own_pace_all_steps_are_released(tmp_path):
-    """In what order is theirs, so that nothing else is known of the result."""
-    run("loopback.py", tmp_path, "dppvi.Asynchronous((1.0,1.5,2.5))", "live")
-    assert json.loads((tmp_path / "found.json").read_text())["steps"] == [4, 3, 2]
-    study = silo.load_study(tmp_path / "study.py").study
-    assert np.all(np.isfinite(dppvi.load(tmp_path / "posterior.npz", study.model).mean["w"]))
+    in_one_process.assert_same(tmp_path)
 
 
 class Note:
@@ -121,17 +63,21 @@ class Note:
 
 @pytest.fixture(autouse=True)
 def notes(monkeypatch):
-    monkeypatch.setattr(courier, "Message", Note)
+    for module in (courier, node):
+        monkeypatch.setattr(module, "Message", Note)
 
 
 class FakeGrid:
     """Nodes that answer at once, fail, or say nothing; Flower's ids are numbers."""
 
-    def __init__(self, nodes):
-        self.nodes, self.waiting, self.asked = nodes, {}, []
+    def __init__(self, nodes, names=None):
+        self.nodes, self.waiting, self.asked, self.names = nodes, {}, [], names or {}
 
-    def get_node_ids(self):
-        return list(self.nodes)
+    def get_nodes(self):
+        return [
+            types.SimpleNamespace(node_id=node, name=self.names.get(node, ""))
+            for node in self.nodes
+        ]
 
     def push_messages(self, sent):
         ids = []
@@ -184,43 +130,84 @@ def test_a_courier_finds_hospitals_by_name():
 
 
 def test_a_courier_follows_a_hospital_to_another_node():
+    """With the same bytes, so that a reply that was kept comes again."""
     grid = FakeGrid({5: hospital("north")})
     deliver = courier.GridCourier(grid, DIGEST, 5.0).deliver
     deliver("north", a_visit("north"))
     grid.nodes = {5: lambda data: b"", 6: hospital("north")}
-    with pytest.raises(ConnectionError, match="brought no reply"):
-        deliver("north", a_visit("north"))
     assert deliver("north", a_visit("north")) == b"north" + a_visit("north")
+    visits = [data for node, data in grid.asked if wire.read_head(data).kind == "visit"]
+    assert visits == [a_visit("north")] * 3
 
 
-def test_a_courier_serves_no_name_that_two_nodes_say(monkeypatch):
+def test_a_courier_serves_no_name_that_two_nodes_say():
     grid = FakeGrid({5: hospital("north"), 6: hospital("north"), 7: hospital("south")})
-    deliver = courier.GridCourier(grid, DIGEST, 5.0).deliver
-    with pytest.raises(ConnectionError, match="2 nodes say that they are north"):
+    deliver = courier.GridCourier(grid, DIGEST, 0.5).deliver
+    with pytest.raises(ConnectionError, match="the node of north is one of 2 with this name"):
         deliver("north", a_visit("north"))
-    with pytest.raises(ConnectionError, match="0 nodes say that they are west"):
+    with pytest.raises(ConnectionError, match="the node of west is not there"):
         deliver("west", a_visit("west"))
     assert deliver("south", a_visit("south"))
 
 
-def test_a_courier_does_not_wait_for_ever(monkeypatch):
-    grid = FakeGrid({5: hospital("north")})
+def test_a_node_is_what_it_was_registered_as():
+    """Whatever it says, and it is not asked; nor is one that was registered without a name."""
+    nodes = {5: hospital("south"), 6: hospital("west"), 7: hospital("north")}
+    grid = FakeGrid(nodes, names={5: "north", 6: "south"})
     deliver = courier.GridCourier(grid, DIGEST, 0.5).deliver
-    deliver("north", a_visit("north"))
+    assert deliver("north", a_visit("north")) == b"south" + a_visit("north")
+    del grid.nodes[5], grid.names[5]
+    with pytest.raises(ConnectionError, match="is not there"):
+        deliver("north", a_visit("north"))
+    grid.nodes, grid.names = {7: hospital("north")}, {}
+    with pytest.raises(ConnectionError, match="is not there"):
+        deliver("north", a_visit("north"))
+    assert {wire.read_head(data).kind for _, data in grid.asked} == {"visit"}
+
+
+def test_a_courier_waits_for_a_hospital_that_comes_late_and_not_for_ever(caplog):
+    caplog.set_level("INFO", "numpyro_dppvi.flower")
+    grid = FakeGrid({5: hospital("north")}, names={5: "north"})
+    deliver = courier.GridCourier(grid, DIGEST, 20.0).deliver
+    grid.nodes, joined = {}, dict(grid.nodes)
+    threading.Timer(0.5, grid.nodes.update, [joined]).start()
+    assert deliver("north", a_visit("north")) == b"north" + a_visit("north")
+    assert "north: its node is not there; it is tried again in 3 s" in caplog.text
+    short = courier.GridCourier(grid, DIGEST, 0.5)
     grid.nodes = {5: lambda data: None}
     with pytest.raises(ConnectionError, match="brought no reply"):
-        deliver("north", a_visit("north"))
+        short.deliver("north", a_visit("north"))
+    short.patience, before = 60.0, len(grid.asked)
+    grid.nodes = {5: lambda data: b""}
+    with pytest.raises(ConnectionError, match="brought no reply"):
+        short.deliver("north", a_visit("north"))  # once, because it was waited for in vain
+    assert len(grid.asked) == before + 1
+    grid.nodes = {5: hospital("north")}
+    assert short.deliver("north", a_visit("north"))
 
 
 def asked_of_a_node(data, path, monkeypatch):
     """What a node's client application replies."""
     found = []
     app = types.SimpleNamespace(query=lambda: found.append)
-    monkeypatch.setattr(courier, "ClientApp", lambda: app)
+    monkeypatch.setattr(node, "ClientApp", lambda: app)
     flower.client_app()
     content = RecordDict({"silo": ConfigRecord({"message": data})})
     context = Context(1, 1, {"silo-socket": str(path)}, RecordDict(), {})
     return found[0](Note(content, 1), context).content["silo"]["message"]
+
+
+def test_a_node_needs_nothing_of_ours():
+    """JAX takes seconds to import, for every message, and three times the memory."""
+    code = """
+import importlib.util, sys
+found = importlib.util.spec_from_file_location("node", sys.argv[1])
+node = importlib.util.module_from_spec(found)
+found.loader.exec_module(node)
+assert type(node.client).__name__ == "ClientApp"
+assert not {"jax", "numpyro", "numpyro_dppvi"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code, node.__file__], check=True, cwd="/")
 
 
 def test_a_node_hands_messages_to_the_gateway_and_tells_no_error(tmp_path, monkeypatch):

@@ -56,6 +56,7 @@ epsilon = {epsilon}
 delta = 1e-5
 releases = {releases}
 noise_multiplier = {noise}
+{allowed}
 [[studies]]
 file = "../study.py"
 sha256 = "{digest}"
@@ -83,7 +84,9 @@ def write_study(folder, arguments=QUICK, model="logistic", dtype="float32"):
     return silo.load_study(folder / "study.py")
 
 
-def write_hospital(folder, name, *, more="", epsilon=4.0, releases=100, noise=0.1, digest=None):
+def write_hospital(
+    folder, name, *, more="", epsilon=4.0, releases=100, noise=0.1, digest=None, allowed=""
+):
     """A hospital's folder, with silo.toml, loader and records."""
     place = folder / name
     place.mkdir()
@@ -101,6 +104,7 @@ def write_hospital(folder, name, *, more="", epsilon=4.0, releases=100, noise=0.
         releases=releases,
         noise=noise,
         digest=digest,
+        allowed=allowed,
     )
     (place / "silo.toml").write_text(text)
     return place / "silo.toml"

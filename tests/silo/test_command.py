@@ -1,9 +1,13 @@
 """``dppvi silo``: what a data officer sees."""
 
+import ast
+import contextlib
+import importlib
 import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from numpyro_dppvi.silo.command import main
 from tests.silo import hospitals
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "three-silos.md"
 
 
 @pytest.fixture
@@ -38,6 +43,14 @@ def test_check_says_what_would_leave_and_what_it_costs(path, capsys):
     ):
         assert words in said
     assert not (path.parent / "store").exists()  # nothing was charged or kept
+
+
+def test_check_says_whom_shares_of_noise_do_not_protect_against(tmp_path, capsys):
+    arguments = f"{hospitals.VIRTUAL}, schedule=dppvi.synchronous, trusted_aggregator=True"
+    hospitals.write_study(tmp_path, arguments)
+    path = hospitals.write_hospital(tmp_path, "west", allowed="trusted_aggregator = true")
+    assert main(["silo", "check", str(path)]) == 0
+    assert "whoever runs the server can learn more, and must be trusted" in capsys.readouterr().out
 
 
 def test_check_counts_what_was_released(path, capsys):
@@ -66,6 +79,86 @@ def test_digest_is_what_pins_a_study(path, capsys):
     assert main(["silo", "digest", str(study)]) == 0
     assert capsys.readouterr().out.strip() == silo.digest_of(study)
     assert silo.digest_of(study) in path.read_text()
+
+
+def new_study(folder, *hospitals):
+    return main(["new-study", str(folder), *(hospitals or ("north=600", "south=400"))])
+
+
+def test_from_an_empty_folder_to_a_posterior(tmp_path, capsys, monkeypatch):
+    """As the page has it: a study, a loader for each hospital, their gateways, and the server."""
+    page = PAGE.read_text("utf-8")
+    printed = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", page, re.DOTALL))
+    (line,) = re.findall(r"^    dppvi (new-study .*)$", page, re.MULTILINE)
+    sizes = {"north": 600, "south": 400, "west": 500}
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 0
+    assert "dppvi silo check heart/north/silo.toml" in capsys.readouterr().out
+    assert main(["silo", "check", "heart/north/silo.toml"]) == 1
+    assert capsys.readouterr().err == (
+        "dppvi: complete load() in hospital.py: it reads this hospital's records.\n"
+    )
+    opened = {}
+    with contextlib.ExitStack() as stack:
+        for name, size in sizes.items():
+            monkeypatch.delitem(sys.modules, "hospital", raising=False)  # one a process
+            loader = printed["hospital.py"].replace("RECORDS", str(size))
+            (tmp_path / "heart" / name / "hospital.py").write_text(loader)
+            importlib.invalidate_caches()
+            gateway = silo.open_gateway(f"heart/{name}/silo.toml")
+            opened[name] = stack.enter_context(gateway)
+        monkeypatch.setattr(silo, "send", lambda path, data: opened[path.parts[-3]].handle(data))
+        run("heart/server.py")
+    said = capsys.readouterr().out
+    assert "All 5 rounds ran" in said
+    for name in sizes:
+        assert f"\n{name}\nPrivacy statement" in said
+    exec(compile(printed["afterwards.py"], "afterwards.py", "exec"), {})
+    assert float(capsys.readouterr().out.split()[-1]) > 0.9
+
+
+def run(path):
+    source = (Path.cwd() / path).read_text()
+    exec(compile(source, path, "exec"), {"__file__": str(Path.cwd() / path)})
+
+
+def test_a_new_study_has_an_application_for_flower(tmp_path):
+    folder = tmp_path / "it's a study"
+    assert new_study(folder, "north=10") == 0
+    found = tomllib.loads((folder / "flower" / "pyproject.toml").read_text())
+    parts = found["tool"]["flwr"]["app"]["components"]
+    assert parts == {"serverapp": "study_app:server", "clientapp": "node:client"}
+    assert "numpyro_dppvi" not in (folder / "flower" / "node.py").read_text()
+    tree = ast.parse((folder / "flower" / "study_app.py").read_text())
+    (where,) = (
+        node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        if node.targets[0].id == "FOLDER"
+    )
+    assert where == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("hospitals_", "words"),
+    [
+        (("no rth=5",), "must have names of letters, digits"),
+        (("flower=5",), "must not be called flower"),
+    ],
+)
+def test_what_is_no_new_study_is_refused(hospitals_, words, tmp_path, capsys):
+    assert new_study(tmp_path / "study", *hospitals_) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_new_study_replaces_no_folder_and_wants_numbers(tmp_path, capsys):
+    assert new_study(tmp_path) == 1
+    assert "folder must be a new one" in capsys.readouterr().err
+    for wrong in ("north", "north=", "north=0", "north=-1", "north=many"):
+        with pytest.raises(SystemExit):
+            new_study(tmp_path / "study", wrong)
+        assert "write north=600" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -74,6 +74,7 @@ def test_what_the_page_says_of_defaults_is_so(folder):
         "record",
         1,
     )
+    assert found.caps.trusted_aggregator is False
     assert found.store == folder / "north" / "store"
     assert found.socket == found.store / "silo.sock"
     assert found.socket_group is None

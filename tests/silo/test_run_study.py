@@ -3,7 +3,9 @@
 import contextlib
 import grp
 import os
+import signal
 import threading
+import time
 
 import jax
 import numpy as np
@@ -42,12 +44,28 @@ STUDIES = {
         "(12, 9, 15), 1.0, num_local_steps=1, optimizer=dppvi.NaturalGradient())",
     },
 }
+TRUSTED = {name: {"allowed": "trusted_aggregator = true"} for name in NAMES}
+STUDIES["an aggregator"] = {
+    "arguments": f"{VIRTUAL}, schedule=dppvi.synchronous, trusted_aggregator=True",
+    "caps": TRUSTED,
+}
+STUDIES["an aggregator of averages"] = {
+    "arguments": "budget=dppvi.PrivacyBudget(4.0), schedule=dppvi.synchronous, "
+    "method=dppvi.LocalAveraging(3, 0.1, num_local_steps=2), "
+    "trusted_aggregator=dppvi.TrustedAggregator(max_dropouts=1)",
+    "caps": TRUSTED,
+}
+STUDIES["global VI"] = {
+    "arguments": "budget=dppvi.PrivacyBudget(4.0), schedule=dppvi.synchronous, "
+    "method=dppvi.GlobalVI(), trusted_aggregator=True",
+    "caps": TRUSTED,
+}
 # One of each kind answers at once; `make slow` runs them all.
-QUICKLY = {"in turn", "at their own pace", "virtual"}
+QUICKLY = {"in turn", "at their own pace", "virtual", "an aggregator"}
 EACH = [n if n in QUICKLY else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
 
 
-def fitted(study, seed=7):
+def fitted(study, seed=7, **more):
     """The same study, in one process."""
     return dppvi.fit(
         study.model,
@@ -60,8 +78,10 @@ def fitted(study, seed=7):
         num_rounds=study.num_rounds,
         damping=study.damping,
         init_scale=study.init_scale,
+        trusted_aggregator=study.trusted_aggregator,
         insecure_noise_seed=seed,
         progress_bar=False,
+        **more,
     )
 
 
@@ -123,7 +143,37 @@ def test_a_study_is_the_same_in_one_process_and_over_gateways(name, tmp_path, mo
     statements = silo.statements(pinned, found)
     assert tuple(statements) == NAMES
     assert statements["west"].as_dict()["max_epsilon"] == pytest.approx(spent[2])
+    assert statements["west"].as_dict()["clients"][0]["name"] == "west"
+    assert found.client_names == NAMES
+    assert all(f"  {name} " in str(found.privacy_statement()) for name in NAMES)
     assert "numpyro_version" in found.posterior.attrs
+
+
+PRIOR = (
+    "budget=dppvi.PrivacyBudget(4.0), method=dppvi.DPOptimization(num_local_steps=2), "
+    "prior=silo.load_prior('PATH', 'SHA', logistic)"
+)
+
+
+@pytest.mark.usefixtures("in_double")
+def test_an_earlier_posterior_is_the_prior(tmp_path):
+    """Everybody loads it, and the study file holds its digest."""
+    for name in ("before", "after"):
+        (tmp_path / name).mkdir()
+    before = hospitals.write_study(tmp_path / "before", QUICK, dtype="float64").study
+    earlier, path = fitted(before).posterior, tmp_path / "earlier.npz"
+    earlier.save(path)
+    arguments = PRIOR.replace("PATH", str(path)).replace("SHA", silo.digest_of(path))
+    pinned, paths = hospitals.write_consortium(tmp_path / "after", arguments)
+    with gateways(paths) as opened:
+        found = silo.run_study(pinned, in_process(opened))
+    assert_same(found, fitted(pinned.study, prior=earlier.as_prior()), slack=1e-13)
+    assert "the posterior of an earlier study" in found.posterior.attrs["prior"]
+    for wrong in ("0" * 64, "earlier"):
+        with pytest.raises(ValueError, match="is not the posterior that was reviewed: its sha256"):
+            silo.load_prior(path, wrong, pinned.study.model)
+    with pytest.raises(ValueError, match=r"."):
+        silo.load_prior(paths["north"], silo.digest_of(paths["north"]), pinned.study.model)
 
 
 @contextlib.contextmanager
@@ -215,6 +265,26 @@ def dying(deliver, last, when):
             return reply
 
     return courier
+
+
+@pytest.mark.parametrize("kind", ["in_turn", "at_once"])
+def test_a_signal_that_comes_to_another_thread_does_not_wait_for_replies(kind, request):
+    """Flower tells its applications so that they are to end."""
+    pinned, _ = request.getfixturevalue(f"consortium_{kind}")
+    ended = threading.Event()
+    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+
+    def silent(name, message):
+        if name == NAMES[0]:
+            timer.start()
+        ended.wait(60)
+        raise ConnectionError
+
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        silo.run_study(pinned, silent)
+    ended.set()
+    assert time.monotonic() - before < 30
 
 
 @pytest.mark.parametrize(("kind", "last", "times"), [("in_turn", 3, 4), ("at_once", 4, 2)])
@@ -313,6 +383,68 @@ def test_with_a_hospital_away_the_others_make_the_posterior_of_a_study_without_i
         assert np.any(leaf[:2])
 
 
+def test_shares_of_noise_leave_no_hospital_that_does_not_allow_it(tmp_path):
+    _, paths = hospitals.write_consortium(tmp_path, STUDIES["an aggregator"]["arguments"])
+    with (
+        pytest.raises(ValueError, match=r"does not allow that: write trusted_aggregator = true"),
+        silo.open_gateway(paths["north"]),
+    ):
+        pass
+
+
+def test_a_sum_with_too_little_noise_is_never_made(tmp_path):
+    """Who has released sends the kept reply when all are there again; nobody is charged twice."""
+    pinned, paths = hospitals.write_consortium(tmp_path, **STUDIES["an aggregator"])
+    path = tmp_path / "server.npz"
+    with gateways(paths) as opened:
+        deliver = missing(in_process(opened), {("south", 2)})
+        for _ in range(2):
+            found = silo.run_study(pinned, deliver, checkpoint=path)
+            assert "interrupted: 1 of 3 rounds ran" in str(found.status)
+            steps = [len(each.store.ledger().entries) for each in opened.values()]
+            assert steps == [2, 1, 2]
+        found = silo.run_study(pinned, in_process(opened), checkpoint=path)
+        spent = [each.store.ledger().spent()[0] for each in opened.values()]
+    assert_same(found, fitted(pinned.study))
+    np.testing.assert_allclose(found.ledger.spent(), spent, rtol=1e-12)
+
+
+def test_so_many_may_drop_out_as_the_noise_allows(tmp_path, monkeypatch):
+    arguments = STUDIES["an aggregator"]["arguments"]
+    aggregator = "dppvi.TrustedAggregator(max_dropouts=1)"
+    pinned, paths = hospitals.write_consortium(
+        tmp_path, arguments.replace("aggregator=True", f"aggregator={aggregator}"), TRUSTED
+    )
+    merged = []
+    merge = consortium._Server._merged
+    monkeypatch.setattr(
+        consortium._Server, "_merged", lambda *a: merged.append(len(a[3])) or merge(*a)
+    )
+    with gateways(paths) as opened:
+        deliver = missing(in_process(opened), {("south", 2)})
+        found = silo.run_study(pinned, deliver)
+        assert merged == [3, 2, 3]
+        assert "3 rounds ran" in str(found.status)
+        deliver = missing(in_process(opened), {("south", 1), ("west", 1)})
+        found = silo.run_study(pinned, deliver)
+    assert "0 of 3 rounds ran" in str(found.status)
+
+
+def test_an_aggregator_that_is_left_for_good_asks_nobody_in_vain(tmp_path):
+    """South may release once: the others are charged for the round that it refuses, and no more."""
+    caps = {name: {**TRUSTED[name]} for name in NAMES}
+    caps["south"]["releases"] = 1
+    pinned, paths = hospitals.write_consortium(
+        tmp_path, STUDIES["an aggregator"]["arguments"], caps
+    )
+    with gateways(paths) as opened:
+        found = silo.run_study(pinned, in_process(opened))
+        steps = [len(each.store.ledger().entries) for each in opened.values()]
+    assert steps == [2, 1, 2]
+    assert "used up a budget" in str(found.status)
+    assert "1 of 3 rounds ran" in str(found.status)
+
+
 def test_where_nobody_can_be_reached_the_run_waits_to_be_taken_up(consortium_in_turn, tmp_path):
     pinned, wanted = consortium_in_turn
     paths, path = hospitals.beside(pinned, tmp_path), tmp_path / "server.npz"
@@ -406,7 +538,7 @@ def first_replies(consortium_in_turn, consortium_at_once, tmp_path_factory):
     found = {}
     for kind, (pinned, _) in {"turn": consortium_in_turn, "once": consortium_at_once}.items():
         prepared = silo.study.prepare(pinned)
-        asker = consortium._Server(prepared, in_process({}), None, None)
+        asker = consortium._Server(prepared, in_process({}), None)
         visit = asker._visit(progress.first(prepared), 1, 1)
         with gateways(hospitals.beside(pinned, tmp_path_factory.mktemp(kind))) as opened:
             found[kind] = asker, visit, opened["south"].handle(visit)
@@ -469,7 +601,7 @@ def test_no_mutated_reply_is_taken_unless_only_its_numbers_differ(
     pinned, _ = consortium_in_turn
     prepared, rng, taken = silo.study.prepare(pinned), np.random.default_rng(2), 0
     with gateways(hospitals.beside(pinned, tmp_path)) as opened:
-        asker = consortium._Server(prepared, in_process(opened), None, None)
+        asker = consortium._Server(prepared, in_process(opened), None)
         visit = asker._visit(progress.first(prepared), 0, 1)
         reply = opened["north"].handle(visit)
     assert isinstance(asker._read("north", visit, reply), messages.Released)

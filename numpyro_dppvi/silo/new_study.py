@@ -1,0 +1,67 @@
+"""The folder that ``dppvi new-study`` makes; what is in it are the templates beside this file."""
+
+import importlib.resources
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi.silo.study import check_name, digest_of
+
+_AT_THE_CONSORTIUM = {
+    "server.py": "server.py",
+    "flower/pyproject.toml": "flower_pyproject.toml",
+    "flower/study_app.py": "flower_study_app.py",
+}
+_AT_A_HOSPITAL = ("hospital.py", "silo.toml")
+
+
+def write(folder: str | os.PathLike[str], hospitals: Mapping[str, int]) -> Path:
+    """Writes a study that runs once each hospital has completed its loader.
+
+    Args:
+        folder: A new folder, for the study's file, its server, and a folder for each hospital.
+        hospitals: Names, and numbers of records.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: If there is such a folder, or a name or number is none.
+    """
+    place = _validate.path("folder", folder)
+    for name in hospitals:
+        check_name("hospitals", name)
+    if "flower" in {name.lower() for name in hospitals}:
+        raise ValueError("hospitals must not be called flower, got that: write another name.")
+    if place.exists():
+        raise ValueError(f"folder must be a new one, and {place} is there: write another name.")
+    place.mkdir(parents=True)
+    _fill(place / "study.py", "study.py", HOSPITALS=_shown(hospitals))
+    for name, template in _AT_THE_CONSORTIUM.items():
+        (place / name).parent.mkdir(exist_ok=True)
+        _fill(place / name, template, WHERE=repr(str(place.absolute())))
+    # Not imported: it needs Flower, and those who write a study need not have it.
+    node = importlib.resources.files("numpyro_dppvi").joinpath("flower", "node.py")
+    (place / "flower" / "node.py").write_text(node.read_text("utf-8"), "utf-8")
+    digest = digest_of(place / "study.py")
+    for name, number in hospitals.items():
+        (place / name).mkdir()
+        for file in _AT_A_HOSPITAL:
+            _fill(place / name / file, file, NAME=name, DIGEST=digest, RECORDS=str(number))
+    return place
+
+
+def _fill(path: Path, template: str, **words: str) -> None:
+    text = (
+        importlib.resources.files(__package__)
+        .joinpath("template", f"{template}.txt")
+        .read_text("utf-8")
+    )
+    for word, meaning in words.items():
+        text = text.replace(word, meaning)
+    path.write_text(text, "utf-8")
+
+
+def _shown(hospitals: Mapping[str, int]) -> str:
+    return "{" + ", ".join(f'"{name}": {int(n)}' for name, n in hospitals.items()) + "}"
