@@ -93,10 +93,11 @@ UNAWARE = dppvi.FisherScoring(noise_aware=False)
 
 @pytest.mark.parametrize("model", [logistic, normal])
 def test_without_noise_both_kinds_of_factors_agree(model):
-    """But for what factors that know their noise leave for extrapolation from older rounds."""
+    """In the end: what factors that know their noise leave for older rounds' errors goes to 0."""
     data, _ = study(model)
-    mean, covariance = moments(fitted(model, data, np.inf))
-    other_mean, other_covariance = moments(fitted(model, data, np.inf, method=UNAWARE))
+    mean, covariance = moments(fitted(model, data, np.inf, num_rounds=40))
+    unaware = fitted(model, data, np.inf, num_rounds=40, method=UNAWARE)
+    other_mean, other_covariance = moments(unaware)
     np.testing.assert_allclose(other_covariance, covariance, rtol=1e-2)
     sds = np.sqrt(np.diag(covariance))
     np.testing.assert_allclose((other_mean - mean) / sds, 0, atol=0.03)
@@ -286,6 +287,47 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
     each = np.asarray(each, np.float64)
     errors = each.mean(axis=0) / (each.std(axis=0) / np.sqrt(len(each)))
     assert np.all(np.abs(errors) < 4), errors  # one in 8000 by chance
+
+
+def flags(scores, clip):
+    told = fisher_scoring.Told(
+        loc=jnp.zeros(2),
+        white=jnp.eye(2),
+        clip=jnp.asarray(clip),
+        info_clip=jnp.asarray(1.0),
+        shares=jnp.array([0.5, 0.3, 0.2, 0.0]),
+        prior_sd=jnp.ones(2),
+    )
+    part = fisher_scoring._contribution(told, jnp.asarray(scores))["clipped"]
+    return (np.asarray(part) / np.sqrt(0.2 / 3) + 1) / 2
+
+
+def test_flags_say_which_outcomes_were_clipped():
+    """The observed one, a fraction of the drawn ones, the information."""
+    drawn = np.array([[0.1, 0.0], [-0.1, 0.0], [0.0, 0.1], [0.0, -0.1]])
+    np.testing.assert_allclose(flags([[9.0, 0.0], *drawn], 1.0), [1, 0, 0], atol=1e-6)
+    far = drawn * [[1], [1], [40], [1]]
+    np.testing.assert_allclose(flags([[0.0, 0.0], *far], 1.0)[:2], [0, 0.25], atol=1e-6)
+
+
+def test_far_outcomes_bend_no_more_than_noise():
+    """Every twentieth outcome is off by ten standard deviations; without noise all that counts."""
+    data, truth = study(normal)
+    for each in data:
+        number = len(each["x"])
+        each["x"] = np.c_[each["x"][:, 0], np.ones(number)].astype(np.float32)
+        errors = 0.5 * norm.rvs(size=number, random_state=5)
+        each["y"] = (each["x"] @ truth + errors).astype(np.float32)
+        each["y"][::20] += 5
+    x, y = (np.concatenate([each[name] for each in data]).astype(float) for name in "xy")
+    pooled, sd = np.linalg.lstsq(x, y, rcond=None)[0], 0.5 / np.sqrt(len(y))
+    assert pooled[1] - truth[1] > 10 * sd
+    off = {}
+    for epsilon in (10.0, 1000.0):
+        result = fitted(normal, data, epsilon, schedule=dppvi.synchronous)
+        off[epsilon] = abs(result.posterior.mean["w"] - pooled)[1] / sd
+    assert off[10.0] > 5  # noise is larger than what few far outcomes say
+    assert off[1000.0] < 2
 
 
 @pytest.mark.slow

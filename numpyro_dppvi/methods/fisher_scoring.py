@@ -17,7 +17,9 @@ or scale of columns is chosen by the user:
 * *A clip that bends nothing under the model.* A clipped score has expectation zero if it is first
   centred: record by record, outcomes are drawn from the model at x, and the score of the outcome
   that was observed is clipped about a centre of all of them together. By symmetry among the
-  observed and the drawn outcomes, the expectation at the true x is zero for any clip.
+  observed and the drawn outcomes, the expectation at the true x is zero for any clip. Where the
+  model does not fit, observed scores are clipped more often than drawn ones: that difference is
+  released, and the clip rises until what exceeds it is less than the noise.
 * *All rounds count.* Releases of a client are averaged, older ones for less the further x has
   moved since.
 
@@ -236,7 +238,9 @@ def _contribution(told: Told, scores: Array) -> PyTree:
     info = jnp.einsum("k,ki,kj", parts, rest[1:], rest[1:])
     size = jnp.sqrt(jnp.sum(info * info))
     info = info * _shrink(size, told.info_clip)
-    flags = jnp.stack([norms[0] > told.clip, size > told.info_clip])
+    # Of drawn outcomes, how many are clipped under the model.
+    over = norms > told.clip
+    flags = jnp.stack([1.0 * over[0], jnp.mean(over[1:]), 1.0 * (size > told.info_clip)])
     scales = jnp.sqrt(jnp.mean(scores[1:] ** 2, axis=0)) * told.prior_sd
     octave = jnp.clip(jnp.floor(jnp.log2(scales)) - noisy_scores.LOWEST, 0, noisy_scores.BINS - 1)
     hit = (octave[:, None] == jnp.arange(noisy_scores.BINS)) & (scales > 0)[:, None]
@@ -244,6 +248,6 @@ def _contribution(told: Told, scores: Array) -> PyTree:
     return {
         "score": roots[0] / told.clip * score,
         "information": roots[1] / told.info_clip * pack(info),
-        "clipped": roots[2] / np.sqrt(2) * (2.0 * flags - 1),
+        "clipped": roots[2] / np.sqrt(3) * (2.0 * flags - 1),
         "scales": roots[3] / np.sqrt(told.loc.size) * hit.astype(score.dtype),
     }

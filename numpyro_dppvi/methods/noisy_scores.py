@@ -34,14 +34,16 @@ _TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean sq
 _FOUND = 4.5  # a column is taken for seen if its template stands out by so many deviations of noise
 
 # What was chosen by simulation (docs/believe.md says on which studies).
-_FLAGS_SHARE = 0.04  # of a visit's squared norm, for the two clipped fractions
+_FLAGS_SHARE = 0.04  # of a visit's squared norm, for the three clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
 _TARGETS, _INFO_TARGETS = (0.003, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
 _AIM = 0.1  # the fraction to be clipped where noise is as large as what scores say
-_CLIPS, _INFO_CLIPS = (0.1, 3.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
+_CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
-_SHAPE_DRIFT = 0.3  # variance of an entry of the shape after a step of white length 1, times d
+_SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
 _LEVEL_DRIFT = 0.3  # relative change of the level in a round
+_DOUBT = 1.5  # the misfit counts from so many of its standard deviations on
+_FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, relatively
 _CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
@@ -79,6 +81,8 @@ class Memory(NamedTuple):
             normal entries.
         clip: Bound on the norm of a white score.
         info_clip: Bound on a record's information in units of ``clip`` squared.
+        misfit: Fraction of observed scores that are clipped, less that of drawn ones.
+        misfit_known: The inverse of its error's variance.
         counts: Noisy histograms of the records' scales, shape ``(d, bins)``.
         counts_var: Variance of their noise.
         counted: Records in them.
@@ -96,6 +100,8 @@ class Memory(NamedTuple):
     shape_known: Array
     clip: Array
     info_clip: Array
+    misfit: Array
+    misfit_known: Array
     counts: Array
     counts_var: Array
     counted: Array
@@ -148,6 +154,8 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         shape_known=square,
         clip=jnp.sqrt(size * one),
         info_clip=1.5 * one,
+        misfit=zero,
+        misfit_known=zero,
         counts=jnp.zeros((size, BINS)),
         counts_var=zero,
         counted=zero,
@@ -256,28 +264,11 @@ def _observed(
     level, seen, known = _shape_seen(memory, axes, now, error, share)
     shape = _shrunk(memory.shape, axes, seen, known)
 
-    # Clips follow the released fractions, slowly where these are noisy.
-    flags, std = part(released["clipped"], 2, np.sqrt(2))
+    flags, std = part(released["clipped"], 2, np.sqrt(3))
     fractions = (jnp.sum(flags, axis=0) / records + 1) / 2
-    flags_error = jnp.sqrt(jnp.sum(std**2)) / records / 2
-    trust = jnp.sqrt(share) / (1 + (flags_error / 0.1) ** 2)
-    # A low clip costs information and leans on the model; a high one costs noise. Where noise is
-    # small beside the records' own spread, hardly anything is clipped.
-    noisy = jnp.mean(received.noise_std * clip / jnp.sqrt(received.num_records * size))
-    ratio = jnp.clip(fractions[0] / jnp.clip(_AIM * noisy, *_TARGETS), 0.3, 3.0)
-    info_target = jnp.clip(error * np.sqrt(size), *_INFO_TARGETS)
-    stretch = jnp.exp(jnp.clip(3 * (fractions[1] - info_target), -0.7, 0.7))
-    # New coordinates make scores longer or shorter, by what was seen itself, not by its shape: if
-    # the clip followed the length of what it clips, both would run away.
-    turned = axes.back @ _coordinates(shape).white
-    lengths = jnp.trace(turned.T @ seen @ turned), jnp.trace(seen)
-    longer = jnp.where(
-        (lengths[0] > 0) & (lengths[1] > 0),
-        jnp.sqrt(jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0)),
-        1.0,
-    )
-    # Lengths are of the order of sqrt(d level), of sqrt(d) if clips have made the level small.
-    bounds = math.sqrt(size) * _CLIPS[0], jnp.sqrt(size * jnp.maximum(level, 1)) * _CLIPS[1]
+    memory = memory._replace(level=level)
+    memory = _misfit(memory, fractions, jnp.sqrt(jnp.sum(std**2)) / records / 2, share)
+    memory = _clips(received, memory, said, axes, shape, seen, fractions, error, share)
 
     # Each client's own scores, averaged with what is known of them.
     sums, std = part(released["score"], 0, clip)
@@ -288,14 +279,80 @@ def _observed(
     mean = jnp.linalg.solve(after + 1e-12 * jnp.eye(size), sums[..., None])[..., 0]
     score = jnp.where(scored[:, None], mean, score)
     return memory._replace(
-        level=level,
         shape=shape,
         seen=axes.outside(seen),
         shape_known=axes.unknown(known),
-        clip=jnp.clip(memory.clip * longer * ratio ** (0.6 * trust), *bounds),
-        info_clip=jnp.clip(memory.info_clip * stretch**trust, *_INFO_CLIPS),
         score=memory.score.at[places].set(score @ axes.back),
         score_known=memory.score_known.at[places].set(axes.unknown(after)),
+    )
+
+
+def _misfit(memory: Memory, fractions: Array, error: Array, share: Array) -> Memory:
+    """What is known of the misfit after another release of it, older ones for less."""
+    before = memory.misfit_known / (1 + _FORGET * share)
+    now = 1 / jnp.maximum(2 * error**2, 1e-12)
+    misfit = (before * memory.misfit + now * (fractions[0] - fractions[1])) / (before + now)
+    return memory._replace(misfit=misfit, misfit_known=before + now)
+
+
+def _clips(
+    received: Received,
+    memory: Memory,
+    said: Told,
+    axes: _White,
+    shape: Array,
+    seen: Array,
+    fractions: Array,
+    error: Array,
+    share: Array,
+) -> Memory:
+    """The next clips, which follow the released fractions, slowly where these are noisy.
+
+    Args:
+        received: What came with the releases.
+        memory: What is remembered; its misfit is the current one.
+        said: What the clients were told.
+        axes: The coordinates of the release.
+        shape: The new shape, in prior units.
+        seen: The mean of all released shapes, in ``axes``.
+        fractions: Of observed scores, of drawn ones and of information, what was clipped.
+        error: Noise on an entry of the information.
+        share: Of all records, those behind the release.
+    """
+    size, clip = memory.loc.size, said.clip[0]
+    noise_std = jnp.sqrt(jnp.sum(received.noise_std**2))
+    records = jnp.sum(received.num_records)
+    # The fractions' own noise, of a part with the share of flags.
+    doubt = noise_std * math.sqrt(3 / _FLAGS_SHARE) / records / 2
+    trust = jnp.sqrt(share) / (1 + (doubt / 0.1) ** 2)
+    # A low clip costs information, a high one noise. Where noise is small beside the records' own
+    # spread, hardly anything is clipped.
+    noisy = jnp.mean(received.noise_std * clip / jnp.sqrt(received.num_records * size))
+    drawn = fractions[1] / jnp.clip(_AIM * noisy, *_TARGETS)
+    # Under the model, observed scores are clipped as often as drawn ones, which bends nothing. What
+    # exceeds that pulls all one way, by up to a clip each: it must stay below a round's noise,
+    # which is noise_std clips. As the misfit is not known exactly, only what is sure counts.
+    sure = jnp.maximum(memory.misfit - _DOUBT / jnp.sqrt(memory.misfit_known), 0)
+    bent = sure * records / (noise_std * jnp.sqrt(share) + 1e-4 * records)
+    factor = jnp.clip(jnp.maximum(drawn, bent), 0.3, 3.0) ** (0.6 * trust)
+    # New coordinates make scores longer or shorter, by what was seen itself, not by its shape: if
+    # the clip followed the length of what it clips, both would run away.
+    turned = axes.back @ _coordinates(shape).white
+    lengths = jnp.trace(turned.T @ seen @ turned), jnp.trace(seen)
+    longer = jnp.where(
+        (lengths[0] > 0) & (lengths[1] > 0),
+        jnp.sqrt(jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0)),
+        1.0,
+    )
+    # Lengths are of the order of sqrt(d level), of sqrt(d) if clips have made the level small.
+    level = jnp.maximum(memory.level, 1)
+    bounds = math.sqrt(size) * _CLIPS[0], jnp.sqrt(size * level) * _CLIPS[1]
+    info_target = jnp.clip(error * np.sqrt(size), *_INFO_TARGETS)
+    stretch = jnp.exp(jnp.clip(3 * (fractions[2] - info_target), -0.7, 0.7))
+    return memory._replace(
+        clip=jnp.clip(memory.clip * longer * factor, *bounds),
+        info_clip=jnp.clip(memory.info_clip * stretch**trust, *_INFO_CLIPS),
+        misfit=memory.misfit / jnp.maximum(factor, 1.0),  # a higher clip leaves less beyond it
     )
 
 
@@ -404,11 +461,12 @@ def _factors(
     ((name, _),) = received.family.members
     size, sd, num_records = memory.loc.size, memory.prior_sd, received.num_records
     axes = _coordinates(memory.shape)
-    # Less is made of directions in which noise could hide correlation: J (J + sqrt(d) N)^-1 J.
+    # Less is made of directions in which noise could hide correlation: J (J + sqrt(d) N)^-1 of a
+    # step, J^2 (J^2 + d N^2)^-1 of what a factor claims.
     p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
     p = jnp.maximum(p, 1e-9)
     sure = (turn * (p / (p + math.sqrt(size)))) @ turn.T
-    half = (turn * jnp.sqrt(p / (p + math.sqrt(size)))) @ turn.T
+    half = (turn * (p / jnp.sqrt(p**2 + size))) @ turn.T
     known = axes.known(memory.score_known[places])
     here = memory.loc / sd
     # Each client's own maximum, by one Newton step.

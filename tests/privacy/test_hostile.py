@@ -120,7 +120,7 @@ class Seen(dppvi.FisherScoring):
         parts = {
             "score": (size,),
             "information": (size * (size + 1) // 2,),
-            "clipped": (2,),
+            "clipped": (3,),
             "scales": known.counts.shape,
         }
         sent = {name: jnp.zeros((num_factors, *shape)) for name, shape in parts.items()}
