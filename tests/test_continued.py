@@ -374,6 +374,8 @@ def test_the_method_that_was_recommended_for_the_first_budget_stays(path, monkey
     begin(path, method=None)
     result = go_on(path, method=None)
     assert asked == [SMALL, SMALL]
+    with pytest.raises(ValueError, match="is of a run with another data shape"):
+        go_on(path, method=None, clients=4)
     assert result.ledger.spent() == pytest.approx([2.0] * NUM_CLIENTS, rel=1e-3)
 
 

@@ -256,7 +256,7 @@ def fit(
                     model,
                     shapes,
                     sizes,
-                    _first_budget(path, budget),
+                    _first_budget(path, budget, len(sizes)),
                     guide=guide,
                     model_kwargs=constants,
                     prior=prior,
@@ -279,11 +279,12 @@ def fit(
 
 
 def _first_budget(
-    path: Path | None, budget: PrivacyBudget | Sequence[PrivacyBudget]
+    path: Path | None, budget: PrivacyBudget | Sequence[PrivacyBudget], num_clients: int
 ) -> PrivacyBudget | Sequence[PrivacyBudget]:
     """The budget that a run began with: one that is continued under a larger keeps its method."""
     kept = None if path is None else checkpoints.past(path)
-    return (kept and kept.parts[0].budget) or budget
+    fits = kept is not None and len(kept.parts[0].budgets) in (1, num_clients)
+    return kept.parts[0].budget if kept is not None and fits else budget
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ CLIENT = _of("tests", "client")
 CLIPPING = _of("tests/privacy", "clipping")
 CONCENTRATED = _of("tests/privacy", "concentrated")
 CONTINUED = _of("tests", "continued")
+COUNTED = _of("tests", "counted_twice")
 DISCRETE = _of("tests/privacy", "discrete_noise")
 EXACT = _of("tests/privacy", "exact")
 FISHER = _of("tests", "fisher_scoring")
@@ -1062,6 +1063,18 @@ _ALONE = (
 )
 
 _CONTINUED = (
+    Mutant(
+        "a prior of the records that shaped it, in spite of the ledger",
+        "again = sorted(charged & set(visited))",
+        "again = [0][1:]",
+        (f"{COUNTED}TestOneLedgerFile::test_is_refused_before_anything_is_charged",),
+    ),
+    Mutant(
+        "a prior of the records that shaped the one before it",
+        "runs = list(dict.fromkeys([*([ledger_run] if ledger_run else []), *_runs(prior)]))",
+        "runs = [ledger_run] if ledger_run else []",
+        (f"{COUNTED}TestOneLedgerFile::test_also_from_a_file_and_where_other_studies_lie_between",),
+    ),
     Mutant(
         "continued: noise that forgets the rounds before",
         "before = [accounting.compose([*a, *b]) for a, b in zip(others, earlier, strict=True)]",
