@@ -327,6 +327,10 @@ class TestRefusals:
         with pytest.raises(ValueError, match=words):
             go_on(ended, **changes)
 
+    def test_another_method_is_named_before_the_budget(self, ended):
+        with pytest.raises(ValueError, match="is of a run with another method"):
+            go_on(ended, method=dppvi.GlobalVI(), trusted_aggregator=True, budget=SMALL)
+
     def test_with_privacy_what_had_none(self, path):
         begin(path, method=dppvi.NonPrivate(num_local_steps=1), budget=None)
         with pytest.raises(ValueError, match="is of a run with another method"):

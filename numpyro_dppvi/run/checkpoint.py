@@ -100,7 +100,8 @@ def past(path: Path) -> parts.Past | None:
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(_damaged(path, "it does not say what it was planned from")) from error
     run_name = None if facts["ledger"] is None else _names(path, facts)["run"]
-    return parts.Past(found, facts["round"] == found[-1].num_rounds, run_name)
+    ended, method = facts["round"] == found[-1].num_rounds, str(facts["run"].get("method"))
+    return parts.Past(found, ended, run_name, method)
 
 
 def _names(path: Path, facts: Mapping[str, Any]) -> dict[str, str]:

@@ -377,7 +377,7 @@ def _journal(
         )
 
     continued = None
-    if kept is not None and kept.is_continued_by(run.num_rounds):
+    if kept is not None and kept.is_continued_by(run):
         ended = described(run.until(kept.num_rounds), None if plan is None else plan.continues)
         continued = Continued(ended, kept.num_rounds)
     return Journal(path, described(run, plan), plan, run.groups, task.ledger_file, continued)

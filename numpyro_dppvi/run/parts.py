@@ -46,20 +46,32 @@ class Past(NamedTuple):
         parts: First to last.
         ended: Whether all their rounds ran.
         run_name: What a ledger file calls the run; ``None`` without one.
+        method: The run's method in words.
     """
 
     parts: tuple[Part, ...]
     ended: bool
     run_name: str | None
+    method: str
 
     @property
     def num_rounds(self) -> int:
         """Rounds of all parts."""
         return self.parts[-1].num_rounds
 
-    def is_continued_by(self, num_rounds: int) -> bool:
-        """Whether a call for so many rounds goes on beyond the end of the run."""
-        return self.ended and num_rounds > self.num_rounds
+    def is_continued_by(self, run: planning.RunSpec) -> bool:
+        """Whether a run goes on beyond the end of this one.
+
+        A run of another kind of method does not: it is refused as such, whatever its budget.
+        """
+        same = self.method.startswith(f"{type(run.method).__name__}(")
+        return self.ended and same and run.num_rounds > self.num_rounds
+
+    def ended_before(self, run: planning.RunSpec) -> tuple[Part, ...]:
+        """The parts whose rounds come before those that a run plans anew."""
+        if self.is_continued_by(run):
+            return self.parts
+        return self.parts[:-1] if run.num_rounds == self.num_rounds else ()
 
 
 def to_json(plan: PrivacyPlan | None, num_rounds: int) -> list[dict[str, Any]]:
@@ -127,15 +139,14 @@ def plan_of(
         spent = None if ledger_file is None else ledger_file.spent
         return planning.plan_run(run, budget, sizes, spent, names)
     plan, first = None, 0
-    beyond = past.is_continued_by(run.num_rounds)
-    for part in past.parts:
+    for part in past.ended_before(run):
         # Parts of another run, which is refused by name where the run is described, may not fit.
-        if part.num_rounds >= run.num_rounds or len(part.budgets) not in (1, len(sizes)):
+        if len(part.budgets) not in (1, len(sizes)):
             break
         ended = run.until(part.num_rounds)
         plan = planning.plan_run(ended, part.budget, sizes, part.spent, names, plan, first)
         first = part.num_rounds
-    if not beyond:
+    if not past.is_continued_by(run):
         spent = past.parts[-1].spent
     elif ledger_file is not None:
         spent = functools.partial(ledger_file.spent, besides=past.run_name)

@@ -1139,8 +1139,8 @@ _CONTINUED = (
     ),
     Mutant(
         "continued: a run that has rounds left under its old plan",
-        "return self.ended and num_rounds > self.num_rounds",
-        "return num_rounds > self.num_rounds",
+        "return self.ended and same and run.num_rounds > self.num_rounds",
+        "return same and run.num_rounds > self.num_rounds",
         (f"{CONTINUED}TestRefusals::test_before_it_has_ended",),
     ),
     Mutant(
