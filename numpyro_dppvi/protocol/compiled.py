@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -42,7 +43,9 @@ class Compiled(Generic[_P, _R]):
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Calls the compiled function."""
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs)))
+        # Inside another program an array operation returns a tracer, whatever the arguments are.
+        leaves = (jnp.zeros(()), *jax.tree.leaves((args, kwargs)))
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
         result: _R = (self.inner if traced else self.program)(*args, **kwargs)
         return result
 
