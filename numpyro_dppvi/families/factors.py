@@ -101,7 +101,13 @@ def renewed(totals: Parameters, stacked: Parameters, changed: Array, new: Parame
 
 
 def replaced(stacked: Parameters, changed: Array, new: Parameters) -> Parameters:
-    """Factors on a leading axis, with new ones in the places of some."""
+    """Factors on a leading axis, with new ones in the places of some.
+
+    Args:
+        stacked: The factors.
+        changed: Numbers of those that are replaced.
+        new: What they are replaced by, on a leading axis.
+    """
     return jax.tree.map(lambda leaf, rows: leaf.at[changed].set(rows), stacked, new)
 
 
