@@ -14,6 +14,7 @@ from benchmarks import (
     examples,
     gallery,
     generic,
+    scale,
     selection,
     speed,
 )
@@ -22,6 +23,7 @@ TABLES = {
     "accuracy": accuracy.private,
     "nonprivate": accuracy.non_private,
     "speed": lambda _seeds: speed.table(),
+    "scale": lambda _seeds: scale.table(),
     "generic": lambda _seeds: generic.table(),
     "selection": selection.table,
     "audit": lambda _seeds: audit.table(),

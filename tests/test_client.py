@@ -13,15 +13,16 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.privacy import LedgerFile
 from numpyro_dppvi.protocol import algorithm, client, server
+from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Release
 
 SIZES = (12, 9, 15)
 KEY = jax.random.key(5)
 NUM_ROUNDS = 3
 QUICK = {"num_local_steps": 2}
-take = jax.jit(server.take, static_argnames="problem")
-begin_round = jax.jit(server.begin_round, static_argnames="problem")
-request = jax.jit(server.request, static_argnames="problem")
+take = compiled("problem")(server.take)
+begin_round = compiled("problem")(server.begin_round)
+request = compiled("problem")(server.request)
 
 
 def logistic(X, y):

@@ -144,3 +144,25 @@ def test_selecting_lets_nothing_of_the_other_through():
     good = NormalNatural(jnp.ones(2), jnp.ones(2))
     broken = NormalNatural(jnp.full(2, jnp.nan), jnp.full(2, jnp.inf))
     assert_same(factors.select(factors.is_finite(broken), broken, good), good)
+
+
+@pytest.mark.parametrize("num_factors", [1, 256, 257, 600])
+@pytest.mark.parametrize("changed", [[0], [-1], [-1, 0]])
+def test_a_total_that_is_kept_up_to_date_is_the_total(num_factors, changed):
+    """To the last bit: where a run goes on from its factors alone, it adds them up anew."""
+    rng = np.random.default_rng(0)
+    changed = jnp.asarray(np.unique(np.arange(num_factors)[changed]))
+
+    def some(number):
+        shapes = {"w": (number, 3), "b": (number,)}
+        return {name: jnp.asarray(rng.normal(size=s), jnp.float32) for name, s in shapes.items()}
+
+    stacked, new = some(num_factors), some(len(changed))
+    before = factors.block_totals(stacked)
+    after = jax.jit(factors.renewed)(before, stacked, changed, new)
+    now = factors.replaced(stacked, changed, new)
+    assert_same(after, jax.jit(factors.block_totals)(now))
+    assert_same(factors.of_blocks(after), factors.total(now))
+    for name, leaf in factors.total(now).items():
+        exact = np.asarray(now[name], float).sum(axis=0)
+        np.testing.assert_allclose(leaf, exact, rtol=1e-5, atol=1e-5)

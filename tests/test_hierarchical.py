@@ -172,10 +172,11 @@ def test_a_merge_takes_the_location_of_what_has_no_precision(refined):
     prior = natural([0.0, 0.0], [-0.5, -0.5])
     before = factors.unit(prior, 3)
     changes = natural([[30.0, 1.0], [20.0, 1.0]], [[0.5, -1.0], [-0.25, -1.0]])
-    merged, info = server.merge(
+    merged, totals, info = server.merge(
         family,
         prior,
         before,
+        factors.block_totals(before),
         jnp.array([0, 2]),
         changes,
         damping=1.0,
@@ -183,6 +184,7 @@ def test_a_merge_takes_the_location_of_what_has_no_precision(refined):
         whole=refined,
     )
     total = factors.total(merged)["effect"]
+    np.testing.assert_array_equal(total, factors.of_blocks(totals)["effect"])
     np.testing.assert_allclose(total.quadratic, [0.0, -2.0], atol=1e-6)
     np.testing.assert_allclose(total.linear, [0.0 if refined else 50.0, 2.0], atol=1e-5)
     np.testing.assert_array_equal(merged["effect"].linear[1], 0)  # sent nothing

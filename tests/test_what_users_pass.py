@@ -1166,7 +1166,7 @@ class TestAFault:
     @pytest.mark.parametrize(
         ("function", "name", "value", "fault"),
         [
-            (dppvi.families.factors.total, "stacked", -1, "raw ValueError"),
+            (dppvi.families.factors.of_blocks, "totals", -1, "raw ValueError"),
             (dppvi.families.DiagonalNormal(()).coordinates, "natural", None, "raw AttributeError"),
             (dppvi.MonteCarlo, "num_points", 1, "no sentence"),
         ],

@@ -51,9 +51,68 @@ def power(factor: Parameters, exponent: Array | float) -> Parameters:
     return jax.tree.map(lambda leaf: jnp.asarray(exponent, leaf.dtype) * leaf, factor)
 
 
+# Factors of many clients are added up in blocks of so many, of which a visit changes one.
+_BLOCK = 256
+
+
 def total(stacked: Parameters) -> Parameters:
     """The product of factors stacked on a leading axis."""
-    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), stacked)
+    return of_blocks(block_totals(stacked))
+
+
+def block_totals(stacked: Parameters) -> Parameters:
+    """The products of blocks of factors, on a leading axis; their product is :func:`total`."""
+
+    def of(leaf: Array) -> Array:
+        padding = [(0, -leaf.shape[0] % _BLOCK)] + [(0, 0)] * (leaf.ndim - 1)
+        blocks = jnp.pad(leaf, padding).reshape(-1, _BLOCK, *leaf.shape[1:])
+        return jnp.sum(blocks, axis=1)
+
+    if _num_factors(stacked) <= _BLOCK:
+        return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, keepdims=True), stacked)
+    return jax.tree.map(of, stacked)
+
+
+def of_blocks(totals: Parameters) -> Parameters:
+    """The product of all factors, from :func:`block_totals`."""
+    return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), totals)
+
+
+def renewed(totals: Parameters, stacked: Parameters, changed: Array, new: Parameters) -> Parameters:
+    """:func:`block_totals` with some factors replaced: for one, at the cost of its block.
+
+    Args:
+        totals: What it was before.
+        stacked: The factors before.
+        changed: Numbers of those that are replaced.
+        new: What they are replaced by, on a leading axis.
+    """
+    num_factors = _num_factors(stacked)
+    if changed.size > 1 or num_factors <= _BLOCK:
+        return block_totals(replaced(stacked, changed, new))
+    block, place = changed[0] // _BLOCK, changed % _BLOCK
+    places = block * _BLOCK + jnp.arange(_BLOCK)
+
+    def of(total: Array, leaf: Array, mine: Array) -> Array:
+        rows = leaf.at[places].get(mode="fill", fill_value=0).at[place].set(mine)
+        return total.at[block].set(jnp.sum(rows, axis=0))
+
+    return jax.tree.map(of, totals, stacked, new)
+
+
+def replaced(stacked: Parameters, changed: Array, new: Parameters) -> Parameters:
+    """Factors on a leading axis, with new ones in the places of some.
+
+    Args:
+        stacked: The factors.
+        changed: Numbers of those that are replaced.
+        new: What they are replaced by, on a leading axis.
+    """
+    return jax.tree.map(lambda leaf, rows: leaf.at[changed].set(rows), stacked, new)
+
+
+def _num_factors(stacked: PyTree) -> int:
+    return int(jax.tree.leaves(stacked)[0].shape[0])
 
 
 def unit(like: Parameters, num_factors: int | None = None) -> Parameters:

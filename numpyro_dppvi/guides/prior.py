@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from numpyro_dppvi._typing import Natural
 from numpyro_dppvi.families import MeanField
-from numpyro_dppvi.latents import LatentSpace, evaluated
+from numpyro_dppvi.latents import LatentSpace
 
 
 class PriorFactor(NamedTuple):
@@ -25,15 +25,8 @@ class PriorFactor(NamedTuple):
 
 def prior_factor(family: MeanField, space: LatentSpace) -> PriorFactor:
     """Splits the prior into the part in the family and the rest."""
-    outside: list[frozenset[str]] = []
-
-    def inside() -> Natural:
-        natural, rest = family.of_distributions({lt.name: lt.base_prior for lt in space.latents})
-        outside.append(rest)
-        return natural
-
-    exact = evaluated(inside)
-    rest = outside[0]
+    # Not traced: a family may look at a prior's numbers to say whether it is one of its own.
+    exact, rest = family.of_distributions({lt.name: lt.base_prior for lt in space.latents})
     # Refining the factor of such a prior also moves its parents' factors, because the objective
     # E_q[log p(latent | parents)] depends on both.
     latents = rest.union(

@@ -5,7 +5,6 @@ check that outcomes lie in the model's support. It may import ``families``.
 """
 
 from numpyro_dppvi.latents.additive import check_additive
-from numpyro_dppvi.latents.fingerprint import evaluated
 from numpyro_dppvi.latents.plausible import check_priors, check_records, warn_of_scales
 from numpyro_dppvi.latents.space import Latent, LatentSpace, from_model
 from numpyro_dppvi.latents.trace import HANDLERS
@@ -17,7 +16,6 @@ __all__ = [
     "check_additive",
     "check_priors",
     "check_records",
-    "evaluated",
     "from_model",
     "warn_of_scales",
 ]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.methods.visits import Outcome
 from numpyro_dppvi.protocol import client, initial, server
 from numpyro_dppvi.protocol.client import ClientState
@@ -150,11 +151,13 @@ def one_round(
     first, public = server.begin_round(problem, params, before.server, keys[0])
 
     def visit_group(
-        now: RoundState, group: tuple[Array, Array, Any]
-    ) -> tuple[RoundState, tuple[MergeInfo, Array]]:
+        carry: tuple[RoundState, Natural], group: tuple[Array, Array, Any]
+    ) -> tuple[tuple[RoundState, Natural], tuple[MergeInfo, Array]]:
+        now, totals = carry
         numbers, index, noise = group
         # All clients of a group start from this q, which has the changes of the groups before it.
-        key, q = server.group_key(problem, public, index), now.server.natural
+        key = server.group_key(problem, public, index)
+        q = server.from_totals(now.server.prior, totals)
 
         def visit(number: Array, noise: Any) -> Outcome:
             request = server.request(problem, params, now.server, q, number, key)
@@ -171,15 +174,20 @@ def one_round(
         releases = Release(outcomes.release, outcomes.failed)
         pulled = client.of_many(now.clients, numbers).pulled
         known, answer, info = server.take(
-            problem, params, now.server, numbers, q, releases, key, pulled
+            problem, params, now.server, numbers, q, releases, key, pulled, totals
         )
+        # With an aggregator there is one factor, of all clients.
+        changed = jnp.zeros_like(numbers) if problem.aggregated else numbers
+        mine = jax.tree.map(lambda leaf: leaf[changed], known.factors)
+        totals = factors.renewed(totals, known.factors, changed, mine)
         clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)
-        return RoundState(known, clients), (info, jnp.sum(outcomes.failed, dtype=jnp.int32))
+        failed = jnp.sum(outcomes.failed, dtype=jnp.int32)
+        return (RoundState(known, clients), totals), (info, failed)
 
     # Groups depend on each other and are scanned. Clients of a group do not, and are mapped.
     visits = (groups, jnp.arange(groups.shape[0]), drawn)
-    start = before._replace(server=first)
-    end, (merges, failed) = jax.lax.scan(visit_group, start, visits)
+    start = before._replace(server=first), factors.block_totals(first.factors)
+    (end, _), (merges, failed) = jax.lax.scan(visit_group, start, visits)
     movement = problem.family.jeffreys(before.server.natural, end.server.natural)
     return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
 

@@ -130,6 +130,11 @@ def approximation(prior: Natural, client_factors: Natural) -> Natural:
     return factors.multiply(prior, factors.total(client_factors))
 
 
+def from_totals(prior: Natural, totals: Natural) -> Natural:
+    """The same from the ``factors.block_totals`` of the clients' factors, to the last bit."""
+    return factors.multiply(prior, factors.of_blocks(totals))
+
+
 def begin_round(
     problem: Problem, params: RoundParams, state: ServerState, rng_key: PRNGKey
 ) -> tuple[ServerState, PRNGKey]:
@@ -203,6 +208,7 @@ def take(
     releases: Release,
     rng_key: PRNGKey,
     pulled: Natural | None = None,
+    totals: Natural | None = None,
 ) -> tuple[ServerState, Answer, MergeInfo]:
     """Takes what a group of clients has released.
 
@@ -216,6 +222,8 @@ def take(
         rng_key: The public key of the group's visits.
         pulled: Where q is not what they started from, what they were sent before instead, on a
             leading axis.
+        totals: The ``factors.block_totals`` of the clients' factors, where they are known: then a
+            visit costs as much however many clients there are.
 
     Returns:
         What the server knows now, what it answers to each of them, and what the merge did.
@@ -252,10 +260,12 @@ def take(
     changes, remembered = method.take(received, value, state.memory, targets)
     if not problem.layout.private:
         changes = _as_if_from_q(problem, params, state, q, releases.failed, changes)
-    merged, info = merge(
+    totals = factors.block_totals(state.factors) if totals is None else totals
+    merged, totals, info = merge(
         problem.family,
         state.prior,
         state.factors,
+        totals,
         targets,
         changes,
         damping=params.damping,
@@ -265,7 +275,8 @@ def take(
     # What was refused did not happen: a step that is taken back leaves no momentum, either.
     remembered = factors.select(info.rejected, state.memory, remembered)
     after = state._replace(factors=merged, memory=remembered)
-    return after, Answer(jnp.where(info.rejected, 0.0, params.damping), after.natural), info
+    share = jnp.where(info.rejected, 0.0, params.damping)
+    return after, Answer(share, from_totals(state.prior, totals)), info
 
 
 def _left_out(params: RoundParams, state: ServerState) -> Natural:
@@ -303,13 +314,14 @@ def merge(
     family: MeanField,
     prior: Natural,
     client_factors: Natural,
+    totals: Natural,
     clients: Array,
     changes: Natural,
     *,
     damping: Array | float,
     project: bool,
     whole: frozenset[str] = frozenset(),
-) -> tuple[Natural, MergeInfo]:
+) -> tuple[Natural, Natural, MergeInfo]:
     """Multiplies damped changes into the factors of the clients that sent them.
 
     One rule keeps noise from leaving the domain, and acts on released values only, after the
@@ -325,6 +337,7 @@ def merge(
         family: The family of q.
         prior: The prior's factor.
         client_factors: Factors of all clients, on a leading axis.
+        totals: Their ``factors.block_totals``.
         clients: Numbers of the clients that sent something, shape ``(group_size,)``.
         changes: Their changes, on a leading axis.
         damping: In (0, 1].
@@ -332,28 +345,28 @@ def merge(
         whole: Members of the family whose entries lose their location where they are repaired.
 
     Returns:
-        The new factors, and what happened.
+        The new factors, their ``factors.block_totals``, and what happened.
     """
+    # Factors are written once, and not added up: what is done to all of them costs as much as a
+    # visit where clients are visited one by one.
     # t_m <- t_m * change^damping, and so q <- q * (product of the changes)^damping.
-    damped = factors.power(changes, damping)
-    proposal = _add(client_factors, clients, damped)
+    old = jax.tree.map(lambda leaf: leaf[clients], client_factors)
+    mine = jax.tree.map(jnp.add, old, factors.power(changes, damping))
+    sums = factors.renewed(totals, client_factors, clients, mine)
     raised = jnp.zeros((), jnp.int32)
     if project:
-        likelihood = factors.total(proposal)
+        likelihood = factors.of_blocks(sums)
         # What is missing of the projected product, an n-th of it for each of the n clients. It is
         # not damped: the product must be at its bound after this merge, not on the way there.
         deficit = factors.divide(family.project(likelihood, whole), likelihood)
         raised = factors.count_nonzero(deficit)
         share = factors.power(deficit, 1 / clients.shape[0])
-        proposal = _add(proposal, clients, share)
-    good = family.in_domain(approximation(prior, proposal))
-    merged = factors.select(good, proposal, client_factors)
-    return merged, MergeInfo(jnp.where(good, raised, 0), ~good)
-
-
-def _add(client_factors: Natural, clients: Array, changes: Natural) -> Natural:
-    """Multiplies changes into some clients' factors; one change may go to all of them."""
-    return jax.tree.map(lambda leaf, change: leaf.at[clients].add(change), client_factors, changes)
+        mine = jax.tree.map(jnp.add, mine, share)
+        sums = factors.renewed(totals, client_factors, clients, mine)
+    good = family.in_domain(from_totals(prior, sums))
+    merged = factors.replaced(client_factors, clients, factors.select(good, mine, old))
+    sums = factors.select(good, sums, totals)
+    return merged, sums, MergeInfo(jnp.where(good, raised, 0), ~good)
 
 
 def _prior_loss(

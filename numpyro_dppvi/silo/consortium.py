@@ -52,8 +52,8 @@ _FOR_GOOD = frozenset({Code.USED_UP, Code.UNKNOWN_STUDY, Code.NOT_ALLOWED, Code.
 _LOCK_SECONDS = 15.0
 _PIECE_SECONDS = 0.5
 
-_begin_round = jax.jit(server.begin_round, static_argnames="problem")
-_request = jax.jit(server.request, static_argnames="problem")
+_begin_round = compiled("problem")(server.begin_round)
+_request = compiled("problem")(server.request)
 _take = compiled("problem")(server.take)
 
 

@@ -620,8 +620,8 @@ _PRIVATE_STATE = (
     ),
     Mutant(
         "private factors that follow a refused merge",
-        "Answer(jnp.where(info.rejected, 0.0, params.damping), after.natural)",
-        "Answer(params.damping, after.natural)",
+        "share = jnp.where(info.rejected, 0.0, params.damping)",
+        "share = params.damping",
         (f"{SABOTAGE}test_a_refused_merge_happened_nowhere",),
     ),
     Mutant(
