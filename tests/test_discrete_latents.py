@@ -194,16 +194,16 @@ def test_gradients_of_records_are_those_of_the_summed_expectation(rule):
 @pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_run_ends_at_a_mean_field_optimum(clients):
     """In probabilities; the log odds of what is as good as certain move on slowly."""
-    optimizer = optax.adam(optax.exponential_decay(0.1, 100, 0.5))
+    optimizer = optax.adam(optax.exponential_decay(0.1, 35, 0.5))
     data = regression_data()
     found = fit(
         regression,
         regression_guide,
         data,
         clients=clients,
-        method=dppvi.NonPrivate(1200, optimizer),
-        num_rounds=25,
-        damping=0.6,
+        method=dppvi.NonPrivate(400, optimizer),
+        num_rounds=12,
+        damping=0.8,
     )
     probs, loc, variance = coordinate_ascent(**data)
     posterior = found.posterior
