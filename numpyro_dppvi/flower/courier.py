@@ -149,7 +149,9 @@ class GridCourier:
             for node, data in sent.items()
         ]
         with self._one_at_a_time:
-            waiting = dict(zip(self.grid.push_messages(out), sent, strict=True))
+            # No id, or an empty one, for what Flower does not take: the node has just left, say.
+            ids = self.grid.push_messages(out)
+            waiting = {number: node for number, node in zip(ids, sent, strict=False) if number}
         found, end = {}, time.monotonic() + patience
         while waiting and time.monotonic() < end:
             with self._one_at_a_time:

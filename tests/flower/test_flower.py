@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 
@@ -148,6 +149,20 @@ def test_a_courier_serves_no_name_that_two_nodes_say():
     with pytest.raises(ConnectionError, match="the node of west is not there"):
         deliver("west", a_visit("west"))
     assert deliver("south", a_visit("south"))
+
+
+@pytest.mark.parametrize("ids", [[""], []])
+def test_a_courier_tries_again_what_flower_does_not_take(ids, monkeypatch):
+    """Its node has just left, or the message is too large."""
+    monkeypatch.setattr(courier, "_PAUSE_SECONDS", 0.1)
+    grid = FakeGrid({5: hospital("north")}, names={5: "north"})
+    push, refused = grid.push_messages, []
+    monkeypatch.setattr(
+        grid, "push_messages", lambda out: push(out) if refused else refused.append(1) or ids
+    )
+    before = time.monotonic()
+    assert courier.GridCourier(grid, DIGEST, 60.0).deliver("north", a_visit("north"))
+    assert time.monotonic() - before < 20
 
 
 def test_a_node_is_what_it_was_registered_as():

@@ -44,6 +44,8 @@ COUNTED = _of("tests", "counted_twice")
 DISCRETE = _of("tests/privacy", "discrete_noise")
 EXACT = _of("tests/privacy", "exact")
 FISHER = _of("tests", "fisher_scoring")
+GATEWAY = _of("tests/silo", "gateway")
+HOSPITALS = _of("tests/silo", "run_study")
 HOSTILE = _of("tests/privacy", "hostile")
 KEY_USE = _of("tests/privacy", "key_use")
 LEDGER = _of("tests/privacy", "ledger")
@@ -1163,6 +1165,69 @@ _CONTINUED = (
     ),
 )
 
+_GATEWAY = (
+    Mutant(
+        "gateway: a step that is not charged",
+        "if visit.step not in before:\n            client = self._charged(",
+        "if visit.step in before:\n            client = self._charged(",
+        (f"{GATEWAY}test_a_step_is_released_once",),
+    ),
+    Mutant(
+        "gateway: a step again, from another approximation",
+        "if before.get(visit.step, reserved) != reserved:",
+        "if False:",
+        (f"{GATEWAY}test_a_step_is_released_once",),
+    ),
+    Mutant(
+        "gateway: a reply that is not kept before it is sent",
+        "self.store.keep(digest, reserved, reply, private)",
+        "pass",
+        (f"{GATEWAY}test_a_step_is_released_once",),
+    ),
+    Mutant(
+        "gateway: more replies than the caps allow",
+        "if len(ledger.entries) >= self.caps.releases:",
+        "if False:",
+        (f"{GATEWAY}test_the_hospital_stops_where_its_caps_say",),
+    ),
+    Mutant(
+        "gateway: less noise than the caps allow",
+        "if not noise >= caps.noise_multiplier:",
+        "if False:",
+        (f"{GATEWAY}test_what_is_wrong_is_said_before_it_listens",),
+    ),
+    Mutant(
+        "gateway: a study that was changed",
+        "if sha256 is not None and digest != sha256:",
+        "if False:",
+        (f"{GATEWAY}test_a_study_that_was_changed_is_not_run",),
+    ),
+    Mutant(
+        "gateway: an error's text is sent",
+        "return messages.encode(Refused(code, wire.digest(message)))",
+        "return traceback.format_exc().encode()",
+        (f"{GATEWAY}test_an_error_shows_nothing",),
+    ),
+    Mutant(
+        "gateway: shares of noise that were not agreed to",
+        "if prepared.run.trusted is not None and not mine.caps.trusted_aggregator:",
+        "if False:",
+        (f"{HOSPITALS}test_shares_of_noise_leave_no_hospital_that_does_not_allow_it",),
+    ),
+    Mutant(
+        "gateway: a sum with too little noise",
+        "if sum(isinstance(reply, Released) for reply in replies.values()) < self._least:",
+        "if False:",
+        (f"{HOSPITALS}test_a_sum_with_too_little_noise_is_never_made",),
+    ),
+    Mutant(
+        "gateway: a prior that nobody has reviewed",
+        "if hashlib.sha256(held).hexdigest() != sha256:",
+        "if False:",
+        (f"{HOSPITALS}test_an_earlier_posterior_is_the_prior",),
+    ),
+)
+
 MUTANTS = (
     *_NOISE,
     *_DISCRETE,
@@ -1181,4 +1246,5 @@ MUTANTS = (
     *_SELECTION,
     *_ALONE,
     *_CONTINUED,
+    *_GATEWAY,
 )
