@@ -8,10 +8,9 @@ import jax
 import numpy as np
 
 import numpyro_dppvi as dppvi
-from models import adult
-from models.evaluation import held_out
+from models.evaluation import held_out, selection_split
 from models.logistic_regression import logistic_regression
-from models.tabular import TabularData, selection_split
+from numpyro_dppvi.datasets import TabularData, load_adult
 
 
 class Setting(NamedTuple):
@@ -32,13 +31,13 @@ class Score(NamedTuple):
 @functools.cache
 def reported() -> TabularData:
     """The paper's split: the rows that tables report on."""
-    return adult.load()
+    return load_adult()
 
 
 @functools.cache
 def selection() -> TabularData:
     """A split of the training half alone: the rows that hyperparameters are chosen on."""
-    return selection_split(adult.load())
+    return selection_split(load_adult())
 
 
 SPLITS = {"balanced": (0.0, 0.0), "unbalanced 1": (0.75, 0.95), "unbalanced 2": (0.7, -3.0)}

@@ -22,9 +22,9 @@ import numpyro.distributions as dist
 from scipy.stats import norm
 
 import numpyro_dppvi as dppvi
-from models import support2
+from models.evaluation import selection_split
 from models.logistic_regression import logistic_regression
-from models.tabular import TabularData, selection_split
+from numpyro_dppvi.datasets import TabularData, load_support2
 from numpyro_dppvi.privacy import FullBatch
 from numpyro_dppvi.privacy.calibrate import noise_multiplier
 
@@ -236,7 +236,7 @@ def table(studies: int) -> None:
 
 def columns(seeds: int) -> None:
     """Prints held-out log predictive density on random columns of SUPPORT2, ten clients."""
-    whole = selection_split(support2.load())
+    whole = selection_split(load_support2())
     num_columns = whole.X_train.shape[1]
     draws = [np.random.default_rng(n).choice(num_columns - 1, 11, replace=False) for n in range(4)]
     kept = [np.append(0, 1 + drawn) for drawn in draws] + [np.arange(num_columns)]

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
+from numpyro_dppvi.datasets import TabularData
+
 __all__ = ["HeldOut", "held_out", "of_logits"]
 
 
@@ -60,4 +62,24 @@ def of_logits(logits: jax.Array, y: jax.Array) -> HeldOut:
     return HeldOut(
         accuracy=jnp.mean((log_one > log_zero) == (y == 1)),
         mean_log_likelihood=jnp.mean(jnp.where(y == 1, log_one, log_zero)),
+    )
+
+
+def selection_split(data: TabularData) -> TabularData:
+    """Split the training rows again, to choose hyperparameters without the rows that are reported.
+
+    Args:
+        data: Data whose training rows are in random order; its held-out rows are left out
+            altogether.
+
+    Returns:
+        The first four fifths of the training rows as training rows, the last fifth as rows to
+        score on.
+    """
+    num_train = len(data.y_train) * 4 // 5
+    return data._replace(
+        X_train=data.X_train[:num_train],
+        y_train=data.y_train[:num_train],
+        X_test=data.X_train[num_train:],
+        y_test=data.y_train[num_train:],
     )

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.tabular import TabularData, balanced
+from numpyro_dppvi.datasets.tabular import TabularData, balanced
 
 __all__ = ["load"]
 

@@ -35,7 +35,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"latents"}),
     frozenset({"families"}),
     frozenset({"_files"}),
-    frozenset({"_disk", "_html", "_typing", "_validate"}),
+    frozenset({"_disk", "_html", "_typing", "_validate", "datasets"}),
 )
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from models import adult
+from numpyro_dppvi.datasets import load_adult
 from numpyro_dppvi.records import Partition, partition, split_evenly, stack, stack_clients
 
 KEY = jax.random.key(0)
@@ -18,7 +18,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @pytest.fixture(scope="module")
 def adult_labels():
-    return adult.load().y_train
+    return load_adult().y_train
 
 
 def assert_disjoint(clients, num_rows):

@@ -17,11 +17,10 @@ import jax
 import numpy as np
 
 import numpyro_dppvi as dppvi
-from models import adult
 from models.evaluation import held_out
 from models.logistic_regression import logistic_regression
-from models.tabular import TabularData
 from numpyro_dppvi import plots
+from numpyro_dppvi.datasets import TabularData, load_adult
 
 NUM_CLIENTS, CLIENT_SIZE, NUM_ROUNDS = 10, 2442, 10
 # Heikkilä et al. (2023), Figure 2a: DP optimisation after 20 rounds, mean of 5 seeds.
@@ -43,7 +42,7 @@ def main(folder: Path) -> list[tuple[float, float]]:
     print(dppvi.plan_privacy(method, budget, num_rounds=NUM_ROUNDS, client_sizes=sizes))
 
     print("\nReading Adult (48 842 rows; half for the clients, half public)", flush=True)
-    data = adult.load()
+    data = load_adult()
     records = {"X": data.X_train, "y": data.y_train}
     clients = dppvi.partition(jax.random.key(0), data.y_train, NUM_CLIENTS)
 

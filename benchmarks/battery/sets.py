@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-_MODELS_DATA = Path(__file__).parents[2] / "models" / "data"
+from numpyro_dppvi import datasets
+
+_DATA = Path(datasets.__file__).parent / "data"
 # Categories with a smaller share of the rows are not told from the first one.
 RAREST = 0.001
 # No set needs more rows than this.
@@ -106,11 +108,11 @@ def _ames() -> pd.DataFrame:
 
 
 def _adult() -> pd.DataFrame:
-    return pd.read_csv(_MODELS_DATA / "adult.csv.gz")
+    return pd.read_csv(_DATA / "adult.csv.gz")
 
 
 def _support2() -> pd.DataFrame:
-    frame = pd.read_csv(_MODELS_DATA / "support2.csv.gz", dtype={"diabetes": str, "dementia": str})
+    frame = pd.read_csv(_DATA / "support2.csv.gz", dtype={"diabetes": str, "dementia": str})
     kept = frame[["hospdead", *_SUPPORT2_USUAL, *_SUPPORT2_CATEGORIES]].copy()
     for name in _SUPPORT2_OFTEN_MISSING:
         kept[f"{name} measured"] = frame[name].notna().astype(int)
@@ -139,7 +141,15 @@ _UCI = "CC BY 4.0"
 SOURCES = (
     # Binary outcomes.
     Source(
-        *("adult", "chosen", "logistic", _adult, "models/data: UCI Adult", _UCI, "income"),
+        *(
+            "adult",
+            "chosen",
+            "logistic",
+            _adult,
+            "bundled: UCI Adult",
+            _UCI,
+            "income",
+        ),
         positive=">50K",
         left_out=("partition",),
     ),
@@ -148,7 +158,14 @@ SOURCES = (
         positive="Yes",
     ),
     Source(
-        *("support2", "chosen", "logistic", _support2, "models/data: UCI SUPPORT2", _UCI),
+        *(
+            "support2",
+            "chosen",
+            "logistic",
+            _support2,
+            "bundled: UCI SUPPORT2",
+            _UCI,
+        ),
         "hospdead",
     ),
     Source(

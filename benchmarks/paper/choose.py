@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from benchmarks.paper.run import Runner
 from benchmarks.paper.studies import STUDIES, Settings
-from models.tabular import selection_split
+from models.evaluation import selection_split
 
 Draw = Callable[[np.random.Generator], Any]
 

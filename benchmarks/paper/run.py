@@ -13,8 +13,8 @@ import numpyro_dppvi as dppvi
 from benchmarks.paper.results import Line
 from benchmarks.paper.studies import Settings, Study
 from models.evaluation import of_logits
-from models.tabular import TabularData
 from numpyro_dppvi import privacy
+from numpyro_dppvi.datasets import TabularData
 
 NUM_DRAWS = 100
 """Draws for the posterior predictive, as in the paper."""

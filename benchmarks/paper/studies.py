@@ -14,10 +14,9 @@ import optax
 
 import numpyro_dppvi as dppvi
 from benchmarks.adult import SPLITS
-from models import adult, support2
 from models.bnn import bnn
 from models.logistic_regression import logistic_regression
-from models.tabular import TabularData
+from numpyro_dppvi.datasets import TabularData, load_adult, load_support2
 
 EVEN_SPLITS = SPLITS | {"unbalanced 2": (0.7, -0.5)}
 """The splits of a data set whose labels are balanced."""
@@ -364,7 +363,7 @@ NETWORK = (
 STUDIES: Mapping[str, Study] = {
     "adult-10": Study(
         "Adult, logistic regression, 10 clients, (1, 1e-5)",
-        adult.load,
+        load_adult,
         logistic_regression,
         _linear,
         10,
@@ -377,7 +376,7 @@ STUDIES: Mapping[str, Study] = {
     ),
     "mortality": Study(
         "In-hospital mortality, logistic regression, 10 clients, (1, 1e-5)",
-        support2.load,
+        load_support2,
         logistic_regression,
         _linear,
         10,
@@ -388,7 +387,7 @@ STUDIES: Mapping[str, Study] = {
     ),
     "adult-200": Study(
         "Adult, logistic regression, 200 clients, (1/2, 1e-5)",
-        adult.load,
+        load_adult,
         logistic_regression,
         _linear,
         200,
@@ -398,7 +397,7 @@ STUDIES: Mapping[str, Study] = {
     ),
     "bnn": Study(
         "Adult, Bayesian neural network, 10 clients, (2, 1e-5)",
-        adult.load,
+        load_adult,
         bnn,
         _network,
         10,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from models import support2
+from numpyro_dppvi.datasets import load_support2
 
 KNOWN_LATER = (
     *("death", "d.time", "slos", "charges", "totcst", "totmcst", "surv2m", "surv6m", "prg2m"),
@@ -12,7 +12,7 @@ KNOWN_LATER = (
 
 @pytest.fixture(scope="module")
 def data():
-    return support2.load()
+    return load_support2()
 
 
 def test_as_many_survive_as_die_and_four_fifths_train(data):

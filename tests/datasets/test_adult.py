@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
 
-from models import adult
-from models.tabular import selection_split
+from models.evaluation import selection_split
+from numpyro_dppvi.datasets import load_adult
 
 NUMERIC = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss", "hours_per_week")
 
 
 @pytest.fixture(scope="module")
 def data():
-    return adult.load()
+    return load_adult()
 
 
 @pytest.fixture(scope="module")

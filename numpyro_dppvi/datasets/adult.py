@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from models.tabular import Features, TabularData
+from numpyro_dppvi.datasets.tabular import Features, TabularData
 
-__all__ = ["load"]
+__all__ = ["load_adult"]
 
 _FILE = Path(__file__).parent / "data" / "adult.csv.gz"
 
@@ -37,8 +37,8 @@ _CATEGORICAL = (
 )
 
 
-def load() -> TabularData:
-    """Load Adult with the preprocessing and the split behind the paper's results.
+def load_adult() -> TabularData:
+    """Loads Adult with the preprocessing and the split behind the paper's results.
 
     Training and test file are joined to 48 842 rows. One permutation with NumPy's legacy generator,
     seed 0, deals them into halves of 24 421: the first half is held out, the second trains. (The
@@ -50,6 +50,8 @@ def load() -> TabularData:
     included. This is the paper's preprocessing, kept so that numbers compare. No epsilon covers it:
     in earnest, standardise with public constants, or release the means privately and charge the
     ledger for it.
+
+    Source: B. Becker and R. Kohavi, *Adult* (UCI Machine Learning Repository, 1996), CC BY 4.0.
 
     Returns:
         24 421 training rows and as many held-out rows, of 109 features: a column of ones for the

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from models.tabular import Features, TabularData, balanced
+from numpyro_dppvi.datasets.tabular import Features, TabularData, balanced
 
-__all__ = ["load"]
+__all__ = ["load_support2"]
 
 _FILE = Path(__file__).parent / "data" / "support2.csv.gz"
 
@@ -71,8 +71,13 @@ _CATEGORIES = {
 _LIMIT = 4.0
 
 
-def load() -> TabularData:
-    """Load SUPPORT2, as many survivors as deaths, four fifths to train on.
+def load_support2() -> TabularData:
+    """Loads SUPPORT2, as many survivors as deaths, four fifths to train on.
+
+    Columns are centred and scaled by clinical constants and not by statistics of these patients, so
+    that no privacy is spent on them; whether a value was measured is a column of its own.
+
+    Source: F. Harrell, *SUPPORT2* (UCI Machine Learning Repository, 2023), CC BY 4.0.
 
     Returns:
         3776 training rows and 944 held-out rows. The label is 1 for a death in hospital.

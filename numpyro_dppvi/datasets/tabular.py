@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Features", "Labels", "TabularData", "balanced", "selection_split"]
+__all__ = ["Features", "Labels", "TabularData", "balanced"]
 
 Features = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int32]
@@ -28,26 +28,6 @@ class TabularData(NamedTuple):
     X_test: Features
     y_test: Labels
     feature_names: tuple[str, ...]
-
-
-def selection_split(data: TabularData) -> TabularData:
-    """Split the training rows again, to choose hyperparameters without the rows that are reported.
-
-    Args:
-        data: Data whose training rows are in random order; its held-out rows are left out
-            altogether.
-
-    Returns:
-        The first four fifths of the training rows as training rows, the last fifth as rows to
-        score on.
-    """
-    num_train = len(data.y_train) * 4 // 5
-    return data._replace(
-        X_train=data.X_train[:num_train],
-        y_train=data.y_train[:num_train],
-        X_test=data.X_train[num_train:],
-        y_test=data.y_train[num_train:],
-    )
 
 
 def balanced(
