@@ -125,3 +125,25 @@ def test_other_data_than_the_fits_is_refused(result):
         dppvi.compare(result, [DATA[0], {"y": DATA[1]["y"][1:]}], rng_key=KEY)
     with pytest.raises(TypeError, match="rng_key"):
         dppvi.compare(result, DATA)
+
+
+def line(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+def test_alone_and_together_have_the_same_guide():
+    """Independent normals would be half as wide here, and clients alone would look too sure."""
+    rng = np.random.default_rng(5)
+    X = np.column_stack([np.ones(300), 1.5 + rng.normal(size=300)])
+    data = {"X": X, "y": X @ [1.0, -1.0] + rng.normal(size=300)}
+    budget = dppvi.PrivacyBudget(8.0)
+    result = dppvi.fit(
+        line, None, data, rng_key=KEY, method=dppvi.FisherScoring(), budget=budget, num_rounds=2
+    )
+    found = dppvi.compare(result, data, rng_key=KEY, num_warmup=200, num_samples=500)
+    exact = np.sqrt(np.diag(np.linalg.inv(np.eye(2) + X.T @ X)))
+    for name in ("nonprivate_pooled_vi", "nonprivate_client_0"):
+        np.testing.assert_allclose(found.stddev[name]["w"] / exact, 1, atol=0.05)
+    assert found.shift("nonprivate_pooled_vi") < 0.3

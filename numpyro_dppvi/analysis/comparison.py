@@ -91,7 +91,7 @@ def compare(
         result: The result of ``fit``.
         data: The fit's data.
         rng_key: The fit's key, which determines how records were split over clients.
-        guide: The fit's guide.
+        guide: The fit's guide; ``None`` is the one that its method took.
         clients: The fit's clients.
         max_clients: How many clients (the first ones) to fit alone; 0 for none.
         num_warmup: Warm-up draws of NUTS.
@@ -137,6 +137,7 @@ def compare(
         THIS: _arrays(result.posterior.stddev),
         NUTS_NAME: {name: np.std(x, axis=0, ddof=1) for name, x in draws.items()},
     }
+    guide = result.run.local.guide(guide, posterior.model)  # alone as together
     called = names or tuple(f"client_{m}" for m in range(len(sizes)))
     alone = {f"nonprivate_{called[m]}": part for m, part in enumerate(parts[:max_clients])}
     for name, records in {VI_NAME: pooled, **alone}.items():
