@@ -222,6 +222,59 @@ def test_a_plan_made_beforehand_is_the_fits(result):
     assert plan == unnamed == result.plan
 
 
+ONE, TWO = dppvi.PrivacyBudget(1.0), dppvi.PrivacyBudget(2.0)
+
+
+def test_budgets_by_name_need_not_be_in_the_clients_order(result):
+    method = dppvi.DPOptimization(num_local_steps=1)
+    sizes = {"Helsinki": 9, "Turku": 6}
+    of = {"num_rounds": 2, "client_sizes": sizes}
+    plan = dppvi.plan_privacy(method, {"Turku": TWO, "Helsinki": ONE}, **of)
+    assert [client.budget for client in plan.clients] == [ONE, TWO]
+    found = dppvi.recommend(model, HELSINKI, sizes, {"Turku": TWO, "Helsinki": ONE})
+    same = dppvi.recommend(model, HELSINKI, [9, 6], [ONE, TWO])
+    assert found.width_together == same.width_together
+    data = {"Helsinki": HELSINKI, "Turku": TURKU}
+    scored = dppvi.score(
+        result.posterior, data, budget={"Turku": TWO, "Helsinki": ONE}, rng_key=KEY,
+        score_range=(-6.0, 0.0), num_samples=2,
+    )  # fmt: skip
+    assert [client.budget for client in scored.plan.clients] == [ONE, TWO]
+
+
+def test_a_fit_takes_budgets_by_name():
+    data = {2024: HELSINKI, 2025: TURKU}
+    run = dppvi.fit(
+        model, None, data, rng_key=KEY, method=dppvi.DPOptimization(num_local_steps=1),
+        budget={2025: TWO, 2024: ONE}, num_rounds=1,
+    )  # fmt: skip
+    assert [client.budget for client in run.plan.clients] == [ONE, TWO]
+    np.testing.assert_allclose(run.ledger.spent(), [1.0, 2.0], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("budget", "sizes", "words"),
+    [
+        ({"Helsinki": ONE}, {"Helsinki": 9, "Turku": 6}, "got none for 'Turku': the clients are"),
+        (
+            {"Helsinki": ONE, "Turku": ONE, "Oulu": ONE},
+            {"Helsinki": 9, "Turku": 6},
+            "got one for 'Oulu', who is no client: the clients are Helsinki, Turku",
+        ),
+        ({"Helsinki": ONE}, [9], "a list where clients have no names.*'Helsinki'"),
+        ({}, {"Helsinki": 9}, "got none for 'Helsinki'"),
+    ],
+)
+def test_budgets_of_others_are_refused(budget, sizes, words):
+    with pytest.raises(ValueError, match=words):
+        dppvi.plan_privacy(dppvi.DPOptimization(), budget, num_rounds=1, client_sizes=sizes)
+
+
+def test_a_recommendation_calls_clients_by_name():
+    found = dppvi.recommend(model, TURKU, {"Oulu": 100, "Turku": 10**6}, ONE)
+    assert "joining cannot pay for Turku: alone" in str(found)
+
+
 def test_equal_clients_share_a_line_with_their_names():
     sizes = {f"city {number}": 100 for number in range(5)}
     plan = dppvi.plan_privacy(dppvi.DPOptimization(), BUDGET, num_rounds=2, client_sizes=sizes)

@@ -30,7 +30,7 @@ from numpyro_dppvi.privacy import (
     plan,
     words,
 )
-from numpyro_dppvi.privacy.budget import budget_of_each
+from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.protocol import algorithm, server
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Shards
@@ -135,7 +135,7 @@ def score(
     posterior: Posterior,
     data: Data,
     *,
-    budget: PrivacyBudget | Sequence[PrivacyBudget],
+    budget: Budgets,
     rng_key: PRNGKey | None = None,
     score_range: tuple[float, float] | None = None,
     num_samples: int = 1000,
@@ -198,7 +198,7 @@ def score(
     file = None if ledger_file is None else LedgerFile(_validate.path("ledger_file", ledger_file))
     shards, sizes, names = lay_out(data, None, split_key, posterior.model, posterior.model_kwargs)
     shards = shards._replace(records=_like_fit(posterior.space, shards))
-    budgets = budget_of_each(budget, len(sizes))
+    budgets = budget_of_each(budget, len(sizes), names)
     _check_units(budgets)
     trusted = server.aggregator(trusted_aggregator)
     draws = posterior.sample(draw_key, (num_samples,))

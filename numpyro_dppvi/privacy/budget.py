@@ -1,6 +1,6 @@
 """Privacy budgets, neighbouring relations and the sensitivity that follows from them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -20,6 +20,8 @@ _UNITS: tuple[str, ...] = get_args(Unit)
 # Beyond these, accountants lose all digits. A larger epsilon would promise nothing anyway.
 _MOST_EPSILON = 1e6
 _LEAST_DELTA = 1e-100
+# So many names are listed in a message.
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -85,26 +87,55 @@ class PrivacyBudget:
             )
 
 
+Budgets: TypeAlias = PrivacyBudget | Sequence[PrivacyBudget] | Mapping[str, PrivacyBudget]
+"""One budget for all clients, one a client in their order, or one a client by its name."""
+
+
 def budget_of_each(
-    budget: PrivacyBudget | Sequence[PrivacyBudget], num_clients: int
+    budget: Budgets, num_clients: int, names: Sequence[str] = ()
 ) -> tuple[PrivacyBudget, ...]:
-    """One budget per client; refuses other values and a wrong number of budgets."""
+    """One budget per client; refuses other values, and budgets of other clients."""
     if isinstance(budget, PrivacyBudget):
         return (budget,) * num_clients
-    budgets = _validate.listed(budget)
+    budgets = _validate.listed(list(budget.values()) if isinstance(budget, Mapping) else budget)
     wrong = [b for b in budgets or () if not isinstance(b, PrivacyBudget)]
     if budgets is None or wrong:
         received = _validate.shown(wrong[0] if wrong else budget)
         raise TypeError(
-            f"budget must be a PrivacyBudget or a list of them, got {received}: "
-            "write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
+            "budget must be a PrivacyBudget, a list of them or a mapping of them by the clients' "
+            f"names, got {received}: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
         )
+    if isinstance(budget, Mapping):
+        return _in_order(budget, names)
     if len(budgets) != num_clients:
         raise ValueError(
             f"budget must be one for all clients or one per client, got {len(budgets)} budgets for "
             f"{num_clients} clients: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
         )
     return tuple(budgets)
+
+
+def _in_order(
+    budget: Mapping[str, PrivacyBudget], names: Sequence[str]
+) -> tuple[PrivacyBudget, ...]:
+    """Budgets by name in the order of the clients, whatever order they were written in."""
+    if not names:
+        raise ValueError(
+            f"budget must be a list where clients have no names, got budgets by name "
+            f"({_validate.shown(next(iter(budget), None))} and so on): name the clients in data or "
+            "client_sizes, {'Helsinki': ..., 'Turku': ...}, or write a list."
+        )
+    called = {str(name): each for name, each in budget.items()}  # names may be years, say
+    lacking = [name for name in names if name not in called]
+    if lacking or len(called) != len(names):
+        wrong = lacking or [name for name in called if name not in names]
+        raise ValueError(
+            f"budget must hold one budget for each client, got "
+            f"{'none for' if lacking else 'one for'} {_validate.shown(wrong[0])}"
+            f"{'' if lacking else ', who is no client'}: the clients are "
+            f"{', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}."
+        )
+    return tuple(called[name] for name in names)
 
 
 def unit_sensitivity(relation: Relation) -> float:

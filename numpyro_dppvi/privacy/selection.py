@@ -21,7 +21,7 @@ from dp_accounting import rdp
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import units
-from numpyro_dppvi.privacy.budget import PrivacyBudget, budget_of_each, unit_sensitivity
+from numpyro_dppvi.privacy.budget import Budgets, PrivacyBudget, budget_of_each, unit_sensitivity
 from numpyro_dppvi.privacy.mechanisms import GaussianSum
 from numpyro_dppvi.privacy.sampling import FullBatch
 
@@ -225,7 +225,7 @@ class SelectionPlan:
 
 
 def plan_selection(
-    budget: PrivacyBudget | Sequence[PrivacyBudget],
+    budget: Budgets,
     runs: Runs,
     *,
     client_sizes: Sequence[int],

@@ -12,7 +12,7 @@ from numpyro_dppvi.methods import NaturalGradient, values
 from numpyro_dppvi.methods.values import AnyMethod, Method
 from numpyro_dppvi.privacy import LedgerFile, PrivacyBudget, PrivacyPlan, accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
-from numpyro_dppvi.privacy.budget import budget_of_each
+from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import check_before, with_worth
 from numpyro_dppvi.protocol import checks, initial, schedules, server
 from numpyro_dppvi.protocol.server import TrustedAggregator
@@ -72,7 +72,7 @@ class RunSpec(NamedTuple):
 
 def plan_privacy(
     method: AnyMethod,
-    budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
+    budget: Budgets | None,
     *,
     num_rounds: int,
     client_sizes: Sequence[int] | Mapping[str, int],
@@ -85,7 +85,7 @@ def plan_privacy(
 
     Args:
         method: A private method.
-        budget: One budget for all clients, or one a client.
+        budget: One budget for all clients, or one a client: a list, or a mapping by name.
         num_rounds: Rounds of the run.
         client_sizes: Number of records of each client, or a mapping of these by the clients'
             names; these are public.
@@ -142,7 +142,7 @@ Spent: TypeAlias = Callable[[Sequence[PrivacyBudget]], Sequence[Composition]]
 
 def plan_run(
     run: RunSpec,
-    budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
+    budget: Budgets | None,
     sizes: Sequence[int],
     spent: Spent | None = None,
     names: tuple[str, ...] = (),
@@ -176,7 +176,7 @@ def plan_run(
             "budget must be given for a private method, got None: write "
             "budget=PrivacyBudget(epsilon=1.0, delta=1e-5), or method=NonPrivate()."
         )
-    budgets = budget_of_each(budget, len(sizes))
+    budgets = budget_of_each(budget, len(sizes), names)
     others = () if spent is None else spent(budgets)
     others = others or [frozenset()] * len(sizes)
     visits = schedules.num_visits(run.groups[first_round:], len(sizes)).tolist()

@@ -15,12 +15,13 @@ from numpyro_dppvi.methods import DPOptimization, FisherScoring
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.posterior.prior import Prior
 from numpyro_dppvi.privacy import PrivacyBudget, Worth
-from numpyro_dppvi.privacy.budget import budget_of_each
+from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.worth import of_joining, of_widths, worth
 from numpyro_dppvi.protocol import server
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import record_shapes
 from numpyro_dppvi.records.clients import names_and_sizes
+from numpyro_dppvi.records.tables import Table, by_argument
 
 # Beyond these, FisherScoring's posteriors were too narrow in simulations (benchmarks/believe.py).
 _MOST_SPREAD, _MOST_NOISE, _MOST_LATENTS = 1.7, 2.5, 200
@@ -62,9 +63,9 @@ class Recommendation:
 
 def recommend(
     model: Model,
-    records: Mapping[str, Any],
+    records: Mapping[str, Any] | Table,
     client_sizes: Sequence[int] | Mapping[str, int],
-    budget: PrivacyBudget | Sequence[PrivacyBudget],
+    budget: Budgets,
     *,
     guide: Any = None,
     model_kwargs: Mapping[str, Any] | None = None,
@@ -82,10 +83,11 @@ def recommend(
 
     Args:
         model: A NumPyro model.
-        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes count.
+        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name, or a table; only shapes and
+            dtypes count, so made-up records or one client's will do.
         client_sizes: Number of records of each client, or a mapping of these by the clients'
             names.
-        budget: One budget for all clients, or one a client.
+        budget: One budget for all clients, or one a client: a list, or a mapping by name.
         guide: The guide that is to be used.
         model_kwargs: The model's public arguments.
         prior: The posterior of an earlier study, if it is to be the prior.
@@ -112,9 +114,10 @@ def recommend(
         (FisherScoring(num_replicates=8, noise_aware=True), 1.04, [1.29, 1.58])
     """
     client_names, sizes = names_and_sizes(client_sizes)
-    budgets = budget_of_each(budget, len(sizes))
+    budgets = budget_of_each(budget, len(sizes), client_names)
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
-    space = latents.from_model(model, record_shapes(records, "records"), constants)
+    columns = by_argument(records, model, constants, "records")
+    space = latents.from_model(model, record_shapes(columns, "records"), constants)
     num_records, trusted = sum(sizes), server.aggregator(trusted_aggregator)
     num_shares = None if trusted is None else trusted.num_shares(len(sizes))
     bought = worth(count_latents(space), budgets, sizes, num_shares=num_shares)

@@ -1,6 +1,5 @@
 """Data as users have it: arrays, tables and clients with names, laid out as shards."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,13 +17,9 @@ from numpyro_dppvi.records import (
     stack_clients,
 )
 from numpyro_dppvi.records.clients import check_counts, client_names
+from numpyro_dppvi.records.tables import Asked, Table, arguments_of, asked_of, is_table
 
-# A table is whatever has columns by name, such as a DataFrame of pandas or polars; neither is
-# imported here, and their types would be Any to a type checker without them.
-Table: TypeAlias = Any
 Data: TypeAlias = Records | Sequence[Records] | Mapping[str, Records] | Table
-
-_SHOWN = 8
 
 
 class LaidOut(NamedTuple):
@@ -39,20 +34,6 @@ class LaidOut(NamedTuple):
     shards: Shards
     sizes: tuple[int, ...]
     names: tuple[str, ...]
-
-
-class _Asked(NamedTuple):
-    """The arguments that a model asks for.
-
-    Attributes:
-        names: Their names.
-        needed: Those without a default that are in no ``model_kwargs``.
-        anything: Whether it takes arguments of any name.
-    """
-
-    names: frozenset[str]
-    needed: tuple[str, ...]
-    anything: bool
 
 
 def lay_out(
@@ -75,10 +56,10 @@ def lay_out(
         model: Its arguments are read, and nothing else.
         model_kwargs: The model's public arguments.
     """
-    asked = _asked(model, model_kwargs)
+    asked = asked_of(model, model_kwargs)
     if _is_one_party(data, asked):
         _check_one_party(data, asked)
-        return _split(record_arrays(_arguments(data, asked, "data"), "data"), clients, rng_key)
+        return _split(record_arrays(arguments_of(data, asked, "data"), "data"), clients, rng_key)
     names: tuple[str, ...] = ()
     if isinstance(data, Mapping):
         names, data = client_names(list(data)), list(data.values())
@@ -90,7 +71,7 @@ def lay_out(
         )
     called = names or tuple(f"client {number}" for number in range(len(data)))
     parts = [
-        _arguments(part, asked, f"{name}'s data") for name, part in zip(called, data, strict=True)
+        arguments_of(part, asked, f"{name}'s data") for name, part in zip(called, data, strict=True)
     ]
     shards = stack_clients(parts, names)
     return LaidOut(shards, tuple(int(n) for n in np.asarray(shards.num_records)), names)
@@ -116,27 +97,8 @@ def _split(
     return LaidOut(stack(pooled, clients), clients.sizes, clients.names)
 
 
-def _asked(model: Model, model_kwargs: Mapping[str, Any]) -> _Asked:
-    try:
-        parameters = inspect.signature(model).parameters
-    except (TypeError, ValueError):  # refused in words of its own when the model is read
-        return _Asked(frozenset(), (), True)
-    kinds = inspect.Parameter
-    named = {
-        name: p
-        for name, p in parameters.items()
-        if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-    }
-    needed = [name for name, p in named.items() if p.default is kinds.empty]
-    return _Asked(
-        frozenset(named),
-        tuple(name for name in needed if name not in model_kwargs),
-        len(named) < len(parameters),
-    )
-
-
-def _is_one_party(data: Any, asked: _Asked) -> bool:
-    if _is_table(data):
+def _is_one_party(data: Any, asked: Asked) -> bool:
+    if is_table(data):
         return True
     if not isinstance(data, Mapping):
         return False
@@ -144,9 +106,9 @@ def _is_one_party(data: Any, asked: _Asked) -> bool:
     return not data or not each_is_records or asked.names.issuperset(data)
 
 
-def _check_one_party(data: Any, asked: _Asked) -> None:
+def _check_one_party(data: Any, asked: Asked) -> None:
     """Refuses a mapping of some clients' records and some arrays."""
-    if _is_table(data) or asked.anything:
+    if is_table(data) or asked.anything:
         return
     clients = [name for name, part in data.items() if _is_records(part) and name not in asked.names]
     if clients:
@@ -160,39 +122,7 @@ def _check_one_party(data: Any, asked: _Asked) -> None:
 
 
 def _is_records(value: Any) -> bool:
-    return isinstance(value, Mapping) or _is_table(value)
-
-
-def _is_table(value: Any) -> bool:
-    has_columns = hasattr(value, "columns") and hasattr(value, "__getitem__")
-    return has_columns and not isinstance(value, (type, Mapping))
-
-
-def _arguments(records: Any, asked: _Asked, name: str) -> Mapping[str, Any]:
-    """Records by argument: a mapping as it is, or a table's columns that the model asks for.
-
-    Messages name columns, which are public, and nothing of their values.
-    """
-    if not _is_table(records):
-        return dict(records)
-    columns = [str(column) for column in records.columns if isinstance(column, str)]
-    taken = [column for column in columns if asked.anything or column in asked.names]
-    missing = [argument for argument in asked.needed if argument not in taken]
-    if missing or not taken:
-        listed = ", ".join(columns[:_SHOWN]) + (", ..." if len(columns) > _SHOWN else "")
-        one = missing[0] if missing else "X"
-        raise ValueError(
-            f"{name} must be a table with a column for each argument of the model, got one of the "
-            f"columns {listed or 'none'}, without {one!r}: rename a column, or write "
-            f'{{"{one}": table[["a", "b"]], ...}} for a matrix of several columns.'
-        )
-    repeated = [column for column in taken if taken.count(column) > 1]
-    if repeated:
-        raise ValueError(
-            f"{name} must be a table with distinct columns, got {repeated[0]!r} more than once: "
-            "rename one of them."
-        )
-    return {column: records[column] for column in taken}
+    return isinstance(value, Mapping) or is_table(value)
 
 
 def _check_per_client(data: Any) -> None:

@@ -27,6 +27,7 @@ from numpyro_dppvi.privacy import (
     SecretKeys,
     words,
 )
+from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.protocol import planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
@@ -165,7 +166,7 @@ def fit(
     rng_key: PRNGKey | None = None,
     clients: int | Partition | None = None,
     method: AnyMethod | None = None,
-    budget: PrivacyBudget | Sequence[PrivacyBudget] | None = None,
+    budget: Budgets | None = None,
     schedule: schedules.Schedule = schedules.sequential,
     num_rounds: int = 10,
     damping: float = 0.4,
@@ -196,8 +197,8 @@ def fit(
         clients: With one mapping or table: a number of clients to split its rows over at random,
             or a ``Partition``. Not given when data is already per client.
         method: A method or a baseline; ``None`` for what :func:`recommend` recommends.
-        budget: A ``PrivacyBudget``, or one a client. With ``ledger_file=`` it covers all runs that
-            the file has, too.
+        budget: A ``PrivacyBudget``, or one a client: a list in the order of the clients, or a
+            mapping by their names. With ``ledger_file=`` it covers all runs that the file has, too.
 
     Most people can stop here. Other arguments:
 
@@ -248,6 +249,8 @@ def fit(
         constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
         shards, sizes, names = lay_out(data, clients, split_key, model, constants)
         shapes = pooled_shapes(shards, sum(sizes))
+        if isinstance(budget, Mapping):
+            budget = budget_of_each(budget, len(sizes), names)
         if method is None:
             method = DPOptimization()
             # One visit is not enough for what is recommended, nor are networks its kind of model.

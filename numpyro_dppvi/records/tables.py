@@ -1,0 +1,87 @@
+"""Tables, such as DataFrames: which of their columns a model asks for."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from numpyro_dppvi._typing import Model
+
+# A table is whatever has columns by name, such as a DataFrame of pandas or polars; neither is
+# imported here, and their types would be Any to a type checker without them.
+Table: TypeAlias = Any
+
+_SHOWN = 8
+
+
+class Asked(NamedTuple):
+    """The arguments that a model asks for.
+
+    Attributes:
+        names: Their names.
+        needed: Those without a default that are in no ``model_kwargs``.
+        anything: Whether it takes arguments of any name.
+    """
+
+    names: frozenset[str]
+    needed: tuple[str, ...]
+    anything: bool
+
+
+def asked_of(model: Model, model_kwargs: Mapping[str, Any]) -> Asked:
+    """Reads the arguments of a model, and nothing else of it."""
+    try:
+        parameters = inspect.signature(model).parameters
+    except (TypeError, ValueError):  # refused in words of its own when the model is read
+        return Asked(frozenset(), (), True)
+    kinds = inspect.Parameter
+    named = {
+        name: p
+        for name, p in parameters.items()
+        if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    }
+    needed = [name for name, p in named.items() if p.default is kinds.empty]
+    return Asked(
+        frozenset(named),
+        tuple(name for name in needed if name not in model_kwargs),
+        len(named) < len(parameters),
+    )
+
+
+def is_table(value: Any) -> bool:
+    """Whether this has columns by name, and is no mapping."""
+    has_columns = hasattr(value, "columns") and hasattr(value, "__getitem__")
+    return has_columns and not isinstance(value, (type, Mapping))
+
+
+def arguments_of(records: Any, asked: Asked, name: str) -> Mapping[str, Any]:
+    """Records by argument: a mapping as it is, or a table's columns that the model asks for.
+
+    Messages name columns, which are public, and nothing of their values.
+    """
+    if not is_table(records):
+        return dict(records)
+    columns = [str(column) for column in records.columns if isinstance(column, str)]
+    taken = [column for column in columns if asked.anything or column in asked.names]
+    missing = [argument for argument in asked.needed if argument not in taken]
+    if missing or not taken:
+        listed = ", ".join(columns[:_SHOWN]) + (", ..." if len(columns) > _SHOWN else "")
+        one = missing[0] if missing else "X"
+        raise ValueError(
+            f"{name} must be a table with a column for each argument of the model, got one of the "
+            f"columns {listed or 'none'}, without {one!r}: rename a column, or write "
+            f'{{"{one}": table[["a", "b"]], ...}} for a matrix of several columns.'
+        )
+    repeated = [column for column in taken if taken.count(column) > 1]
+    if repeated:
+        raise ValueError(
+            f"{name} must be a table with distinct columns, got {repeated[0]!r} more than once: "
+            "rename one of them."
+        )
+    return {column: records[column] for column in taken}
+
+
+def by_argument(records: Any, model: Model, model_kwargs: Mapping[str, Any], name: str) -> Any:
+    """A table's columns that a model asks for; anything else as it is."""
+    if not is_table(records):
+        return records
+    return arguments_of(records, asked_of(model, model_kwargs), name)
