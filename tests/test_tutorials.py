@@ -1,117 +1,188 @@
-"""The tutorials run from scratch with small settings, and their pages are those of the sources."""
+"""The tutorials run from scratch with small settings, and pages and notebooks are the sources'."""
 
 import ast
+import re
+import sys
 import tempfile
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
 
 from tutorials import TUTORIALS, rendering, silos
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "tutorials"
-HEADINGS = ("Data", "Model", "Inference", "Diagnostics", "Prediction", "References")
+HEADINGS = (
+    *("Data", "Model", "Inference", "Diagnostics", "Prediction", "What to report", "References"),
+)
+# What a plain installation of the package brings, with its extra for plots and Jupyter.
+INSTALLED = {"arviz", "jax", "matplotlib", "numpy", "numpyro", "numpyro_dppvi", "optax", "IPython"}
 
 
 def source(name):
     return ROOT / "tutorials" / f"{name}.py"
 
 
-def cells(name):
-    return rendering.cells(source(name).read_text(encoding="utf-8"))
+def page(name):
+    return (PAGES / f"{name}.md").read_text(encoding="utf-8")
+
+
+def is_hidden(cell):
+    return "remove-input" in cell.metadata.get("tags", ())
 
 
 # They have a job of their own in continuous integration.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TUTORIALS)
-@pytest.mark.filterwarnings("default")
-def test_it_runs_from_scratch(name, tmp_path, monkeypatch):
-    monkeypatch.setenv("QUICK_TUTORIALS", "1")
-    page = rendering.run(source(name), tmp_path)
-    pictures = sorted((tmp_path / "images").iterdir())
-    assert pictures
-    for picture in pictures:
-        assert f"](images/{picture.name})" in page
-        assert picture.stat().st_size < 150_000
+def test_it_runs_as_a_notebook(name, tmp_path):
+    text = rendering.run(source(name), tmp_path, quick=True)
+    shown = re.findall(r"!\[.+\]\(images/(.+)\)", text)
+    assert shown
+    assert shown == re.findall(r"!\[.+\]\(images/(.+)\)", page(name))
+    assert sorted(shown) == sorted(picture.name for picture in (tmp_path / "images").iterdir())
+    for picture in (tmp_path / "images").iterdir():
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert 1_000 < picture.stat().st_size < 150_000
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_its_notebook_is_of_this_source(name):
+    """Where this fails, run ``make tutorials TUTORIALS=NAME``."""
+    kept = nbformat.read(PAGES / f"{name}.ipynb", as_version=4)
+    nbformat.validate(kept)
+    assert kept == rendering.notebook(source(name))
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_its_notebook_needs_the_package_and_no_clone(name):
+    kept = nbformat.read(PAGES / f"{name}.ipynb", as_version=4)
+    code = "\n".join(cell.source for cell in kept.cells if cell.cell_type == "code")
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            imported = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imported = [node.module]
+        else:
+            continue
+        roots = {each.split(".")[0] for each in imported}
+        assert roots <= INSTALLED | sys.stdlib_module_names
+    text = "\n".join(cell.source for cell in kept.cells if cell.cell_type == "markdown")
+    assert all(link.startswith("https://") for link in re.findall(r"\]\(([^)]+)\)", text))
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_its_page_is_of_this_source(name):
     """Where this fails, run ``make tutorials TUTORIALS=NAME``."""
-    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    for cell in cells(name):
-        if cell.is_text:
-            assert cell.source in page
-        elif cell.shows_source:
-            assert f"```python\n{cell.source}\n```" in page
+    text = page(name)
+    assert f"[{name}.ipynb]({name}.ipynb)" in text
+    first, *others = rendering.cells(source(name))
+    assert text.startswith(first.source.splitlines()[0])
+    for cell in others:
+        if cell.cell_type == "markdown":
+            assert cell.source in text
         else:
-            assert cell.source not in page
+            assert (f"```python\n{cell.source}\n```" in text) != is_hidden(cell)
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_its_pictures_are_there_and_small(name):
-    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
     pictures = sorted((PAGES / "images").glob(f"{name}-*.png"))
     assert pictures
     for picture in pictures:
-        assert f"](images/{picture.name})" in page
+        assert f"](images/{picture.name})" in page(name)
         assert picture.stat().st_size < 100_000
+        width = int.from_bytes(picture.read_bytes()[16:20], "big")
+        assert width <= 560, "a telephone shows no more without shrinking letters"
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_its_parts_stand_in_numpyros_order(name):
-    text = "\n".join(cell.source for cell in cells(name) if cell.is_text)
+    texts = [c.source for c in rendering.cells(source(name)) if c.cell_type == "markdown"]
+    text = "\n".join(texts)
     assert "**Goals.**" in text
     places = [text.index(f"## {heading}") for heading in HEADINGS]
     assert places == sorted(places)
 
 
 def test_hello_world_takes_thirty_lines():
-    code = [c.source for c in cells("hello") if not c.is_text and c.shows_source]
-    lines = [line for cell in code for line in cell.splitlines() if line.strip()]
-    assert len(lines) <= 30
+    """Without the picture."""
+    cells = [c for c in rendering.cells(source("hello")) if c.cell_type == "code"]
+    shown = [c.source for c in cells if not is_hidden(c) and "alt" not in c.metadata]
+    assert sum(len([x for x in code.splitlines() if x.strip()]) for code in shown) <= 30
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_it_is_a_script_too(name):
-    ast.parse(source(name).read_text(encoding="utf-8"))
     text = source(name).read_text(encoding="utf-8")
+    ast.parse(text)
     assert text.startswith("# %% [markdown]\n# # ")
 
 
 EXAMPLE = """# %% [markdown]
 # # Title
 #
-# Some *text*.
+# Some *text* with a [link](../faq.md), [another](hello.md) and [one more](https://x.y/z.md).
 
-# %%
+# %% quick="x = 3"
+import sys
+import matplotlib.pyplot as plt
 x = 2
 print("said")
+print("not shown", file=sys.stderr)
+
+# %%
 x + 1
 
 # %% tags=["remove-input"]
-from tutorials.notebook import Text
-Text(f"x is {x}.")
+from IPython.display import Markdown
+Markdown(f"x is {x}.")
 
-# %%
-x = 5
+# %% alt="a line"
+figure, axis = plt.subplots()
 """
 
 
-def test_a_page_shows_text_code_and_what_came_out(tmp_path):
-    path = tmp_path / "example.py"
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    path = tmp_path_factory.mktemp("example") / "example.py"
     path.write_text(EXAMPLE)
-    page = rendering.run(path, tmp_path)
-    assert page.startswith(
-        '# Title\n\nSome *text*.\n\n```python\nx = 2\nprint("said")\nx + 1\n```\n\n'
-        "```text\nsaid\n```\n\n```text\n3\n```\n\nx is 2.\n\n```python\nx = 5\n```\n\n---"
+    return path
+
+
+def test_a_page_shows_text_code_and_what_came_out(example):
+    text = rendering.run(example, example.parent)
+    title, origin, rest = text.split("\n\n", maxsplit=2)
+    assert title == "# Title"
+    assert "[example.ipynb](example.ipynb)" in origin
+    assert rest == (
+        "Some *text* with a [link](../faq.md), [another](hello.md) and [one more](https://x.y/z.md)."
+        '\n\n```python\nimport sys\nimport matplotlib.pyplot as plt\nx = 2\nprint("said")\n'
+        'print("not shown", file=sys.stderr)\n```\n\n```text\nsaid\n```\n\n'
+        "```python\nx + 1\n```\n\n```text\n3\n```\n\nx is 2.\n\n"
+        "```python\nfigure, axis = plt.subplots()\n```\n\n![a line](images/example-1.png)\n"
     )
+    assert (example.parent / "images" / "example-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_quick_run_sets_what_its_source_says(example, tmp_path):
+    assert "x is 3." in rendering.run(example, tmp_path, quick=True)
+
+
+def test_a_notebooks_links_lead_somewhere_and_its_text_is_folded(example):
+    text, *code = rendering.notebook(example).cells
+    home = "https://github.com/numpyro-dppvi/numpyro_dppvi/blob/main/docs"
+    assert f"[link]({home}/faq.md), [another]({home}/tutorials/hello.md)" in text.source
+    assert "[one more](https://x.y/z.md)" in text.source
+    folded = [cell.metadata.get("jupyter", {}).get("source_hidden", False) for cell in code]
+    assert folded == [False, False, True, False]
 
 
 def test_a_cell_that_fails_fails_the_page(tmp_path):
     path = tmp_path / "example.py"
-    path.write_text("# %%\nassert 1 == 2\n")
-    with pytest.raises(AssertionError):
+    path.write_text("# %% [markdown]\n# # Title\n\n# %%\nassert 1 == 2\n")
+    with pytest.raises(CellExecutionError, match="AssertionError"):
         rendering.run(path, tmp_path)
 
 

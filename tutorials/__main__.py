@@ -1,4 +1,4 @@
-"""Runs the tutorials in full and writes their pages.
+"""Runs the tutorials in full, and writes their pages and notebooks.
 
 python -m tutorials                  all of them
 python -m tutorials hello network    some
@@ -6,10 +6,11 @@ python -m tutorials --quick          with small settings, to see that they run; 
 """
 
 import argparse
-import os
 import tempfile
 import time
 from pathlib import Path
+
+import nbformat
 
 from tutorials import TUTORIALS, rendering
 
@@ -27,14 +28,13 @@ def main() -> None:
         if name not in TUTORIALS:
             parser.error(f"there is no tutorial {name!r}; there are {', '.join(TUTORIALS)}")
     with tempfile.TemporaryDirectory() as elsewhere:
-        folder = PAGES
-        if arguments.quick:
-            os.environ["QUICK_TUTORIALS"] = "1"
-            folder = Path(elsewhere)
+        folder = Path(elsewhere) if arguments.quick else PAGES
         for name in arguments.names:
             start = time.perf_counter()
-            page = rendering.run(HERE / f"{name}.py", folder)
+            source = HERE / f"{name}.py"
+            page = rendering.run(source, folder, quick=arguments.quick)
             (folder / f"{name}.md").write_text(page, encoding="utf-8")
+            nbformat.write(rendering.notebook(source), folder / f"{name}.ipynb")
             print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 

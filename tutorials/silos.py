@@ -18,10 +18,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from models import support2
 from models.evaluation import held_out
-from models.tabular import TabularData
 from numpyro_dppvi import silo
+from numpyro_dppvi.datasets import TabularData, load_support2
 from numpyro_dppvi.silo import new_study, settings
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +75,7 @@ def gateways(paths: dict[str, Path]) -> Iterator[None]:
 
 def main(folder: Path, num_rounds: int = 10) -> float:
     """Runs the study in a new folder; returns the mean log-likelihood of held-out patients."""
-    data = support2.load()
+    data = load_support2()
     paths = write(folder, data, num_rounds)
     subprocess.run([*COMMAND, "silo", "check", str(paths[NAMES[0]])], cwd=ROOT, check=True)
     pinned = silo.load_study(folder / "study.py")
