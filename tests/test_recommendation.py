@@ -57,6 +57,17 @@ def test_what_fisher_scoring_refuses_gets_gradients():
     assert "cannot be drawn" in str(factors)
 
 
+def by_hand(x, y):
+    loc = numpyro.param("loc", jnp.zeros(x.shape[1]))
+    numpyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
+
+
+def test_a_written_guide_is_refused_for_what_it_is():
+    found = recommended(6, [1000] * 5, 1.0, guide=by_hand)
+    assert found.method == dppvi.DPOptimization()
+    assert "one normal distribution over all latents" in str(found)
+
+
 def test_the_limit_is_that_of_one_release():
     """Five clients of 1000, six latents, epsilon 1: r = 2 sqrt(d M / N) / mu with mu = .2679."""
     found = recommended(6, [1000] * 5, 1.0)

@@ -85,9 +85,21 @@ def test_links_between_pages_lead_somewhere(page):
     assert dead_links(page, page.read_text(encoding="utf-8")) == []
 
 
-def test_links_of_the_readme_lead_somewhere():
-    readme = ROOT / "README.md"
-    assert dead_links(readme, readme.read_text(encoding="utf-8")) == []
+def test_links_of_the_readme_lead_somewhere_from_anywhere():
+    """A package index shows it without the repository."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    inside = re.findall(r"\]\(([^)]+)\)", text)
+    labels = dict(re.findall(r"^\[([\w-]+)\]: (\S+)$", text, flags=re.MULTILINE))
+    assert set(re.findall(r"\]\[([\w-]+)\]", text)) == labels.keys()
+    home = "https://github.com/numpyro-dppvi/numpyro_dppvi/blob/main/"
+    pictures = "https://raw.githubusercontent.com/numpyro-dppvi/numpyro_dppvi/main/"
+    for link in [*inside, *labels.values()]:
+        assert link.startswith("https://")
+        for base in (home, pictures):
+            if link.startswith(base):
+                assert (ROOT / link.removeprefix(base)).exists(), link
+    assert all(link.startswith(home) for link in labels.values())
+    assert any(link.startswith(pictures) for link in inside)
 
 
 @pytest.mark.parametrize("page", ["methods.md", "faq.md"])

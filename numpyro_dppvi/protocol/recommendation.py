@@ -1,7 +1,8 @@
 """Which method suits a study, and what its budget buys, from public facts alone."""
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,8 +117,8 @@ def recommend(
     client_names, sizes = names_and_sizes(client_sizes)
     budgets = budget_of_each(budget, len(sizes), client_names)
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
-    columns = by_argument(records, model, constants, "records")
-    space = latents.from_model(model, record_shapes(columns, "records"), constants)
+    shapes = record_shapes(by_argument(records, model, constants, "records"), "records")
+    space = latents.from_model(model, shapes, constants)
     num_records, trusted = sum(sizes), server.aggregator(trusted_aggregator)
     num_shares = None if trusted is None else trusted.num_shares(len(sizes))
     bought = worth(count_latents(space), budgets, sizes, num_shares=num_shares)
@@ -126,7 +127,9 @@ def recommend(
     variance = noise**2 * num_records / bought.num_latents
     spread = math.sqrt(variance / _INFO_SHARE / 2) * _INFO_CLIP
     spread *= bought.num_latents**1.5 / num_records
-    method, why = _method(guide, model, space, prior, bought.num_latents, noise, spread)
+    asked = FisherScoring().guide(guide, model)
+    read = functools.partial(guides.approximation, asked, model, space, shapes, constants)
+    method, why = _method(read, prior, bought.num_latents, noise, spread)
     joining = of_joining(bought, client_names)
     return Recommendation(method, (why, of_widths(bought), *([joining] if joining else [])), bought)
 
@@ -137,9 +140,7 @@ def count_latents(space: LatentSpace) -> int:
 
 
 def _method(
-    guide: Any,
-    model: Model,
-    space: Any,
+    read: Callable[[], guides.Approximation],
     prior: Prior | None,
     num_latents: int,
     noise: float,
@@ -148,7 +149,7 @@ def _method(
     """The method, and the reason for it."""
     scoring = FisherScoring()
     try:
-        asked = guides.approximation(scoring.guide(guide, model), model, space, {})
+        asked = read()
         scoring.check(asked.space, asked.family)
     except UnsupportedModelError as refusal:
         return DPOptimization(), f"FisherScoring() cannot be used, because {refusal}"
