@@ -125,12 +125,26 @@ def test_a_method_of_ones_own_is_held_to_its_plan(extended):
         )
 
 
+@pytest.mark.slow
+def test_the_front_page_runs(tmp_path):
+    first = run("start.md", tmp_path)["hospitals"]
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    found = {"helsinki": first["Helsinki"], "turku": first["Turku"]}
+    exec(compile(code, "index.md", "exec"), found)
+    assert found["result"].client_names == ("Helsinki", "Turku")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 11
+
+
 def test_the_first_page_runs(tmp_path, monkeypatch, capsys):
     # It takes many seconds, and tests/test_diagnostics.py does it.
     monkeypatch.setattr(dppvi, "diagnose", lambda result: f"Diagnostics of {result.status.rounds}")
     found = run("start.md", tmp_path)
     assert found["draws"].shape == (1000, 3)
-    assert found["predictions"].shape == (1000, 3)
+    # The truth, within four posterior standard deviations, which include the noise.
+    shift = np.asarray(found["result"].posterior.mean["w"]) - [-1.0, 0.02, -0.1]
+    assert np.all(np.abs(shift) < 4 * np.asarray(found["result"].posterior.stddev["w"]))
+    assert found["risk"][0] < found["risk"][1]
     assert (tmp_path / "study.npz").exists()
     said = capsys.readouterr().out
     for sentence in ("Privacy plan", "Diagnostics", "Privacy statement", "@article{heikkila2023"):

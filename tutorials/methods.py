@@ -114,8 +114,8 @@ runs["without privacy"] = dppvi.fit(
 # %% [markdown]
 # ## Diagnostics
 #
-# Each run reports how it ended. A warning is not a failure: it says where effects of noise had to
-# be corrected.
+# Each run reports how it ended. Where the last round still moved the posterior, part of that is
+# noise, which never settles.
 
 # %%
 for name, run in runs.items():

@@ -111,7 +111,9 @@ print("\nspent:", result.ledger.spent().round(4))
 # %% [markdown]
 # ## Diagnostics
 #
-# How much of the result is noise? This is computed from released values and costs no privacy.
+# Has the posterior settled, and whose records is it made of? This is computed from released values
+# and costs no privacy. How much of it is noise need not be asked of this method, whose intervals
+# include the noise.
 
 # %%
 print(dppvi.diagnose(result))
@@ -182,8 +184,8 @@ legend = axis.legend(frameon=False)
 # The recommended method has nothing to choose; `DPOptimization` has a clip. Trying settings on the
 # private data and showing the best costs more than one run, even if the others are discarded.
 # `select` runs a random, secret number of settings, compares noisy scores, and accounts for all of
-# it. (Gradients of a normal outcome with unknown spread are long, so a clip above the default of 2.5
-# may well win.)
+# it. (Gradients of a normal outcome with unknown spread are long, so a clip above the default of
+# 2.5 may well win.)
 
 # %% quick="settings = settings[:2]"
 settings = [0.5, 2.5, 10.0]
