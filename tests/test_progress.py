@@ -5,8 +5,10 @@ import re
 import sys
 import time
 
+import nbformat
 import numpy as np
 import pytest
+from nbclient import NotebookClient
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.privacy import accounting
@@ -154,3 +156,24 @@ def test_accounting_for_the_bar_takes_a_hundredth_of_the_time(monkeypatch, sampl
     fresh = max(number for number, text in enumerate(texts) if text == "epsilon 0.5")
     assert fresh < num_rounds - 2
     assert texts[-1] == f"epsilon 0.5 after round {fresh + 1}"
+
+
+NOTEBOOK = """
+import numpy as np
+from numpyro_dppvi.privacy import Ledger
+from numpyro_dppvi.run.progress import progress
+with progress([np.zeros((1, 1), int)] * 2, 0, None, Ledger(()), 1, SHOWN) as update:
+    for number in range(2):
+        update(number, 0.5)
+"""
+
+
+@pytest.mark.parametrize("shown", [None, True, False])
+def test_a_notebook_shows_the_bar(shown):
+    """With widgets or without."""
+    cell = nbformat.v4.new_code_cell(NOTEBOOK.replace("SHOWN", str(shown)))
+    ran = NotebookClient(nbformat.v4.new_notebook(cells=[cell]), kernel_name="python3").execute()
+    outputs = ran.cells[0].outputs
+    text = "".join(output.get("text", "") for output in outputs)
+    is_widget = any("widget-view" in kind for o in outputs for kind in o.get("data", {}))
+    assert (is_widget or "rounds: 100%" in text) == (shown is not False)

@@ -1,3 +1,4 @@
-"""Tutorials: `make tutorials` runs them in full and writes their pages into docs/tutorials."""
+"""Tutorials: `make tutorials` runs them in full and writes their pages and notebooks."""
 
-TUTORIALS = ("hello", "hospitals", "hierarchy", "methods", "network", "practice")
+# In the order in which they are read; the last one is a gallery of models.
+TUTORIALS = ("hello", "hospitals", "hierarchy", "methods", "network", "practice", "gallery")

@@ -1,6 +1,7 @@
 """The progress bar: round, clients, what was spent, and how far the posterior moved."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ def progress(
         plan: The run's plan; ``None`` without privacy.
         spent: What the ledger holds already: of this run, and of others that share it.
         num_clients: Clients of the run.
-        shown: Whether to show anything; ``None`` for: on a terminal.
+        shown: Whether to show anything; ``None`` for: on a terminal or in a notebook.
 
     Raises:
         TypeError: If ``shown`` is neither a flag nor ``None``.
@@ -45,7 +46,8 @@ def progress(
         A function to be called after each round with its number, from 0, and its movement. It does
         nothing where nothing is shown.
     """
-    hidden = None if shown is None else not _validate.flag("progress_bar", shown)
+    by_itself = False if _in_notebook() else None  # tqdm's None: hidden but on a terminal
+    hidden = by_itself if shown is None else not _validate.flag("progress_bar", shown)
     visits = [np.bincount(of_round.ravel(), minlength=num_clients) for of_round in groups]
     meter = _meter(plan, spent, num_clients)
     with tqdm(total=len(groups), initial=first, desc="rounds", disable=hidden) as bar:
@@ -62,6 +64,12 @@ def progress(
             bar.update()
 
         yield update
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 @dataclass
