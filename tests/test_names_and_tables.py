@@ -371,3 +371,43 @@ def test_scores_call_clients_by_name(result, tmp_path):
     assert "for one record of Helsinki, the most of all" in str(found)
     with pytest.raises(dppvi.BudgetExceededError, match="Helsinki's budget is used up"):
         dppvi.score(result.posterior, held_back, ledger_file=file, **options)
+
+
+def by_matrix(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+def matrix(part, *columns):
+    return {"X": part[list(columns)], "y": part["y"]}
+
+
+def test_columns_of_a_matrix_label_what_the_user_says_is_one_a_column(tmp_path):
+    data = {"Helsinki": matrix(HELSINKI, "age", "sex"), "Turku": matrix(TURKU, "age", "sex")}
+    method = dppvi.NonPrivate(num_local_steps=1)
+    run = dppvi.fit(by_matrix, None, data, rng_key=KEY, method=method, num_rounds=1)
+    assert run.columns == {"X": ("age", "sex")}
+    path = tmp_path / "posterior.zip"
+    run.posterior.save(path)
+    for posterior in (run.posterior, dppvi.load(path, by_matrix)):
+        group = posterior.to_arviz(num_samples=3, dims={"w": ["X"]})["posterior"]
+        assert group["w"].dims == ("chain", "draw", "X")
+        assert group["X"].values.tolist() == ["age", "sex"]
+        unnamed = posterior.to_arviz(num_samples=3)["posterior"]
+        assert unnamed["w_dim_0"].values.tolist() == [0, 1]
+    own = run.posterior.to_arviz(num_samples=3, dims={"w": ["X"]}, coords={"X": ["a", "b"]})
+    assert own["posterior"]["X"].values.tolist() == ["a", "b"]
+
+
+def test_columns_in_another_order_are_refused():
+    data = {"Helsinki": matrix(HELSINKI, "age", "sex"), "Turku": matrix(TURKU, "sex", "age")}
+    words = "columns of 'X' must be the same.*got sex, age from Turku and age, sex from Helsinki"
+    with pytest.raises(ValueError, match=words):
+        laid_out(data, of=by_matrix)
+
+
+def test_missing_entries_are_refused_with_what_to_write():
+    data = HELSINKI.assign(age=HELSINKI["age"].where(HELSINKI["sex"] == 1))
+    with pytest.raises(ValueError, match=r"any number in their place.*for obs_mask"):
+        laid_out(data)

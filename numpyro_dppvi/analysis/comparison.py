@@ -118,7 +118,7 @@ def compare(
         )
     split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
     posterior = result.posterior
-    shards, sizes, names = lay_out(
+    shards, sizes, names, _ = lay_out(
         data, clients, split_key, posterior.model, posterior.model_kwargs
     )
     if sizes != result.client_sizes:

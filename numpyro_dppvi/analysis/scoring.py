@@ -196,7 +196,9 @@ def score(
     num_samples = _validate.positive_int("num_samples", num_samples, _MOST_DRAWS)
     keys = SecretKeys(insecure_noise_seed)
     file = None if ledger_file is None else LedgerFile(_validate.path("ledger_file", ledger_file))
-    shards, sizes, names = lay_out(data, None, split_key, posterior.model, posterior.model_kwargs)
+    shards, sizes, names, _ = lay_out(
+        data, None, split_key, posterior.model, posterior.model_kwargs
+    )
     shards = shards._replace(records=_like_fit(posterior.space, shards))
     budgets = budget_of_each(budget, len(sizes), names)
     _check_units(budgets)

@@ -22,6 +22,8 @@ from numpyro_dppvi.posterior.prior import Prior, listed
 from numpyro_dppvi.posterior.to_arviz import to_arviz
 
 _MOST_SAMPLES = 10**8
+# What a plate of clients may be called for their names to be its labels.
+_CLIENT_DIMS = ("client", "clients")
 
 _NOTE = (
     "These numbers describe the approximation. Its draws are independent, so R-hat and effective\n"
@@ -253,7 +255,9 @@ class Posterior:
                 export contains these data as they are; no budget covers them.
             dims: Names of a variable's dimensions; names of plates by default.
             coords: Labels along dimensions, by name. Clients' names are those of a dimension (a
-                plate) called ``client`` or ``clients``, in the order of the fit's data.
+                plate) called ``client`` or ``clients``, in the order of the fit's data. Where data
+                had a table for an argument, ``X`` say, its columns are those of a dimension of
+                that name: ``dims={"w": ["X"]}``.
 
         Returns:
             :class:`~arviz.InferenceData` (ArviZ 0.x) or ``DataTree`` (ArviZ 1.x).
@@ -288,7 +292,9 @@ class Posterior:
             groups |= exported.of_public_data(
                 self.model, self.space, draws, rows, constants, public_data, site_key
             )
-        return to_arviz(groups, dims, coords, self.attrs, listed(self.attrs, "clients"))
+        known = dict.fromkeys(_CLIENT_DIMS, listed(self.attrs, "clients"))
+        known |= {name: listed(self.attrs, f"columns_{name}") for name in self.records}
+        return to_arviz(groups, dims, coords, self.attrs, known)
 
     def _prior_draws(self, rng_key: PRNGKey, num_draws: int) -> dict[str, Array]:
         """Draws from the prior: the model's, or the earlier posterior that served as prior."""

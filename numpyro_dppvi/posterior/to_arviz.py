@@ -17,7 +17,6 @@ _SAMPLE_DIMS = ("chain", "draw")
 _DATA_GROUPS = frozenset({"observed_data", "constant_data"})
 # Groups whose dimensions are the model's own, and not those of rows somebody passes.
 _LATENT_GROUPS = frozenset({"posterior", "prior"})
-_CLIENT_DIMS = ("client", "clients")
 # netCDF limits attributes to 64 KiB.
 _MAX_ATTRIBUTE = 30_000
 
@@ -42,7 +41,7 @@ def to_arviz(
     dims: Mapping[str, Sequence[str]],
     coords: Mapping[str, Sequence[Any]],
     attrs: Mapping[str, str | float],
-    clients: Sequence[str] = (),
+    known: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
     """Wraps groups of variables for ArviZ.
 
@@ -52,8 +51,8 @@ def to_arviz(
         dims: Names of a variable's dimensions, which replace those it has.
         coords: Labels along named dimensions.
         attrs: Strings and numbers to store with every group.
-        clients: Names of the clients: the labels along a dimension of draws that is named
-            ``client`` or ``clients`` and is as long, unless ``coords`` has others.
+        known: Labels along dimensions of draws that have such a name and are as long, unless
+            ``coords`` has others.
 
     Returns:
         ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ 1.x.
@@ -76,8 +75,8 @@ def to_arviz(
         sizes = dict(_sizes(arrays, labels))
         used |= set(sizes)
         # Rows that somebody passes may be as many as there are clients, and are none of them.
-        known = _of_clients(clients, sizes) if group in _LATENT_GROUPS else {}
-        index = {n: labels.get(n, known.get(n, range(size))) for n, size in sizes.items()}
+        fitting = _fitting(known or {}, sizes) if group in _LATENT_GROUPS else {}
+        index = {n: labels.get(n, fitting.get(n, range(size))) for n, size in sizes.items()}
         datasets[group] = xarray.Dataset(arrays, {n: list(v) for n, v in index.items()}, attrs)
     unused = sorted(set(labels) - used)
     if unused:
@@ -91,9 +90,11 @@ def to_arviz(
     return data(attrs=attrs, **datasets)
 
 
-def _of_clients(clients: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Sequence[str]]:
-    """Clients' names along the dimensions that are theirs."""
-    return {n: clients for n in _CLIENT_DIMS if clients and sizes.get(n) == len(clients)}
+def _fitting(
+    known: Mapping[str, Sequence[str]], sizes: Mapping[str, int]
+) -> dict[str, Sequence[str]]:
+    """Labels of dimensions that are as long."""
+    return {n: labels for n, labels in known.items() if labels and sizes.get(n) == len(labels)}
 
 
 def _check_names(groups: Groups, dims: Mapping[str, Sequence[str]]) -> None:

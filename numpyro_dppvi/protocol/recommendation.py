@@ -15,7 +15,7 @@ from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import DPOptimization, FisherScoring
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.posterior.prior import Prior
-from numpyro_dppvi.privacy import PrivacyBudget, Worth
+from numpyro_dppvi.privacy import Worth
 from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.worth import of_joining, of_widths, worth
 from numpyro_dppvi.protocol import server

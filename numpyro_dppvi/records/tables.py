@@ -1,7 +1,7 @@
 """Tables, such as DataFrames: which of their columns a model asks for."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from numpyro_dppvi._typing import Model
@@ -64,11 +64,10 @@ def arguments_of(records: Any, asked: Asked, name: str) -> Mapping[str, Any]:
     taken = [column for column in columns if asked.anything or column in asked.names]
     missing = [argument for argument in asked.needed if argument not in taken]
     if missing or not taken:
-        listed = ", ".join(columns[:_SHOWN]) + (", ..." if len(columns) > _SHOWN else "")
         one = missing[0] if missing else "X"
         raise ValueError(
             f"{name} must be a table with a column for each argument of the model, got one of the "
-            f"columns {listed or 'none'}, without {one!r}: rename a column, or write "
+            f"columns {_listed(columns) or 'none'}, without {one!r}: rename a column, or write "
             f'{{"{one}": table[["a", "b"]], ...}} for a matrix of several columns.'
         )
     repeated = [column for column in taken if taken.count(column) > 1]
@@ -85,3 +84,37 @@ def by_argument(records: Any, model: Model, model_kwargs: Mapping[str, Any], nam
     if not is_table(records):
         return records
     return arguments_of(records, asked_of(model, model_kwargs), name)
+
+
+def matrix_columns(
+    parts: Sequence[Mapping[str, Any]], clients: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Names of the columns of arguments that are tables themselves, such as ``X``.
+
+    Args:
+        parts: Each client's records by argument.
+        clients: What to call the clients in error messages.
+
+    Raises:
+        ValueError: If clients' columns are not the same, in the same order: their matrices would
+            mean different things.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    first: dict[str, str] = {}
+    for client, part in zip(clients, parts, strict=True):
+        for argument, value in part.items():
+            if not is_table(value):
+                continue
+            columns = tuple(str(column) for column in value.columns)
+            first.setdefault(argument, client)
+            if found.setdefault(argument, columns) != columns:
+                raise ValueError(
+                    f"columns of {argument!r} must be the same at all clients and in one order, "
+                    f"got {_listed(columns)} from {client} and {_listed(found[argument])} from "
+                    f"{first[argument]}: write table[[...]] with the columns in one order."
+                )
+    return found
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(columns[:_SHOWN]) + (", ..." if len(columns) > _SHOWN else "")

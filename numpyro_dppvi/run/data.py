@@ -17,7 +17,14 @@ from numpyro_dppvi.records import (
     stack_clients,
 )
 from numpyro_dppvi.records.clients import check_counts, client_names
-from numpyro_dppvi.records.tables import Asked, Table, arguments_of, asked_of, is_table
+from numpyro_dppvi.records.tables import (
+    Asked,
+    Table,
+    arguments_of,
+    asked_of,
+    is_table,
+    matrix_columns,
+)
 
 Data: TypeAlias = Records | Sequence[Records] | Mapping[str, Records] | Table
 
@@ -29,11 +36,13 @@ class LaidOut(NamedTuple):
         shards: The records; all else is public.
         sizes: Records of each client.
         names: The clients' names; empty if they have none.
+        columns: By argument whose array came as a table, the names of its columns.
     """
 
     shards: Shards
     sizes: tuple[int, ...]
     names: tuple[str, ...]
+    columns: Mapping[str, tuple[str, ...]] = {}
 
 
 def lay_out(
@@ -59,7 +68,9 @@ def lay_out(
     asked = asked_of(model, model_kwargs)
     if _is_one_party(data, asked):
         _check_one_party(data, asked)
-        return _split(record_arrays(arguments_of(data, asked, "data"), "data"), clients, rng_key)
+        records = arguments_of(data, asked, "data")
+        found = _split(record_arrays(records, "data"), clients, rng_key)
+        return found._replace(columns=matrix_columns([records], ["data"]))
     names: tuple[str, ...] = ()
     if isinstance(data, Mapping):
         names, data = client_names(list(data)), list(data.values())
@@ -73,8 +84,9 @@ def lay_out(
     parts = [
         arguments_of(part, asked, f"{name}'s data") for name, part in zip(called, data, strict=True)
     ]
+    columns = matrix_columns(parts, called)
     shards = stack_clients(parts, names)
-    return LaidOut(shards, tuple(int(n) for n in np.asarray(shards.num_records)), names)
+    return LaidOut(shards, tuple(int(n) for n in np.asarray(shards.num_records)), names, columns)
 
 
 def pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:

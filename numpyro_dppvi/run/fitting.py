@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import importlib.metadata
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +59,7 @@ class FitResult:
         client_sizes: Records of each client, which are public.
         insecure_noise_seed: The seed of the noise, if one was given.
         client_names: The clients' names, which are public; empty if they have none.
+        columns: By argument that was given as a table of several columns, their names.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
@@ -82,6 +84,7 @@ class FitResult:
     client_sizes: tuple[int, ...]
     insecure_noise_seed: int | None
     client_names: tuple[str, ...] = ()
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def method(self) -> AnyMethod:
@@ -247,7 +250,7 @@ def fit(
         if method is not None:
             values.check(method)
         constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
-        shards, sizes, names = lay_out(data, clients, split_key, model, constants)
+        shards, sizes, names, columns = lay_out(data, clients, split_key, model, constants)
         shapes = pooled_shapes(shards, sum(sizes))
         if isinstance(budget, Mapping):
             budget = budget_of_each(budget, len(sizes), names)
@@ -276,7 +279,16 @@ def fit(
         )
         file = None if charges is None else LedgerFile(charges)
         task = _Task(
-            model, guide, shapes, sizes, names, constants, prior, insecure_noise_seed, file
+            model,
+            guide,
+            shapes,
+            sizes,
+            names,
+            constants,
+            prior,
+            insecure_noise_seed,
+            file,
+            columns,
         )
     return _fitted(task, run, budget, shards, keys, path, progress_bar)
 
@@ -312,6 +324,7 @@ class _Task(NamedTuple):
     prior: Prior | None
     noise_seed: int | None
     ledger_file: LedgerFile | None
+    columns: Mapping[str, tuple[str, ...]]
 
 
 def _fitted(
@@ -425,6 +438,7 @@ def _packed(
         client_sizes=task.client_sizes,
         insecure_noise_seed=task.noise_seed,
         client_names=task.client_names,
+        columns=task.columns,
     )
     return with_facts(result, done.state.ledger.run)
 
@@ -476,6 +490,8 @@ def _attrs(result: FitResult, ledger_run: str) -> dict[str, str | float]:
         facts["max_epsilon"] = float(result.ledger.spent().max())
         facts["max_delta"] = max(client.budget.delta for client in plan.clients)
         facts["relation"] = ", ".join(sorted({c.budget.relation for c in plan.clients}))
+    for argument, names in result.columns.items():
+        facts[f"columns_{argument}"] = json.dumps(names, ensure_ascii=False)
     facts |= counted_twice.facts(result.client_names, ledger_run, posterior.prior)
     if posterior.prior is not None:
         earlier = posterior.prior.attrs
