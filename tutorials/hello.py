@@ -102,9 +102,9 @@ Markdown(
 # %% [markdown]
 # **When joining pays.** Where that number is above one. A hospital with few records gains most; one
 # that holds most of the records gains nothing for itself, because privacy costs it more than the
-# others' records bring. `recommend` gives a limit that no method reaches: where it says that joining
-# can pay, it need not. A larger epsilon or more partners move the line. So try it with made-up
-# records, as here, before anybody spends a budget.
+# others' records bring. `recommend` gives a limit that no method reaches: where it says that
+# joining can pay, it need not. A larger epsilon or more partners move the line. So try it with
+# made-up records, as here, before anybody spends a budget.
 #
 # ## Prediction
 #
