@@ -260,8 +260,8 @@ def _held(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArr
             raise ValueError(
                 f"{name} must hold finite numbers that fit JAX's {dtype}, got NaN or infinite "
                 "values, or larger ones: drop or impute those records, or rescale the column; "
-                "where the model imputes missing values, write any number in their place and a column "
-                "that says which are known, for obs_mask."
+                "where the model imputes missing values, write any number in their place and a "
+                "column that says which are known, for obs_mask."
             )
         return held
     # Without x64, JAX would silently wrap such integers around.
