@@ -126,6 +126,24 @@ def test_priors_of_the_guides_family_are_factors_as_they_are(x64):
     np.testing.assert_allclose(prior["half_normal"], -2, rtol=1e-15)
 
 
+def test_a_uniform_prior_is_a_beta_factor():
+    """Whether it is one depends on its bounds, which a traced program does not show."""
+
+    def uniform(coin):
+        p = numpyro.sample("p", dist.Uniform(0, 1))
+        with numpyro.plate("records", len(coin)):
+            numpyro.sample("coin", dist.Bernoulli(p), obs=coin)
+
+    def beta(coin):
+        numpyro.sample("p", dist.Beta(numpyro.param("a", 1.0, constraint=positive), 1.0))
+
+    coins = {"coin": records()["coin"]}
+    method = dppvi.NonPrivate(num_local_steps=1)
+    algorithm = dppvi.pvi(uniform, beta, coins, method=method, client_sizes=[40])
+    prior = algorithm.init(jax.random.key(0)).prior
+    assert (prior["p"].log, prior["p"].log_complement) == (0, 0)
+
+
 # Its steps end at 6e-6, on an objective that is smooth and has no noise.
 PRECISE = dppvi.NonPrivate(
     num_local_steps=6000,
