@@ -215,11 +215,12 @@ ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for
 # Runs whose every round can be started again from any state.
 
 
-def _plain_merge(family, prior, client_factors, clients, changes, *, damping, **rest):
+def _plain_merge(family, prior, client_factors, totals, clients, changes, *, damping, **rest):
     """What clients sent, multiplied in: what the server does to it afterwards is no release."""
     damped = factors.power(changes, damping)
     merged = jax.tree.map(lambda leaf, c: leaf.at[clients].add(c), client_factors, damped)
-    return merged, server.MergeInfo(jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+    info = server.MergeInfo(jnp.zeros((), jnp.int32), jnp.zeros((), bool))
+    return merged, factors.block_totals(merged), info
 
 
 class StopError(Exception):
