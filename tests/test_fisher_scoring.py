@@ -289,6 +289,31 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
     assert np.all(np.abs(errors) < 4), errors  # one in 8000 by chance
 
 
+def test_columns_far_from_zero_need_no_repair():
+    """In raw units the precision's eigenvalues span more than 32 bits resolve."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(1000, 3)) * [0.5, 1.4, 2.2] + [0.8, 61.7, 57.5]
+    x = np.c_[np.ones(1000), x]
+    y = x @ [100.0, 900.0, -3.0, 2.0] + 50 * rng.normal(size=1000)
+    data = [{"x": a, "y": b} for a, b in zip(np.split(x, 5), np.split(y, 5), strict=True)]
+    data = jax.tree.map(lambda leaf: leaf.astype(np.float32), data)
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(0, jnp.array([5e3, 2e3, 700.0, 450.0])).to_event(1))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, 50.0), obs=y)
+
+    settings = {"method": dppvi.FisherScoring(), "num_rounds": 15, "progress_bar": False}
+    budget = dppvi.PrivacyBudget(30.0, 1e-5)
+    key = jax.random.key(0)
+    result = dppvi.fit(
+        model, None, data, budget=budget, rng_key=key, insecure_noise_seed=1, **settings
+    )
+    assert result.status.projected == 0
+    off = x @ result.posterior.mean["w"] - x @ np.linalg.lstsq(x, y, rcond=None)[0]
+    assert np.sqrt(np.mean(off**2)) < 0.5 * 50, np.sqrt(np.mean(off**2))
+
+
 def flags(scores, clip):
     told = fisher_scoring.Told(
         loc=jnp.zeros(2),

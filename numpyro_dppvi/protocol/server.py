@@ -258,6 +258,10 @@ def take(
         prior_loss=prior_loss,
     )
     changes, remembered = method.take(received, value, state.memory, targets)
+    # Noise that is part of a factor may have to be repaired. Factors that the server makes of sums
+    # are proper by themselves, but for rounding: repaired, their least eigenvalues would be lost
+    # among the largest, which in raw units are 1e8 times as large.
+    noisy_factors = method.releases in ("gradients", "changes") and not method.central
     if not problem.layout.private:
         changes = _as_if_from_q(problem, params, state, q, releases.failed, changes)
     totals = factors.block_totals(state.factors) if totals is None else totals
@@ -269,7 +273,7 @@ def take(
         targets,
         changes,
         damping=params.damping,
-        project=method.releases != "nothing" and not method.central,
+        project=noisy_factors,
         whole=solver.repaired_whole(problem.family, problem.refined),
     )
     # What was refused did not happen: a step that is taken back leaves no momentum, either.
