@@ -502,9 +502,8 @@ def _factors(
         way = axes.white @ way * jnp.minimum(1.0, _TRUST / jnp.maximum(length, 1e-12))
         return jnp.where(jnp.all(jnp.isfinite(way)), here + way, here)
 
-    middle = here
-    for _ in range(3):
-        middle = step(naturals(middle))
+    # A loop, because compiling each of the three steps took a second.
+    middle = jax.lax.fori_loop(0, 3, lambda _, middle: step(naturals(middle)), here)
     found = naturals(middle)
     change = jax.tree.map(jnp.subtract, found, received.factor[name])
     return Natural({name: change}), middle * sd
