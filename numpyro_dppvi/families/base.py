@@ -104,8 +104,14 @@ class NormalFamily(Protocol):
         """The mean."""
         ...
 
-    def linear_variance(self, coordinates: MemberCoordinates, slope: Array) -> Array:
-        """Variance of <slope, x>, a scalar."""
+    def white_slope(self, coordinates: MemberCoordinates, slope: Array) -> Array:
+        """L' slope if x = m + L z with z standard normal; its square is <slope, x>'s variance."""
+        ...
+
+    def linear_gradient(
+        self, coordinates: MemberCoordinates, slope: Array, along: Array | float, across: Array
+    ) -> MemberCoordinates:
+        """The gradient in the coordinates that is ``along * slope`` in m and slope across' in L."""
         ...
 
 

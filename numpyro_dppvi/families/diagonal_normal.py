@@ -119,9 +119,15 @@ class DiagonalNormal:
         """The mean."""
         return coordinates.loc
 
-    def linear_variance(self, coordinates: NormalCoordinates, slope: Array) -> Array:
-        """Variance of <slope, x>, a scalar."""
-        return jnp.sum(slope**2 * jnp.exp(2 * coordinates.log_scale))
+    def white_slope(self, coordinates: NormalCoordinates, slope: Array) -> Array:
+        """The slope, times standard deviations."""
+        return jnp.exp(coordinates.log_scale) * slope
+
+    def linear_gradient(
+        self, coordinates: NormalCoordinates, slope: Array, along: Array | float, across: Array
+    ) -> NormalCoordinates:
+        """(along slope, s slope across)."""
+        return NormalCoordinates(along * slope, self.white_slope(coordinates, slope) * across)
 
     def whitened(self, coordinates: NormalCoordinates, change: NormalNatural) -> NormalNatural:
         """(s (d_1 + 2 m d_2), sqrt(2) s^2 d_2)."""

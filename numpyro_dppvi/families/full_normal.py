@@ -147,10 +147,21 @@ class FullNormal:
         """The mean."""
         return coordinates.loc
 
-    def linear_variance(self, coordinates: FullNormalCoordinates, slope: Array) -> Array:
-        """Variance of <slope, x>, a scalar."""
-        # a' L L' a = |L' a|^2.
-        return jnp.sum(_einsum("...ij,...i", scale_tril(coordinates), slope) ** 2)
+    def white_slope(self, coordinates: FullNormalCoordinates, slope: Array) -> Array:
+        """L' slope."""
+        return _einsum("...ij,...i->...j", scale_tril(coordinates), slope)
+
+    def linear_gradient(
+        self, coordinates: FullNormalCoordinates, slope: Array, along: Array | float, across: Array
+    ) -> FullNormalCoordinates:
+        """That in L, slope across', in terms of L = diag(scale) (I + lower)."""
+        rows, columns = np.tril_indices(self.shape[-1], -1)
+        scaled = jnp.exp(coordinates.log_scale) * slope
+        return FullNormalCoordinates(
+            along * slope,
+            slope * _einsum("...ij,...j->...i", scale_tril(coordinates), across),
+            scaled[..., rows] * across[..., columns],
+        )
 
     def whitened(self, coordinates: FullNormalCoordinates, change: NormalNatural) -> NormalNatural:
         """(L' (d_1 + 2 D_2 m), sqrt(2) L' D_2 L)."""

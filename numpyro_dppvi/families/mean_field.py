@@ -151,21 +151,37 @@ class MeanField:
 
     def linear_variance(self, coordinates: Coordinates, slope: Mapping[str, Array]) -> Array:
         """Variance of <slope, x>, a scalar, with the slope by latent; for normal families."""
-        # Members are independent, so their variances add up. A shared member's latents are not:
-        # their slopes are joined into one, in the order in which they stand in its vector.
-        slopes: dict[str, list[Array]] = {}
-        for place in self._places():
-            mine = slope[place.latent]
-            flat = mine if place.offset is None else jnp.ravel(mine)
-            slopes.setdefault(place.member, []).append(flat)
-        terms = [
-            family.linear_variance(
-                coordinates[name],
-                jnp.concatenate(slopes[name]) if name in dict(self.shared) else slopes[name][0],
-            )
-            for name, family in self.members
-        ]
-        return jnp.sum(jnp.stack(terms))
+        # Members are independent, so their variances add up.
+        white = self.white_slope(coordinates, slope)
+        return jnp.sum(jnp.stack([jnp.sum(leaf**2) for leaf in white.values()]))
+
+    def white_slope(self, coordinates: Coordinates, slope: Mapping[str, Array]) -> dict[str, Array]:
+        """L' slope by member, with the slope by latent, if members are x = m + L z."""
+        slopes = self.by_member(slope)
+        return {name: f.white_slope(coordinates[name], slopes[name]) for name, f in self.members}
+
+    def linear_gradient(
+        self,
+        coordinates: Coordinates,
+        slope: Mapping[str, Array],
+        along: Array | float,
+        across: Mapping[str, Array],
+    ) -> Coordinates:
+        """The gradient that is ``along * slope`` in m and slope across' in L; see base.
+
+        Args:
+            coordinates: The coordinates of q.
+            slope: By latent.
+            along: A scalar.
+            across: By member.
+        """
+        slopes = self.by_member(slope)
+        return Coordinates(
+            {
+                name: f.linear_gradient(coordinates[name], slopes[name], along, across[name])
+                for name, f in self.members
+            }
+        )
 
     def distribution(self, coordinates: Coordinates) -> Mapping[str, dist.Distribution]:
         """NumPyro distributions by latent in the base space; marginals for shared members."""
@@ -227,6 +243,21 @@ class MeanField:
                 drawn = drawn[..., place.offset : end].reshape(*lead, *place.shape)
             found[place.latent] = drawn
         return found
+
+    def by_member(self, by_latent: Mapping[str, Array]) -> dict[str, Array]:
+        """Inverse of :meth:`by_latent`, for arrays with the same leading axes."""
+        found: dict[str, list[Array]] = {}
+        for place in self._places():
+            mine = by_latent[place.latent]
+            if place.offset is not None:
+                lead = mine.shape[: mine.ndim - len(place.shape)]
+                mine = mine.reshape(*lead, math.prod(place.shape))
+            found.setdefault(place.member, []).append(mine)
+        shared = dict(self.shared)
+        return {
+            name: jnp.concatenate(parts, axis=-1) if name in shared else parts[0]
+            for name, parts in found.items()
+        }
 
     def _places(self) -> Iterator[_Place]:
         for name, family in self.members:

@@ -88,6 +88,12 @@ class GaussHermite:
         nodes = _validate.positive_int("num_nodes", self.num_nodes, _MOST_NODES)
         object.__setattr__(self, "num_nodes", nodes)
 
+    @property
+    def nodes_and_weights(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes for a standard normal, and weights that sum to 1."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(self.num_nodes)
+        return nodes, weights / weights.sum()
+
 
 @dataclass(frozen=True)
 class Automatic:
@@ -216,10 +222,10 @@ def _predictor_loss(
     variance = family.linear_variance(coordinates, jax.lax.stop_gradient(slope))
     # A record that sees no latent has no variance, where the root has no derivative.
     stddev = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(rule.num_nodes)
+    nodes, weights = rule.nodes_and_weights
     values = center + stddev * jnp.asarray(nodes, stddev.dtype)
     densities = jax.vmap(predictor.log_likelihood, (0, None))(values, row)
-    return -jnp.dot(jnp.asarray(weights / weights.sum(), densities.dtype), densities)
+    return -jnp.dot(jnp.asarray(weights, densities.dtype), densities)
 
 
 def prior_loss(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import objective
+from numpyro_dppvi.methods import objective, record_gradients
 from numpyro_dppvi.methods.local_solve import GradientFn, Solver
 from numpyro_dppvi.privacy import (
     Sampler,
@@ -299,16 +299,13 @@ class OfRecords(NamedTuple):
             rows = jax.tree.map(lambda leaf: leaf[batch.rows], self.records)
         expectation = self.expectation
 
-        def gradient_of(row: Mapping[str, Array]) -> Gradient:
-            return jax.grad(objective.record_loss, argnums=4)(
-                self.space, self.family, expectation, rng_key, coordinates, row
-            )
-
         def sum_of(rows: Mapping[str, Array], mask: Array) -> Gradient:
-            gradients = jax.vmap(gradient_of)(rows)
+            gradients = record_gradients.of_rows(
+                self.space, self.family, expectation, rng_key, coordinates, rows
+            )
             return clipped_sum(gradients, mask, params.clip_norm, rounded=params.noise_std > 0)
 
-        floats = objective.floats_per_record(
+        floats = record_gradients.floats_per_record(
             self.space, self.family, expectation, rng_key, coordinates
         )
         total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats)

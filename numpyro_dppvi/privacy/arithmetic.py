@@ -10,6 +10,8 @@ These functions enable 64-bit mode only while they are traced. The compiled code
 operations under ``jit``, ``vmap``, ``scan`` and ``lax.map``; the caller's precision is unchanged.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
@@ -36,28 +38,59 @@ def power_of_two(number: Array | float, dtype: jnp.dtype) -> Array:
 
 
 def rounding_norm(num_entries: int) -> float:
-    """The most that :func:`to_grid` can lengthen a vector, in units of the clipping norm."""
+    """The most that rounding to a grid can lengthen a vector, in units of the clipping norm."""
     # Each of d entries moves by at most half a step, so the vector moves by sqrt(d) / 2 steps. A
     # step is at most 4/3 * 2^-20 of the clipping norm (see power_of_two).
     return float(num_entries**0.5 * (4 / 3) * 2.0 ** -(_ENTRY_BITS + 1))
 
 
-def to_grid(entries: Array, clip_norm: Array | float, rounded: Array | bool) -> Array:
-    """Rounds entries of clipped vectors to multiples of about ``clip_norm * 2**-20``."""
-    # Adding 1.5 * 2^k and subtracting it again rounds to multiples of 2^(k - bits), the spacing of
-    # floats of that size. It is faster than dividing and rounding, and adding 0 rounds nothing.
-    bits = jnp.finfo(entries.dtype).nmant  # type: ignore[no-untyped-call]
-    push = 1.5 * 2.0 ** (bits - _ENTRY_BITS) * power_of_two(clip_norm, entries.dtype)
-    push = jnp.where(rounded, push, 0)
-    return (entries + push) - push
+class Grid(NamedTuple):
+    """A grid for the entries of clipped vectors: multiples of a power of two, the unit.
+
+    Attributes:
+        norm: The clipping norm in units.
+        one: The number 1 in units; infinite below clipping norms of 10^-20, where all vectors that
+            are not set to zero are longer than the norm.
+        unit: The unit, in 64 bits.
+    """
+
+    norm: Array
+    one: Array
+    unit: Array
 
 
-def total_of_rounded(entries: Array) -> Array:
-    """The exact 64-bit sum over rows of entries from :func:`to_grid`."""
+def grid(clip_norm: Array | float, rounded: Array | bool, dtype: jnp.dtype) -> Grid:
+    """The grid of about ``clip_norm * 2**-20``, or one so fine that rounding to it changes nothing.
+
+    Args:
+        clip_norm: The clipping norm.
+        rounded: Whether the grid is the coarse one.
+        dtype: The dtype of the vectors.
+    """
+    # Whole numbers of units are rounded fastest. Neither unit nor 1 / unit may be out of range of
+    # the dtype, so that lengths are given in units of the power of two next to the norm.
+    info = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+    norm = jnp.asarray(clip_norm, dtype)
+    size = power_of_two(norm, dtype)
+    finest = 2.0 ** (2 ** (info.nexp - 2) - 4)  # 2^60, or 2^508 in 64 bits
+    units = jnp.where(rounded, 2.0**_ENTRY_BITS, finest).astype(dtype)
+    with jax.enable_x64(True):
+        unit = size.astype(jnp.float64) / units.astype(jnp.float64)
+    return Grid(norm / size * units, units / size, unit)
+
+
+def from_grid(entries: Array, grid: Grid, dtype: jnp.dtype) -> Array:
+    """Values of numbers of a grid's units."""
+    with jax.enable_x64(True):
+        return (entries.astype(jnp.float64) * grid.unit).astype(dtype)
+
+
+def total_of_rounded(entries: Array, grid: Grid) -> Array:
+    """The exact 64-bit sum over rows of whole numbers of a grid's units."""
     # Blocks of eight rows are summed in 32 bits, where that is exact, and the blocks in 64 bits.
     padding = [(0, -entries.shape[0] % ROWS_PER_BLOCK), (0, 0)]
     blocks = jnp.pad(entries, padding).reshape(-1, ROWS_PER_BLOCK, entries.shape[1])
-    return total(jnp.sum(blocks, axis=1))
+    return weighted_total(jnp.sum(blocks, axis=1), grid.unit)
 
 
 def total(stacked: PyTree) -> PyTree:

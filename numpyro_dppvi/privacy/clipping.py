@@ -32,12 +32,13 @@ def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyT
     Returns:
         The clipped vectors, in the shapes of the input.
     """
-    factor, kept = _factors(contributions, mask, clip_norm)
-    return jax.tree.map(
-        lambda leaf, whole: (factor[:, None] * leaf).astype(whole.dtype).reshape(whole.shape),
-        kept,
-        contributions,
-    )
+    grid = arithmetic.grid(clip_norm, False, _dtype(contributions))
+    factor = _factors(contributions, mask, grid.norm, grid.one)
+
+    def alone(leaf: Array) -> Array:
+        return arithmetic.from_grid(_scaled(factor, leaf), grid, leaf.dtype).reshape(leaf.shape)
+
+    return jax.tree.map(alone, contributions)
 
 
 def clipped_sum(
@@ -69,15 +70,15 @@ def clipped_sum(
     # Sensitivity: each rounded vector has norm <= clip_norm, because clipping leaves room for what
     # rounding may add. The sum is exact, so replacing one vector moves it by |-a + b| <=
     # 2 clip_norm with no slack for summation error.
-    num_entries = sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
-    bound = (1 - arithmetic.rounding_norm(num_entries)) * clip_norm
-    factor, kept = _factors(contributions, mask, bound)
+    grid = arithmetic.grid(clip_norm, rounded, _dtype(contributions))
+    bound = (1 - arithmetic.rounding_norm(_num_entries(contributions))) * grid.norm
+    factor = _factors(contributions, mask, bound, grid.one)
 
-    def total(leaf: Array, whole: Array) -> Array:
-        entries = arithmetic.to_grid(factor[:, None] * leaf, clip_norm, rounded)
-        return arithmetic.total_of_rounded(entries).reshape(whole.shape[1:])
+    def total(leaf: Array) -> Array:
+        entries = jnp.round(_scaled(factor, leaf))
+        return arithmetic.total_of_rounded(entries, grid).reshape(leaf.shape[1:])
 
-    return jax.tree.map(total, kept, contributions)
+    return jax.tree.map(total, contributions)
 
 
 def clipped_in_steps(
@@ -95,36 +96,44 @@ def clipped_in_steps(
         Integers as 64-bit floats, in the shapes of the input; a vector's norm is at most
         ``clip_norm / step`` in exact arithmetic.
     """
-    num_entries = sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
-    bound = (1 - arithmetic.rounding_norm(num_entries)) * clip_norm
-    factor, kept = _factors(contributions, mask, bound)
+    bound = (1 - arithmetic.rounding_norm(_num_entries(contributions))) * clip_norm
+    factor = _factors(contributions, mask, bound)
     return jax.tree.map(
-        lambda leaf, whole: noise_laws.in_steps(factor[:, None] * leaf, step).reshape(whole.shape),
-        kept,
+        lambda leaf: noise_laws.in_steps(_scaled(factor, leaf), step).reshape(leaf.shape),
         contributions,
     )
 
 
-def _factors(contributions: PyTree, mask: Array, clip_norm: Array | float) -> tuple[Array, PyTree]:
-    """The factor that clips each vector, and the vectors as rows, with zeros for those left out."""
+def _factors(
+    contributions: PyTree, mask: Array, clip_norm: Array | float, one: Array | float = 1.0
+) -> Array:
+    """The factor that clips each vector, at most ``one``; 0 or NaN for what becomes zero."""
     leaves = jax.tree.leaves(contributions)
-    rows = mask.shape[0]
-    finite = mask
-    for leaf in leaves:
-        finite = finite & jnp.all(jnp.isfinite(leaf.reshape(rows, -1)), axis=1)
-    # jnp.where and not a product, because NaN * 0 is NaN.
-    kept = jax.tree.map(
-        lambda leaf: jnp.where(finite[:, None], leaf.reshape(rows, -1), 0), contributions
-    )
-    squared = sum(jnp.sum(leaf**2, axis=1) for leaf in jax.tree.leaves(kept))
-    factor = jnp.minimum(1.0, (1 - _ROUNDING_MARGIN) * clip_norm / jnp.sqrt(squared))
+    squared = sum(jnp.sum(leaf.reshape(len(mask), -1) ** 2, axis=1) for leaf in leaves)
+    factor = jnp.minimum(one, (1 - _ROUNDING_MARGIN) * clip_norm / jnp.sqrt(squared))
     # If squares overflow, the norm is infinite and the factor 0. If they underflow, the computed
     # norm is too small and the factor too large, so such vectors are set to zero.
-    return jnp.where(squared > _least_square(leaves), factor, 0.0), kept
+    return jnp.where(mask & (squared > _least_square(leaves)), factor, 0.0)
+
+
+def _scaled(factor: Array, leaf: Array) -> Array:
+    """Vectors as rows, multiplied by what clips them."""
+    # jnp.where and not a product alone, because 0 * NaN is NaN. What has a factor above 0 has a
+    # finite norm, and so finite entries.
+    rows = factor[:, None] * leaf.reshape(len(factor), -1)
+    return jnp.where(factor[:, None] > 0, rows, 0)
+
+
+def _num_entries(contributions: PyTree) -> int:
+    """The length of one vector."""
+    return sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
+
+
+def _dtype(contributions: PyTree) -> jnp.dtype:
+    return jnp.result_type(*jax.tree.leaves(contributions))
 
 
 def _least_square(leaves: list[Array]) -> float:
     """A sum of squares above this has lost no more than a rounding error to underflow."""
     limits = [jnp.finfo(leaf.dtype) for leaf in leaves]  # type: ignore[no-untyped-call]
-    floats_per_record = sum(leaf[0].size for leaf in leaves)
-    return floats_per_record * max(float(limit.tiny) / float(limit.eps) for limit in limits)
+    return _num_entries(leaves) * max(float(limit.tiny) / float(limit.eps) for limit in limits)

@@ -220,26 +220,28 @@ _DISCRETE = (
 _CLIP = (
     Mutant(
         "a norm of its own for every leaf",
-        "squared = sum(jnp.sum(leaf**2, axis=1) for leaf in jax.tree.leaves(kept))",
-        "squared = jnp.stack([jnp.sum(x**2, axis=1) for x in jax.tree.leaves(kept)]).max(axis=0)",
+        "squared = sum(jnp.sum(leaf.reshape(len(mask), -1) ** 2, axis=1) for leaf in leaves)",
+        "squared = jnp.max(\n"
+        "        jnp.stack([jnp.sum(x.reshape(len(mask), -1) ** 2, axis=1) for x in leaves]), axis=0\n"
+        "    )",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
     ),
     Mutant(
         "a norm that leaves a leaf out",
-        "squared = sum(jnp.sum(leaf**2, axis=1) for leaf in jax.tree.leaves(kept))",
-        "squared = sum(jnp.sum(leaf**2, axis=1) for leaf in jax.tree.leaves(kept)[:1])",
+        "squared = sum(jnp.sum(leaf.reshape(len(mask), -1) ** 2, axis=1) for leaf in leaves)",
+        "squared = sum(jnp.sum(leaf.reshape(len(mask), -1) ** 2, axis=1) for leaf in leaves[:1])",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
     ),
     Mutant(
         "not finite times zero",
-        "lambda leaf: jnp.where(finite[:, None], leaf.reshape(rows, -1), 0), contributions",
-        "lambda leaf: finite[:, None] * leaf.reshape(rows, -1), contributions",
+        "return jnp.where(factor[:, None] > 0, rows, 0)",
+        "return rows",
         (f"{CLIPPING}test_a_record_with_one_bad_entry_contributes_nothing_and_spoils_nothing",),
     ),
     Mutant(
         "masked rows that count",
-        "    finite = mask\n",
-        "    finite = jnp.ones_like(mask)\n",
+        "return jnp.where(mask & (squared > _least_square(leaves)), factor, 0.0)",
+        "return jnp.where(squared > _least_square(leaves), factor, 0.0)",
         (f"{CLIPPING}test_masked_rows_count_for_nothing_whatever_they_hold",),
     ),
     Mutant(
@@ -256,8 +258,8 @@ _CLIP = (
     ),
     Mutant(
         "squares that vanish count as nothing",
-        "return jnp.where(squared > _least_square(leaves), factor, 0.0), kept",
-        "return factor, kept",
+        "return jnp.where(mask & (squared > _least_square(leaves)), factor, 0.0)",
+        "return jnp.where(mask, factor, 0.0)",
         (f"{CLIPPING}test_the_bound_holds_where_squares_vanish",),
     ),
     Mutant(
@@ -283,8 +285,8 @@ _CLIP = (
 _ROUNDING = (
     Mutant(
         "entries that are not rounded",
-        "push = jnp.where(rounded, push, 0)",
-        "push = 0 * push",
+        "units = jnp.where(rounded, 2.0**_ENTRY_BITS, finest).astype(dtype)",
+        "units = jnp.asarray(finest, dtype)",
         (f"{EXACT}test_entries_are_multiples_of_a_step_that_the_clipping_norm_alone_decides",),
     ),
     Mutant(
