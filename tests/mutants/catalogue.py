@@ -221,9 +221,8 @@ _CLIP = (
     Mutant(
         "a norm of its own for every leaf",
         "squared = sum(jnp.sum(leaf.reshape(len(mask), -1) ** 2, axis=1) for leaf in leaves)",
-        "squared = jnp.max(\n"
-        "        jnp.stack([jnp.sum(x.reshape(len(mask), -1) ** 2, axis=1) for x in leaves]), axis=0\n"
-        "    )",
+        "rows = [leaf.reshape(len(mask), -1) for leaf in leaves]\n"
+        "    squared = jnp.stack([jnp.sum(leaf**2, axis=1) for leaf in rows]).max(axis=0)",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
     ),
     Mutant(
