@@ -49,7 +49,7 @@ def steps(truth, number, error, seed=0):
         now = jnp.asarray(inside + std * noise(rng))
         _, seen, known = learn(memory, axes, now, jnp.asarray(std), jnp.asarray(0.0))
         memory = memory._replace(
-            shape=shrink(memory.shape, axes, seen, known),
+            shape=shrink(axes, seen, known),
             seen=axes.outside(seen),
             shape_known=axes.unknown(known),
         )
@@ -93,14 +93,38 @@ def test_releases_in_the_same_coordinates_are_averaged():
         )
 
 
+def test_coordinates_keep_columns_apart():
+    """An axis holds its column and those before it, and so none that noise mixed into it."""
+    axes = noisy_scores._coordinates(jnp.asarray(raw_columns(), jnp.float32))
+    np.testing.assert_array_equal(axes.white, np.triu(axes.white))
+    np.testing.assert_allclose(axes.back @ axes.white, np.eye(SIZE), atol=1e-4)
+
+
+def test_a_weak_axis_shows_in_noise_that_hides_its_direction():
+    """One entry of the diagonal has the noise of one entry; a direction that of sqrt(d) of them."""
+    rng = np.random.default_rng(4)
+    size, weak, error = 20, 7, 0.15
+    truth = np.eye(size)
+    truth[weak, weak] = 0.01
+    axes = noisy_scores._coordinates(jnp.eye(size))
+    known = jnp.eye(size) / error
+    assert 2 * np.sqrt(size) * error > 1  # the spectrum shows nothing
+    for _ in range(5):
+        found = np.diag(
+            noisy_scores._shrunk(axes, jnp.asarray(truth + error * noise(rng, size)), known)
+        )
+        assert found[weak] < 0.6
+        assert np.sum(np.delete(found, weak) < 0.6) <= 1
+
+
 def test_noise_alone_changes_no_shape():
     rng = np.random.default_rng(2)
     axes = noisy_scores._coordinates(jnp.eye(SIZE))
     seen, known = jnp.asarray(np.eye(SIZE) + 0.05 * noise(rng)), 20.0 * jnp.eye(SIZE)
-    found = noisy_scores._shrunk(jnp.eye(SIZE), axes, seen, known)
+    found = noisy_scores._shrunk(axes, seen, known)
     off = np.asarray(found) - np.diag(np.diag(found))
     assert np.abs(off).max() < 0.05
-    much = noisy_scores._shrunk(jnp.eye(SIZE), axes, seen, 0.5 * jnp.eye(SIZE))
+    much = noisy_scores._shrunk(axes, seen, 0.5 * jnp.eye(SIZE))
     np.testing.assert_allclose(much, np.eye(SIZE), atol=1e-5)
 
 

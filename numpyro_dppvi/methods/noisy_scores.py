@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import solve_triangular
 
 from numpyro_dppvi._typing import Array, Natural, PyTree
 from numpyro_dppvi.families import MeanField
@@ -45,6 +46,8 @@ _LEVEL_DRIFT = 0.3  # relative change of the level in a round
 _DOUBT = 1.5  # the misfit counts from so many of its standard deviations on
 _FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, relatively
 _CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
+_ALONE = 2.0  # an axis is taken for seen if it stands out by so many deviations of noise
+_PAIR = 3.0  # the same for a pair of columns, if these are few
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -262,7 +265,7 @@ def _observed(
     now = unpack(jnp.sum(packed, axis=0)) / records
     error = jnp.sqrt(jnp.sum(std**2)) / records / np.sqrt(2)  # packed entries are sqrt(2) as large
     level, seen, known = _shape_seen(memory, axes, now, error, share)
-    shape = _shrunk(memory.shape, axes, seen, known)
+    shape = _shrunk(axes, seen, known)
 
     flags, std = part(released["clipped"], 2, np.sqrt(3))
     fractions = (jnp.sum(flags, axis=0) / records + 1) / 2
@@ -390,30 +393,83 @@ def _shape_seen(
     return level, _symmetric(turn @ seen @ turn.T), _symmetric((turn * p) @ turn.T)
 
 
-def _shrunk(shape: Array, axes: _White, seen: Array, known: Array) -> Array:
-    """The new shape: the old one, and of the difference to what was seen what is not noise."""
-    size = len(shape)
+def _shrunk(axes: _White, seen: Array, known: Array) -> Array:
+    """The new shape in prior units: of the difference to what was seen, what is not noise.
+
+    Noise hides an entry least, a direction that has to be searched for most. So entries of the
+    diagonal are compared by themselves, then all columns' together, then what is left by
+    eigenvalues, and last by pairs. The old shape is the identity in ``axes``.
+
+    Args:
+        axes: The coordinates of the release.
+        seen: The mean of all released shapes, in ``axes``.
+        known: What is known of it, in ``axes``.
+    """
     p, turn = jnp.linalg.eigh(known)
-    # The diagonal is known sqrt(d) times better than the spectrum: by James and Stein's rule.
-    columns = axes.back.T @ turn
-    noise = columns**2 @ (1 / p) / jnp.diagonal(shape)
-    stray = jnp.diagonal(axes.outside(seen)) / jnp.diagonal(shape) - 1
-    worth = 1 - 2 * jnp.sum(noise**2) / jnp.maximum(jnp.sum(stray**2), 1e-12)
+    noise = (turn / p) @ turn.T
+    shape = _by_axis(seen, noise)
+    shape = _by_column(shape, axes, seen, noise)
+    shape = _by_eigenvalue(shape, seen, p, turn)
+    return axes.outside(_by_pair(shape, seen, noise))
+
+
+def _by_axis(seen: Array, noise: Array) -> Array:
+    """Entries of the diagonal that stand out from noise by themselves; the others stay 1.
+
+    Far from zero, raw columns are all but multiples of the intercept. An axis that is what a column
+    has beside it shows here first: its noise is one entry's, not that of sqrt(d) of them.
+    """
+    error = math.sqrt(2) * jnp.diagonal(noise)
+    # Where noise is larger than what is expected, it is left to all columns together.
+    away = jnp.where(error < 1, jnp.diagonal(seen) - 1, 0)
+    kept = jnp.sign(away) * jnp.sqrt(jnp.maximum(away**2 - (_ALONE * error) ** 2, 0))
+    # What is small already shrinks no further than to the noise.
+    return jnp.diag(jnp.clip(jnp.maximum(1 + kept, jnp.minimum(error, 1)), 1e-3, 10.0))
+
+
+def _by_column(shape: Array, axes: _White, seen: Array, noise: Array) -> Array:
+    """All columns' own entries, which are known sqrt(d) times better than the spectrum.
+
+    By James and Stein's rule.
+    """
+    had = jnp.diagonal(axes.outside(shape))
+    error = jnp.diagonal(axes.outside(noise)) / had
+    stray = jnp.diagonal(axes.outside(seen)) / had - 1
+    worth = 1 - 2 * jnp.sum(error**2) / jnp.maximum(jnp.sum(stray**2), 1e-12)
     by = jnp.sqrt(jnp.clip(1 + jnp.clip(worth, 0, 1) * stray, 0.3, 3.0))
-    target = axes.information(by[:, None] * shape * by)
+    return axes.information(by[:, None] * axes.outside(shape) * by)
+
+
+def _by_eigenvalue(shape: Array, seen: Array, p: Array, turn: Array) -> Array:
+    """Directions that stand out, with the noise N of eigenvalues 1 / p and eigenvectors ``turn``."""
     # In coordinates where noise is white, eigenvalues of noise alone end at the edge 2 sqrt(d).
     # One that was v without noise is found near sqrt(v^2 + edge^2) (Gavish and Donoho 2017).
     root = (turn * jnp.sqrt(p)) @ turn.T
     undo = (turn / jnp.sqrt(p)) @ turn.T
-    edge = 2 * math.sqrt(size)
-    values, vectors = jnp.linalg.eigh(_symmetric(root @ (seen - target) @ root))
+    edge = 2 * math.sqrt(len(shape))
+    values, vectors = jnp.linalg.eigh(_symmetric(root @ (seen - shape) @ root))
     kept = jnp.sign(values) * jnp.sqrt(jnp.maximum(values**2 - edge**2, 0))
     # What is small already shrinks no further than to the noise.
-    had = jnp.einsum("ik,ij,jk->k", vectors, root @ target @ root, vectors)
+    had = jnp.einsum("ik,ij,jk->k", vectors, root @ shape @ root, vectors)
     kept = jnp.maximum(kept, -jnp.maximum(had - _FLOOR * edge, 0))
-    found = _symmetric(target + undo @ (vectors * kept) @ vectors.T @ undo)
-    values, vectors = jnp.linalg.eigh(found)
-    return axes.outside((vectors * jnp.maximum(values, 0.02)) @ vectors.T)
+    return _proper(shape + undo @ (vectors * kept) @ vectors.T @ undo)
+
+
+def _by_pair(shape: Array, seen: Array, noise: Array) -> Array:
+    """Entries off the diagonal that exceed the largest that noise alone is expected to make."""
+    own = jnp.diagonal(noise)
+    error = jnp.sqrt(own[:, None] * own + noise**2)
+    pairs = max(1, len(shape) * (len(shape) - 1) / 2)
+    largest = max(_PAIR, math.sqrt(2 * math.log(pairs))) * error
+    away = seen - shape
+    kept = away * jnp.maximum(1 - (largest / jnp.where(away == 0, 1, away)) ** 2, 0)
+    return _proper(shape + kept - jnp.diag(jnp.diagonal(kept)))
+
+
+def _proper(shape: Array) -> Array:
+    """Raises eigenvalues that no release could have found so small."""
+    values, vectors = jnp.linalg.eigh(_symmetric(shape))
+    return (vectors * jnp.maximum(values, 0.02)) @ vectors.T
 
 
 def _error(memory: Memory, axes: _White, way: Array, num_records: Array) -> Array:
@@ -510,11 +566,19 @@ def _factors(
 
 
 def _coordinates(shape: Array) -> _White:
-    """Coordinates in which the shape is the identity; by correlations, which are well scaled."""
+    """Coordinates in which the shape is the identity, one column after the other.
+
+    By Cholesky's factors: an axis is what a column has beside those before it, so that columns keep
+    apart. Eigenvectors of the shape would mix what noise cannot tell from one another.
+    """
     root = jnp.sqrt(jnp.diagonal(shape))
-    values, vectors = jnp.linalg.eigh(shape / (root[:, None] * root))
-    values = jnp.sqrt(jnp.maximum(values, 1e-5))
-    return _White(vectors / values / root[:, None], (vectors * values).T * root)
+    eye = jnp.eye(len(root))
+    # Correlations are well scaled. What is added is more than their rounding, which makes no
+    # direction's information negative.
+    rounding = 3 * len(root) * jnp.finfo(shape.dtype).eps
+    tril = jnp.linalg.cholesky(shape / (root[:, None] * root) + rounding * eye)
+    white = solve_triangular(tril, eye, lower=True).T
+    return _White(white / root[:, None], tril.T * root)
 
 
 def _any_shape(memory: Memory) -> Array:
