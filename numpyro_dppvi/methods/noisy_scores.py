@@ -441,7 +441,7 @@ def _by_column(shape: Array, axes: _White, seen: Array, noise: Array) -> Array:
 
 
 def _by_eigenvalue(shape: Array, seen: Array, p: Array, turn: Array) -> Array:
-    """Directions that stand out, with the noise N of eigenvalues 1 / p and eigenvectors ``turn``."""
+    """Directions that stand out; noise has eigenvalues 1 / p and eigenvectors ``turn``."""
     # In coordinates where noise is white, eigenvalues of noise alone end at the edge 2 sqrt(d).
     # One that was v without noise is found near sqrt(v^2 + edge^2) (Gavish and Donoho 2017).
     root = (turn * jnp.sqrt(p)) @ turn.T
@@ -575,7 +575,7 @@ def _coordinates(shape: Array) -> _White:
     eye = jnp.eye(len(root))
     # Correlations are well scaled. What is added is more than their rounding, which makes no
     # direction's information negative.
-    rounding = 3 * len(root) * jnp.finfo(shape.dtype).eps
+    rounding = 3 * len(root) * float(np.finfo(shape.dtype).eps)
     tril = jnp.linalg.cholesky(shape / (root[:, None] * root) + rounding * eye)
     white = solve_triangular(tril, eye, lower=True).T
     return _White(white / root[:, None], tril.T * root)
