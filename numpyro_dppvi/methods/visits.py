@@ -61,12 +61,15 @@ class Layout(NamedTuple):
         num_shards: Shards of the client that has most.
         shard_capacity: Rows of the largest shard.
         private: Whether every shard has a factor of its own that never leaves the client.
+        rows_at_once: The most rows whose gradients are made at once; ``None`` for as many as stay
+            in a core's cache. It changes no result.
     """
 
     physical_size: int
     num_shards: int
     shard_capacity: int
     private: bool = False
+    rows_at_once: int | None = None
 
 
 class Outcome(NamedTuple):
@@ -308,7 +311,9 @@ class OfRecords(NamedTuple):
         floats = record_gradients.floats_per_record(
             self.space, self.family, expectation, rng_key, coordinates
         )
-        total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats)
+        # How many rows of a sampled batch count is secret, and all of them take their time.
+        used = self.num_records if batch.rows is None else None
+        total = _sum_in_chunks(sum_of, rows, batch.mask, self._rows_at_once(floats), used)
         noisy = add_noise(secret.noise, total, params.noise_std, like=coordinates)
         return jax.tree.map(lambda leaf: leaf / params.inclusion_prob.astype(leaf.dtype), noisy)
 
@@ -334,9 +339,15 @@ class OfRecords(NamedTuple):
             return clipped_sum(each, mask, params.clip_norm, rounded=params.noise_std > 0)
 
         rows = {"row": dict(self.records), "seed": seeds}
-        total = _sum_in_chunks(sum_of, rows, mask, _FLOATS_PER_CHUNK // floats)
+        at_once = self._rows_at_once(floats)
+        total = _sum_in_chunks(sum_of, rows, mask, at_once, self.num_records)
         one = jax.tree.map(lambda leaf: leaf[0], rows)
         return add_noise(secret.noise, total, params.noise_std, like=jax.eval_shape(of_row, one))
+
+    def _rows_at_once(self, floats: int) -> int:
+        """How many rows a chunk has at most, if a row takes so much memory."""
+        in_cache = max(1, _FLOATS_PER_CHUNK // floats)
+        return min(in_cache, self.layout.rows_at_once or in_cache)
 
 
 def _shard(of: OfRecords, number: Array) -> tuple[Mapping[str, Array], Array]:
@@ -383,10 +394,20 @@ def _sum_in_chunks(
     rows: Mapping[str, Any],
     mask: Array,
     largest_chunk: int,
+    used: Array | None,
 ) -> Gradient:
-    """Adds up ``sum_of`` over equal chunks of rows, without rounding."""
+    """Adds up ``sum_of`` over equal chunks of rows, without rounding.
+
+    Args:
+        sum_of: The sum over some rows.
+        rows: All rows.
+        mask: Which of them count.
+        largest_chunk: The most rows of a chunk.
+        used: How many rows at the front are not padding, a public number: chunks behind them are
+            left out. ``None`` for all.
+    """
     num_rows = mask.shape[0]
-    num_chunks = math.ceil(num_rows / max(1, largest_chunk))
+    num_chunks = math.ceil(num_rows / largest_chunk)
     if num_chunks == 1:
         return sum_of(rows, mask)
     blocks = math.ceil(num_rows / num_chunks / arithmetic.ROWS_PER_BLOCK)
@@ -400,7 +421,8 @@ def _sum_in_chunks(
     chunks = jax.tree.map(chunked, (dict(rows), mask))
     shapes = jax.eval_shape(sum_of, *jax.tree.map(lambda leaf: leaf[0], chunks))
 
-    def add(total: Gradient, piece: Any) -> tuple[Gradient, None]:
-        return arithmetic.add(total, sum_of(*piece)), None
+    def add(number: Array, total: Gradient) -> Gradient:
+        return arithmetic.add(total, sum_of(*jax.tree.map(lambda leaf: leaf[number], chunks)))
 
-    return jax.lax.scan(add, arithmetic.zeros(shapes), chunks)[0]
+    last = num_chunks if used is None else jnp.minimum(num_chunks, -(-used // chunk))
+    return jax.lax.fori_loop(0, last, add, arithmetic.zeros(shapes))
