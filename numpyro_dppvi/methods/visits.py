@@ -411,18 +411,21 @@ def _sum_in_chunks(
     if num_chunks == 1:
         return sum_of(rows, mask)
     blocks = math.ceil(num_rows / num_chunks / arithmetic.ROWS_PER_BLOCK)
-    chunk = blocks * arithmetic.ROWS_PER_BLOCK
+    chunk = min(num_rows, blocks * arithmetic.ROWS_PER_BLOCK)
     num_chunks = math.ceil(num_rows / chunk)
 
-    def chunked(leaf: Array) -> Array:
-        padding = [(0, num_chunks * chunk - num_rows)] + [(0, 0)] * (leaf.ndim - 1)
-        return jnp.pad(leaf, padding).reshape(num_chunks, chunk, *leaf.shape[1:])
-
-    chunks = jax.tree.map(chunked, (dict(rows), mask))
-    shapes = jax.eval_shape(sum_of, *jax.tree.map(lambda leaf: leaf[0], chunks))
+    def sum_of_chunk(number: Array) -> Gradient:
+        # The last chunk begins early and leaves out rows that others have, so that none is copied.
+        first = number * chunk
+        start = jnp.minimum(first, num_rows - chunk)
+        mine, counts = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, chunk), (dict(rows), mask)
+        )
+        return sum_of(mine, counts & (start + jnp.arange(chunk) >= first))
 
     def add(number: Array, total: Gradient) -> Gradient:
-        return arithmetic.add(total, sum_of(*jax.tree.map(lambda leaf: leaf[number], chunks)))
+        return arithmetic.add(total, sum_of_chunk(number))
 
+    zeros = arithmetic.zeros(jax.eval_shape(sum_of_chunk, jnp.zeros((), int)))
     last = num_chunks if used is None else jnp.minimum(num_chunks, -(-used // chunk))
-    return jax.lax.fori_loop(0, last, add, arithmetic.zeros(shapes))
+    return jax.lax.fori_loop(0, last, add, zeros)
