@@ -61,12 +61,15 @@ class Layout(NamedTuple):
         num_shards: Shards of the client that has most.
         shard_capacity: Rows of the largest shard.
         private: Whether every shard has a factor of its own that never leaves the client.
+        rows_at_once: The most rows whose gradients are made at once; ``None`` for as many as stay
+            in a core's cache. It changes no result.
     """
 
     physical_size: int
     num_shards: int
     shard_capacity: int
     private: bool = False
+    rows_at_once: int | None = None
 
 
 class Outcome(NamedTuple):
@@ -308,7 +311,9 @@ class OfRecords(NamedTuple):
         floats = record_gradients.floats_per_record(
             self.space, self.family, expectation, rng_key, coordinates
         )
-        total = _sum_in_chunks(sum_of, rows, batch.mask, _FLOATS_PER_CHUNK // floats)
+        # How many rows of a sampled batch count is secret, and all of them take their time.
+        used = self.num_records if batch.rows is None else None
+        total = _sum_in_chunks(sum_of, rows, batch.mask, self._rows_at_once(floats), used)
         noisy = add_noise(secret.noise, total, params.noise_std, like=coordinates)
         return jax.tree.map(lambda leaf: leaf / params.inclusion_prob.astype(leaf.dtype), noisy)
 
@@ -334,9 +339,15 @@ class OfRecords(NamedTuple):
             return clipped_sum(each, mask, params.clip_norm, rounded=params.noise_std > 0)
 
         rows = {"row": dict(self.records), "seed": seeds}
-        total = _sum_in_chunks(sum_of, rows, mask, _FLOATS_PER_CHUNK // floats)
+        at_once = self._rows_at_once(floats)
+        total = _sum_in_chunks(sum_of, rows, mask, at_once, self.num_records)
         one = jax.tree.map(lambda leaf: leaf[0], rows)
         return add_noise(secret.noise, total, params.noise_std, like=jax.eval_shape(of_row, one))
+
+    def _rows_at_once(self, floats: int) -> int:
+        """How many rows a chunk has at most, if a row takes so much memory."""
+        in_cache = max(1, _FLOATS_PER_CHUNK // floats)
+        return min(in_cache, self.layout.rows_at_once or in_cache)
 
 
 def _shard(of: OfRecords, number: Array) -> tuple[Mapping[str, Array], Array]:
@@ -383,24 +394,38 @@ def _sum_in_chunks(
     rows: Mapping[str, Any],
     mask: Array,
     largest_chunk: int,
+    used: Array | None,
 ) -> Gradient:
-    """Adds up ``sum_of`` over equal chunks of rows, without rounding."""
+    """Adds up ``sum_of`` over equal chunks of rows, without rounding.
+
+    Args:
+        sum_of: The sum over some rows.
+        rows: All rows.
+        mask: Which of them count.
+        largest_chunk: The most rows of a chunk.
+        used: How many rows at the front are not padding, a public number: chunks behind them are
+            left out. ``None`` for all.
+    """
     num_rows = mask.shape[0]
-    num_chunks = math.ceil(num_rows / max(1, largest_chunk))
+    num_chunks = math.ceil(num_rows / largest_chunk)
     if num_chunks == 1:
         return sum_of(rows, mask)
     blocks = math.ceil(num_rows / num_chunks / arithmetic.ROWS_PER_BLOCK)
-    chunk = blocks * arithmetic.ROWS_PER_BLOCK
+    chunk = min(num_rows, blocks * arithmetic.ROWS_PER_BLOCK)
     num_chunks = math.ceil(num_rows / chunk)
 
-    def chunked(leaf: Array) -> Array:
-        padding = [(0, num_chunks * chunk - num_rows)] + [(0, 0)] * (leaf.ndim - 1)
-        return jnp.pad(leaf, padding).reshape(num_chunks, chunk, *leaf.shape[1:])
+    def sum_of_chunk(number: Array) -> Gradient:
+        # The last chunk begins early and leaves out rows that others have, so that none is copied.
+        first = number * chunk
+        start = jnp.minimum(first, num_rows - chunk)
+        mine, counts = jax.tree.map(
+            lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, chunk), (dict(rows), mask)
+        )
+        return sum_of(mine, counts & (start + jnp.arange(chunk) >= first))
 
-    chunks = jax.tree.map(chunked, (dict(rows), mask))
-    shapes = jax.eval_shape(sum_of, *jax.tree.map(lambda leaf: leaf[0], chunks))
+    def add(number: Array, total: Gradient) -> Gradient:
+        return arithmetic.add(total, sum_of_chunk(number))
 
-    def add(total: Gradient, piece: Any) -> tuple[Gradient, None]:
-        return arithmetic.add(total, sum_of(*piece)), None
-
-    return jax.lax.scan(add, arithmetic.zeros(shapes), chunks)[0]
+    zeros = arithmetic.zeros(jax.eval_shape(sum_of_chunk, jnp.zeros((), int)))
+    last = num_chunks if used is None else jnp.minimum(num_chunks, -(-used // chunk))
+    return jax.lax.fori_loop(0, last, add, zeros)
