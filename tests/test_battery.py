@@ -205,6 +205,7 @@ def test_at_least_twelve_kinds_come_with_data():
         assert len({len(column) for column in example.records.values()}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["series by a loop", pytest.param("missing and weighted", marks=pytest.mark.slow)]
 )

@@ -12,6 +12,7 @@ import pytest
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
+from tests.grids import grid
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ def fit_regression(model, guide, **changes):
     return dppvi.fit(model, guide, **{**arguments, **changes})
 
 
-@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
+@grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[1])
 def test_a_regression_of_full_covariance_gives_the_closed_form(x64, schedule):
     """The rule of integration is exact; what is left is Adam's last step."""
     result = fit_regression(regression, AutoMultivariateNormal(regression), schedule=schedule)

@@ -55,6 +55,7 @@ def test_the_page_on_posteriors_runs(names):
     assert "precision" in str(names["diagnostics"])
 
 
+@pytest.mark.slow
 def test_a_family_of_ones_own_gives_the_closed_form(extended):
     posterior, y = extended["alone"].posterior, extended["y"]
     np.testing.assert_allclose(posterior.mean["mean"], y.sum(axis=0) / 61, atol=0.02)
@@ -136,6 +137,7 @@ def test_the_front_page_runs(tmp_path):
     assert len([line for line in code.splitlines() if line.strip()]) <= 11
 
 
+@pytest.mark.slow
 def test_the_first_page_runs(tmp_path, monkeypatch, capsys):
     # It takes many seconds, and tests/test_diagnostics.py does it.
     monkeypatch.setattr(dppvi, "diagnose", lambda result: f"Diagnostics of {result.status.rounds}")

@@ -37,6 +37,7 @@ from numpyro_dppvi.families import (
     factors,
 )
 from numpyro_dppvi.families.full_normal import pack
+from tests.grids import grid
 
 
 class Case(NamedTuple):
@@ -891,7 +892,7 @@ class TestSharedMember:
             [draws[part.latent].reshape(num_draws, -1) for part in self.PARTS], 1
         )
 
-    @pytest.mark.parametrize("how", ["draws", "sample"])
+    @grid("how", ["draws", "sample"], quick=[1])
     def test_draws_are_the_vectors_cut_into_its_parts(self, coordinates, how):
         shape = 20_000 if how == "draws" else (20_000,)
         draw = jax.jit(getattr(self.FAMILY, how), static_argnums=2)

@@ -17,6 +17,7 @@ from numpyro_dppvi import latents
 from numpyro_dppvi.families.full_normal import unpack
 from numpyro_dppvi.methods import fisher_scoring, visits
 from numpyro_dppvi.privacy import SecretKeys
+from tests.grids import grid
 
 SIZES = (300, 200, 500)
 
@@ -75,7 +76,7 @@ def exact(data):
     return covariance @ x.T @ y / 0.25, covariance
 
 
-@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
+@grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
 def test_with_hardly_any_noise_it_gives_the_exact_posterior(schedule):
     data, _ = study(normal)
     mean, covariance = moments(fitted(normal, data, 1000.0, schedule=schedule))
@@ -91,7 +92,7 @@ def test_with_hardly_any_noise_it_gives_the_exact_posterior(schedule):
 UNAWARE = dppvi.FisherScoring(noise_aware=False)
 
 
-@pytest.mark.parametrize("model", [logistic, normal])
+@grid("model", [logistic, normal], quick=[1])
 def test_without_noise_both_kinds_of_factors_agree(model):
     """In the end: what factors that know their noise leave for older rounds' errors goes to 0."""
     data, _ = study(model)
@@ -103,6 +104,7 @@ def test_without_noise_both_kinds_of_factors_agree(model):
     np.testing.assert_allclose((other_mean - mean) / sds, 0, atol=0.03)
 
 
+@pytest.mark.slow
 def test_factors_that_do_not_know_their_noise_are_the_estimated_information():
     data, _ = study(logistic)
     result = fitted(logistic, data, 1.0, method=UNAWARE, schedule=dppvi.synchronous)
@@ -132,6 +134,7 @@ def test_units_of_the_columns_do_not_matter():
     np.testing.assert_allclose(scaled[1] * 1024**2, plain[1], rtol=2e-2, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_aggregator_helps_and_clients_of_all_kinds_of_schedules_work():
     data, _ = study(normal)
     alone = moments(fitted(normal, data, 1.0, schedule=dppvi.synchronous))[1]
@@ -289,6 +292,7 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
     assert np.all(np.abs(errors) < 4), errors  # one in 8000 by chance
 
 
+@pytest.mark.slow
 def test_columns_far_from_zero_need_no_repair():
     """In raw units the precision's eigenvalues span more than 32 bits resolve."""
     rng = np.random.default_rng(4)

@@ -38,6 +38,7 @@ from numpyro_dppvi.protocol.client import ClientState
 from numpyro_dppvi.protocol.server import ServerState
 from numpyro_dppvi.run.checkpoint import Journal, locked
 from numpyro_dppvi.run.history import History
+from tests.grids import grid
 
 MIB = 2**20
 NUM_CLIENTS, NUM_ROUNDS, ROUND = 3, 4, 2
@@ -574,7 +575,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("what", BOMBS)
+@grid("what", BOMBS, quick=[0, *range(2, len(BOMBS))])
 @pytest.mark.parametrize("kind", ZIPS)
 def test_a_file_that_grows_when_it_is_read(what, kind, originals):
     tally = Tally(kind, originals)

@@ -24,6 +24,7 @@ from numpyro_dppvi.latents import from_model
 from numpyro_dppvi.posterior import predictions as predictions_module
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.posterior.predictions import predict
+from tests.grids import grid
 
 KEY = jax.random.key(0)
 NUM_COLUMNS = 3
@@ -67,7 +68,7 @@ class TestSample:
     def test_latents_come_in_the_models_order(self, posterior):
         assert posterior.names == ("w", "noise", "shares", "a")
 
-    @pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+    @grid("shape", [(), (5,), (2, 3)], quick=[2])
     def test_shapes_are_those_asked_for_and_the_latents_own(self, posterior, shape):
         shapes = {name: value.shape for name, value in posterior.sample(KEY, shape).items()}
         assert shapes == {
@@ -283,7 +284,7 @@ class TestPredictiveInBatches:
         }
         return dataclasses.replace(posterior, records=records)
 
-    @pytest.mark.parametrize("batch_size", [1, 3, 4, 9])
+    @grid("batch_size", [1, 3, 4, 9], quick=[2])
     def test_every_row_is_predicted_once_and_in_its_place(self, fitted, batch_size):
         found = fitted.predictive(KEY, 3, X=self.X_LARGE, batch_size=batch_size)
         whole = fitted.predictive(KEY, 3, X=self.X_LARGE)

@@ -13,6 +13,7 @@ import scipy.integrate
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.methods import objective
+from tests.grids import grid
 
 ROWS = {
     "X": np.random.default_rng(0).normal(size=(12, 3)),
@@ -102,7 +103,7 @@ def x64():
         yield
 
 
-@pytest.mark.parametrize("model", [logistic, poisson, groups, known_noise, missing])
+@grid("model", [logistic, poisson, groups, known_noise, missing], quick=[0, 3, 4])
 def test_a_linear_predictor_is_found_and_splits_the_likelihood_exactly(model):
     space, rows = read(model)
     key = jax.random.key(0)
@@ -128,7 +129,7 @@ def test_none_is_claimed_where_there_is_none(model):
         objective.rule_for(dppvi.methods.GaussHermite(), space, family)
 
 
-@pytest.mark.parametrize("model", [logistic, poisson, groups, known_noise])
+@grid("model", [logistic, poisson, groups, known_noise], quick=[1, 3])
 def test_quadrature_is_the_integral_over_the_predictor(model):
     """Against adaptive integration, value and gradient."""
     space, rows = read(model)

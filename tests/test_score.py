@@ -15,6 +15,7 @@ from scipy import stats
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import scoring
+from tests.grids import grid
 
 KEY = jax.random.key(0)
 NO_NOISE = dppvi.PrivacyBudget(math.inf)
@@ -99,7 +100,7 @@ def exact(posterior, parts):
 
 
 class TestWithoutNoise:
-    @pytest.mark.parametrize("model", [classes, yes_or_no, sizes_of, counts, penalised])
+    @grid("model", [classes, yes_or_no, sizes_of, counts, penalised], quick=range(1, 5))
     def test_the_mean_is_that_of_numpyros_log_likelihood(self, posteriors, model):
         data, posterior = held_back(model), posteriors[model]
         each = exact(posterior, data)

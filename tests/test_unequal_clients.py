@@ -13,6 +13,7 @@ import numpyro_dppvi as dppvi
 from benchmarks.audit import taken
 from numpyro_dppvi.protocol import rounds, server
 from tests.dry import dry_rounds
+from tests.grids import grid
 
 SIZES = (30, 20, 40)
 BUDGETS = (
@@ -227,7 +228,7 @@ def test_noise_follows_its_clients_own_clip_and_probability(x64):
         assert 0.995 * mine.budget.epsilon <= mine.epsilon <= mine.budget.epsilon
 
 
-@pytest.mark.parametrize("kind", [dppvi.LocalAveraging, dppvi.VirtualClients])
+@grid("kind", [dppvi.LocalAveraging, dppvi.VirtualClients], quick=[1])
 def test_changes_are_clipped_to_their_clients_own_clip(x64, kind):
     clips = (0.005, 0.01, 0.04)  # of changes that would be twice as long
     method = kind((3, 2, 4), clips, num_local_steps=3)
@@ -256,6 +257,7 @@ def test_the_truncation_is_that_of_the_clients_own_batch():
         assert event.dataset_size == size
 
 
+@pytest.mark.slow
 def test_other_numbers_need_no_other_program(monkeypatch):
     traced, one_round = [], rounds.one_round
     monkeypatch.setattr(rounds, "one_round", lambda *a: traced.append(a) or one_round(*a))

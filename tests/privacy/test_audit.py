@@ -66,6 +66,7 @@ def refuted(case, at_least=1.0):
     assert found.ratio > at_least
 
 
+@pytest.mark.slow
 def test_a_fifth_too_little_noise_is_found(planted):
     add_noise = visits.add_noise
 
@@ -76,6 +77,7 @@ def test_a_fifth_too_little_noise_is_found(planted):
     refuted(audits.gradients(POISSON, num_steps=20), 1.15)
 
 
+@pytest.mark.slow
 def test_the_sensitivity_of_the_other_relation_is_found():
     claimed = audits.gradients(relation="add_or_remove_one")
     refuted(claimed._replace(worlds=audits.gradients().worlds), 3)
@@ -127,6 +129,7 @@ def test_another_clients_numbers_are_found(planted):
     refuted(case(), 1.5)
 
 
+@pytest.mark.slow
 def test_fixed_size_batches_accounted_as_poisson_are_found():
     # The record that takes the canary's place when it is not drawn pulls the other way.
     refuted(audits.gradients(FixedSizeAsPoisson(0.5), num_steps=3, others=-1.0), 1.1)

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from numpyro_dppvi.privacy import SecretKeys, chacha, keys
+from tests.grids import grid
 
 # RFC 8439, section 2.3.2 and appendix A.1, vectors 1, 2 and 4: key, nonce, counter, block.
 VECTORS = [
@@ -70,7 +71,7 @@ class TestGenerator:
         stream = chacha.blocks(as_words(bytes(range(32))), jnp.arange(4, dtype=jnp.uint32), nonce)
         np.testing.assert_array_equal(bits.ravel(), np.asarray(stream).ravel()[:60])
 
-    @pytest.mark.parametrize("width", [8, 16, 32, 64])
+    @grid("width", [8, 16, 32, 64], quick=[0, 3])
     def test_bits_of_every_width_are_uniform(self, width):
         with jax.enable_x64(True):
             bits = np.asarray(jax.random.bits(key_of(), (5, 999), jnp.dtype(f"uint{width}")))

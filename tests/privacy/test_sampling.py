@@ -22,6 +22,7 @@ from scipy import stats
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.privacy import Batch, FixedSizeSampling, FullBatch, PoissonSampling, sampling
+from tests.grids import grid
 
 ALPHA = 1e-6
 WORD = 2**30  # words of 30 random bits
@@ -99,12 +100,13 @@ def poisson_steps(prob, num_records, physical_size, runs=4000, num_steps=5):
 
 
 class TestPoissonLaw:
-    @pytest.mark.parametrize(("prob", "num_records"), [(0.2, 30), (0.05, 40), (0.7, 15)])
+    @grid(("prob", "num_records"), [(0.2, 30), (0.05, 40), (0.7, 15)], quick=[2])
     def test_is_an_independent_coin_for_every_record_and_step(self, prob, num_records):
         # Without truncation: 12 p-values, so that a right sampler fails with probability 2e-5.
         p_values = law_p_values(poisson_steps(prob, num_records, num_records), prob)
         assert min(p_values.values()) > ALPHA, p_values
 
+    @pytest.mark.slow
     def test_the_padded_size_leaves_the_law_alone(self):
         sampler = PoissonSampling(0.2)
         size = sampler.physical_size([60])
