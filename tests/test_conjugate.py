@@ -84,6 +84,7 @@ def split(data, *cuts):
     return [dict(zip(data, rows, strict=True)) for rows in zip(*parts, strict=True)]
 
 
+@pytest.mark.slow
 def test_every_family_gives_the_closed_form(x64):
     """Three clients of 5, 20 and 15 records, by draws.
 

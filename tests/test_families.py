@@ -399,6 +399,19 @@ def case(request):
     return request.param
 
 
+# Gradients of their draws take long to compile.
+SLOWLY_DRAWN = (*SLOW, "matrix of betas", "two dirichlets", "mean field of several families")
+quickly_drawn = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if name in SLOWLY_DRAWN else (), id=name)
+        for name, case in CASES.items()
+    ],
+    indirect=True,
+    scope="module",
+)
+
+
 @pytest.fixture
 def x64():
     with jax.enable_x64(True):
@@ -560,6 +573,7 @@ class TestExactly:
 
 
 class TestEveryFamily:
+    @quickly_drawn
     def test_entropy_is_minus_the_mean_log_density(self, case, simulation):
         error = simulation.log_density_stddev / math.sqrt(NUM_DRAWS / 2)  # mirrored at worst
         expected = -simulation.log_density_mean
@@ -601,6 +615,7 @@ class TestEveryFamily:
         again = case.family.project(projected)  # rounding leaves eigenvalues of 1e-8
         assert_close(again, projected, rtol=1e-4, atol=1e-4)
 
+    @quickly_drawn
     def test_draws_have_the_expected_statistics(self, case, simulation):
         found = simulation.statistics, simulation.expected_statistics, simulation.statistics_error
         for actual, mean, error in zip(*map(jax.tree.leaves, found), strict=True):
@@ -627,6 +642,7 @@ class TestEveryFamily:
             for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
         )
 
+    @quickly_drawn
     def test_draws_can_be_differentiated_in_the_coordinates(self, case, simulation):
         """The gradient of the draws' statistics is, on average, that of the expected ones."""
         if case.discrete:

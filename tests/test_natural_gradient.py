@@ -74,7 +74,6 @@ def test_one_undamped_round_of_single_steps_is_the_closed_form(x64, guide):
     np.testing.assert_allclose(result.posterior.stddev["mean"], stddev, rtol=1e-8)
 
 
-@pytest.mark.slow
 def test_a_gamma_that_is_conjugate_comes_out_whole_too(x64):
     """The log likelihood is linear in (log rate, rate): many mirrored draws do not matter."""
     data = clients(lambda rng, size: rng.poisson(1.7, size))
@@ -101,7 +100,7 @@ AVERAGING = (dppvi.LocalAveraging, (600.0, 1400.0, 900.0))
     ("trusted_aggregator", "method", "clip_norm"),
     [
         pytest.param(True, *VIRTUAL, id="True-virtual"),
-        pytest.param(False, *AVERAGING, id="False-averaging"),
+        pytest.param(False, *AVERAGING, id="False-averaging", marks=pytest.mark.slow),
         pytest.param(False, *VIRTUAL, id="False-virtual", marks=pytest.mark.slow),
         pytest.param(True, *AVERAGING, id="True-averaging", marks=pytest.mark.slow),
     ],

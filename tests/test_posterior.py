@@ -492,7 +492,10 @@ def test_a_record_that_is_held_is_found(hide):
     assert culprits(hide(canaries()["X"]))
 
 
-@pytest.fixture(scope="module", params=["with privacy", "without privacy"])
+@pytest.fixture(
+    scope="module",
+    params=["with privacy", pytest.param("without privacy", marks=pytest.mark.slow)],
+)
 def result(request):
     """A fit of canaries, by a guide that was run on them before."""
     data = canaries()

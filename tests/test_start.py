@@ -191,8 +191,8 @@ def test_damping_forgets_it_geometrically(x64):
 @pytest.mark.parametrize(
     ("method", "aggregated"),
     [
-        (dppvi.LocalAveraging, False),
         (dppvi.VirtualClients, True),
+        pytest.param(dppvi.LocalAveraging, False, marks=pytest.mark.slow),
         pytest.param(dppvi.LocalAveraging, True, marks=pytest.mark.slow),
         pytest.param(dppvi.VirtualClients, False, marks=pytest.mark.slow),
     ],

@@ -115,14 +115,13 @@ class TestGenerator:
 
         expected = np.stack([draw(key) for key in keys])
         for mapped in (
-            jax.vmap(draw)(keys),
-            jax.jit(jax.vmap(draw))(keys),
-            jax.lax.map(draw, keys),
-            jax.lax.map(draw, keys, batch_size=4),
-            jax.jit(lambda ks: jax.lax.scan(lambda c, k: (c, draw(k)), 0, ks)[1])(keys),
-            jax.vmap(jax.vmap(draw))(keys.reshape(2, 3)).reshape(6, -1),
+            jax.vmap(draw),
+            lambda keys: jax.lax.map(draw, keys),
+            lambda keys: jax.lax.map(draw, keys, batch_size=4),
+            lambda keys: jax.lax.scan(lambda c, k: (c, draw(k)), 0, keys)[1],
+            lambda keys: jax.vmap(jax.vmap(draw))(keys.reshape(2, 3)).reshape(6, -1),
         ):
-            np.testing.assert_array_equal(mapped, expected)
+            np.testing.assert_array_equal(jax.jit(mapped)(keys), expected)
         with jax.enable_x64(True):
             np.testing.assert_array_equal(jax.jit(jax.vmap(draw))(keys), expected)
 

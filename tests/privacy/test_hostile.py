@@ -202,12 +202,10 @@ CASES = {
 }
 # One of each kind answers at once; `make slow` runs them all.
 QUICK = {
-    "gradients",
     "Poisson batches",
     "global",
     "averaging, natural gradients",
     "virtual",
-    "scores",
 }
 ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 

@@ -62,7 +62,7 @@ STUDIES["global VI"] = {
     "caps": TRUSTED,
 }
 # One of each kind answers at once; `make slow` runs them all.
-QUICKLY = {"in turn", "at their own pace", "virtual", "an aggregator"}
+QUICKLY = {"in turn", "an aggregator"}
 EACH = [n if n in QUICKLY else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
 
 
