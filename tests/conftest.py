@@ -8,6 +8,7 @@ fast. Rounding differs in last bits. `XLA_FLAGS= make test` compiles as users do
 `make slow`, `make mutants` and, in `make test`, what the Makefile names.
 """
 
+import ctypes
 import gc
 import os
 import sys
@@ -59,3 +60,6 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
             import jax
 
             jax.clear_caches()
+            library = ctypes.CDLL(None)
+            if hasattr(library, "malloc_trim"):  # without it, glibc keeps what was freed
+                library.malloc_trim(0)

@@ -384,8 +384,12 @@ def test_every_family_is_tested():
     assert {family for _, family in BY_DISTRIBUTION} <= {type(c.family) for c in CASES.values()}
 
 
-# Their members are cases of their own, and products of several that of the last case.
-SLOW = ("vector of categoricals", "mean field with a discrete latent", "mean field of two latents")
+# Their members are cases of their own.
+SLOW = (
+    "vector of categoricals",
+    "mean field with a discrete latent",
+    "mean field of several families",
+)
 
 
 @pytest.fixture(
@@ -400,7 +404,7 @@ def case(request):
 
 
 # Gradients of their draws take long to compile.
-SLOWLY_DRAWN = (*SLOW, "matrix of betas", "two dirichlets", "mean field of several families")
+SLOWLY_DRAWN = (*SLOW, "matrix of betas", "two dirichlets")
 quickly_drawn = pytest.mark.parametrize(
     "case",
     [

@@ -347,13 +347,13 @@ class TestPredictiveInBatches:
 class TestGuide:
     def test_parameters_are_named_as_autonormal_names_them(self, posterior):
         records = {"X": jnp.ones((2, NUM_COLUMNS)), "y": jnp.ones(2)}
-        auto = AutoNormal(model)
-        with numpyro.handlers.seed(rng_seed=0):
-            auto(**records)
-        theirs = numpyro.handlers.trace(numpyro.handlers.seed(auto, 0)).get_trace(**records)
-        expected = {
-            name: site["value"].shape for name, site in theirs.items() if site["type"] == "param"
-        }
+
+        def theirs():
+            guide = numpyro.handlers.seed(AutoNormal(model), 0)
+            sites = numpyro.handlers.trace(guide).get_trace(**records)
+            return {name: s["value"] for name, s in sites.items() if s["type"] == "param"}
+
+        expected = {name: value.shape for name, value in jax.eval_shape(theirs).items()}
         assert {name: value.shape for name, value in posterior.params.items()} == expected
 
     def test_draws_from_the_posterior_by_itself(self, posterior):

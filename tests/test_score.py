@@ -122,7 +122,7 @@ class TestWithoutNoise:
         assert found.clipped.value == pytest.approx(np.mean((each < low) | (each > high)), abs=1e-4)
         assert "Many records were clipped" in " ".join(str(found).split())
 
-    @pytest.mark.parametrize("model", [classes, yes_or_no])
+    @grid("model", [classes, yes_or_no], quick=[1])
     def test_accuracy_is_that_of_the_likeliest_class(self, posteriors, model):
         data, posterior = held_back(model), posteriors[model]
         values = range(3) if model is classes else range(2)

@@ -468,7 +468,7 @@ class Runs(RuleBasedStateMachine):
 
 TestRuns = Runs.TestCase
 TestRuns.settings = settings(
-    max_examples=100,
+    max_examples=40,
     stateful_step_count=6,
     deadline=None,
     derandomize=True,
