@@ -206,6 +206,7 @@ QUICK = {
     "global",
     "averaging, natural gradients",
     "virtual",
+    "scores",
 }
 ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
