@@ -68,7 +68,7 @@ PRECISE = dppvi.NonPrivate(
 )
 
 
-@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
+@grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -145,6 +145,7 @@ def test_one_client_without_privacy_is_numpyro_svi():
     np.testing.assert_allclose(result.posterior.stddev["w"] / scale, 1, atol=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_clients", "schedule", "damping"),
     [
@@ -413,6 +414,7 @@ def test_the_noise_that_is_drawn_is_the_noise_that_is_accounted(sampler):
     assert sum(n for _, n in result.ledger.composition(0)) == 1
 
 
+@pytest.mark.slow
 def test_batches_of_fixed_size_serve_clients_of_all_sizes():
     """Each client's sum is divided by its own share of records, and so is an unbiased gradient."""
     sizes, rate = (4, 12, 40), 1e-4

@@ -184,8 +184,8 @@ def one_at_a_time(assembly, shards):
     return known, clients
 
 
-# In turn, a joint sum over shards, at their own pace; `make slow` runs them all.
-QUICKLY = ("full batches", "a sum of virtual clients'", "at their own pace")
+# In turn and at their own pace; `make slow` runs them all.
+QUICKLY = ("full batches", "at their own pace")
 ALL = [name if name in QUICKLY else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 
 

@@ -393,6 +393,7 @@ def test_draws_summary_and_quantiles_are_of_integers(private):
     assert "included[3]" in posterior.summary()
 
 
+@pytest.mark.slow
 def test_it_predicts_and_goes_to_arviz(private):
     X = GUIDED["variable selection"].records["X"][:6]
     y = GUIDED["variable selection"].records["y"][:6]

@@ -36,7 +36,8 @@ WITH_EXAMPLES = (
     "run.fitting",
 )
 
-SLOW = ("analysis.citations", "analysis.scoring", "analysis.selection")
+# Of fits see the example of the README, too (tests/test_readme.py).
+SLOW = ("analysis.citations", "analysis.scoring", "analysis.selection", "run.fitting")
 
 
 def public():

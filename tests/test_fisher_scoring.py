@@ -92,7 +92,8 @@ def test_with_hardly_any_noise_it_gives_the_exact_posterior(schedule):
 UNAWARE = dppvi.FisherScoring(noise_aware=False)
 
 
-@grid("model", [logistic, normal], quick=[1])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [logistic, normal])
 def test_without_noise_both_kinds_of_factors_agree(model):
     """In the end: what factors that know their noise leave for older rounds' errors goes to 0."""
     data, _ = study(model)
@@ -125,6 +126,7 @@ def test_before_there_are_scores_no_factor_claims_anything():
     np.testing.assert_allclose(precision, np.eye(2) / 9, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_units_of_the_columns_do_not_matter():
     plain, scaled = (
         moments(fitted(normal, study(normal, units=units)[0], 3.0, units))
@@ -144,6 +146,7 @@ def test_an_aggregator_helps_and_clients_of_all_kinds_of_schedules_work():
     assert np.all(np.isfinite(moments(some)[0]))
 
 
+@pytest.mark.slow
 def test_a_client_without_a_visit_has_no_factor():
     def first_two(round_number, num_clients):
         return np.array([[0, 1]])
@@ -161,6 +164,7 @@ def test_tiny_budgets_leave_the_prior():
     assert np.all(np.abs(mean) < 6)
 
 
+@pytest.mark.slow
 def test_diagnose_and_citation_take_it():
     result = fitted(normal, study(normal)[0], 3.0)
     found = dppvi.diagnose(result)
@@ -170,6 +174,7 @@ def test_diagnose_and_citation_take_it():
     assert result.ledger.spent().max() <= 3.0
 
 
+@pytest.mark.slow
 def test_what_is_saved_without_a_guide_is_loaded_without_one(tmp_path):
     data, _ = study(logistic)
     result = fitted(logistic, data, 10.0, num_rounds=2)

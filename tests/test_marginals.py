@@ -64,6 +64,7 @@ def test_correlated_normals_through_a_bijection_entry_by_entry():
     np.testing.assert_allclose(marginals.mean(distribution), LOG_NORMAL.mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponentiated", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_vector_in_a_shape_of_its_own(exponentiated):
     """A part of a normal vector that several latents share, as a matrix."""

@@ -242,6 +242,7 @@ def test_an_unclipped_sum_would_fail_that_test():
     assert np.linalg.norm(moved) > 2 * 0.3
 
 
+@pytest.mark.slow
 def test_the_cavity_is_added_exactly_however_small_the_clip(x64, normal_data):
     """It holds no record of the client: clipped along, it would pull too little, and be noised."""
     records, sizes = [{"y": normal_data}], [len(normal_data)]
@@ -421,7 +422,8 @@ def test_virtual_clients_without_privacy_are_so_many_synchronous_clients(x64):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-@grid("kind", [dppvi.LocalAveraging, dppvi.VirtualClients], quick=[1])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [dppvi.LocalAveraging, dppvi.VirtualClients])
 def test_one_shard_is_parameter_perturbation(kind):
     """In the first round exactly, noise included; later too where the client's factor is public."""
     X, y = logistic_data(40)
@@ -549,7 +551,7 @@ def test_a_stale_start_is_what_tells_asynchronous_from_sequential():
     assert distance < 0.5 * further
 
 
-@pytest.mark.parametrize("prior", ["same", "split"])
+@grid("prior", ["same", "split"], quick=[1])
 def test_a_committee_is_exact_in_a_conjugate_family(x64, normal_data, prior):
     local = dppvi.DPOptimization(clip_norm=UNBOUNDED, **PRECISE)
     result = fit(
@@ -565,6 +567,7 @@ def test_a_committee_is_exact_in_a_conjugate_family(x64, normal_data, prior):
     np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_global_inference_reaches_the_closed_form(x64, normal_data):
     result = fit(
         normal_means,

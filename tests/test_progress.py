@@ -13,7 +13,6 @@ from nbclient import NotebookClient
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.privacy import accounting
 from numpyro_dppvi.run import progress as module
-from tests.grids import grid
 
 NUM_ROUNDS, NUM_CLIENTS = 4, 3
 GROUPS = tuple(dppvi.synchronous(r, NUM_CLIENTS) for r in range(NUM_ROUNDS))
@@ -169,7 +168,8 @@ with progress([np.zeros((1, 1), int)] * 2, 0, None, Ledger(()), 1, SHOWN) as upd
 """
 
 
-@grid("shown", [None, True, False], quick=[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("shown", [None, True, False])
 def test_a_notebook_shows_the_bar(shown):
     """With widgets or without."""
     cell = nbformat.v4.new_code_cell(NOTEBOOK.replace("SHOWN", str(shown)))

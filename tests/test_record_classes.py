@@ -332,6 +332,7 @@ def test_what_is_impossible_has_a_gradient_over_many_records_too():
         np.testing.assert_allclose(slope, (up - down) / 2e-2, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_summed_step_by_step():
     """Too many paths for one table; four entries a step, against the forward algorithm."""
     steps = 12

@@ -132,7 +132,7 @@ class TestWithoutNoise:
         found = score(posterior, data)
         assert found.accuracy.value == pytest.approx(np.mean(observed == likeliest), abs=1e-4)
 
-    @pytest.mark.parametrize("model", [classes, yes_or_no, sizes_of, counts])
+    @grid("model", [classes, yes_or_no, sizes_of, counts], quick=[0, 1])
     def test_the_default_range_holds_what_the_posterior_expects(self, posteriors, model):
         found = score(posteriors[model], held_back(model))
         low, high = found.score_range

@@ -128,6 +128,7 @@ def test_a_clients_shards_make_up_its_factor(x64, name, aggregated):
             np.testing.assert_allclose(total, state.factors["mu"].quadratic[client], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_full_covariance_narrows_whole(x64):
     state, posterior = begun("optimization", guide=AutoMultivariateNormal(means))
     plain = begun("optimization", init_scale=None, guide=AutoMultivariateNormal(means))[1]
@@ -221,6 +222,7 @@ def test_committees_do_not_keep_it(x64, prior, init_scale):
     np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_committee_whose_solves_fail_stays_at_the_prior():
     nowhere = optax.stateless(lambda slope, _: jax.tree.map(lambda leaf: jnp.nan * leaf, slope))
     local = dppvi.DPOptimization(1.0, 2, nowhere)
@@ -231,6 +233,7 @@ def test_a_committee_whose_solves_fail_stays_at_the_prior():
     np.testing.assert_allclose(result.posterior.stddev["mu"], PRIOR_SCALE, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_committees_solve_from_there(x64):
     """Steps too short to move show where they began: every member ends at the start."""
     local = dppvi.DPOptimization(UNBOUNDED, 1, optax.sgd(1e-12))

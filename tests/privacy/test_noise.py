@@ -104,7 +104,7 @@ class TestAddNoise:
     def test_keeps_structure_and_precision(self):
         with jax.enable_x64(True):
             total = {"a": jnp.zeros((2, 3), jnp.float32), "b": [jnp.zeros((), jnp.float64)]}
-            noisy = add_noise(jax.random.key(0), total, 1.0)
+            noisy = jax.jit(add_noise)(jax.random.key(0), total, 1.0)
         assert jax.tree.structure(noisy) == jax.tree.structure(total)
         assert noisy["a"].shape == (2, 3)
         assert noisy["a"].dtype == jnp.float32

@@ -253,9 +253,9 @@ class TestFixedSizeLaw:
         assert min(p_values.values()) > ALPHA, p_values
 
     @settings(deadline=None, max_examples=30)
-    @given(seeds, st.integers(1, 12), st.data())
-    def test_every_row_is_a_record_and_none_comes_twice(self, seed, num_records, data):
-        batch_size = data.draw(st.integers(1, num_records))
+    @given(seeds, st.integers(0, 9), st.sampled_from([1, 3, 12]))
+    def test_every_row_is_a_record_and_none_comes_twice(self, seed, more, batch_size):
+        num_records = min(batch_size + more, 12)
         batch = drawn(
             FixedSizeSampling(batch_size), jax.random.key(seed), num_records, 12, batch_size
         )
