@@ -18,8 +18,8 @@ INSTALL ?= pip install --quiet --disable-pip-version-check
 
 RUN := $(VENV)/bin/python -m
 STAMP := $(VENV)/.installed
-# A worker for each core, but no more of them than are worth their start-up; tests of a file share what they compile.
-PYTEST := $(RUN) pytest -n logical --maxprocesses=4 --dist loadfile
+# A worker for each core, up to four (tests/conftest.py); tests of a file share what they compile.
+PYTEST := $(RUN) pytest -n auto --dist loadfile
 # What claims to hold to the last bit is compiled as users do, the rest in haste: tests/conftest.py.
 EXACT := $(patsubst %,tests/privacy/test_%.py,clipping exact inverse noise)
 SAME := tests/test_client.py::test_one_client_at_a_time_is_the_compiled_round
@@ -49,7 +49,7 @@ tutorials: setup ## run the tutorials in full and write their pages
 	$(RUN) tutorials $(TUTORIALS)
 
 test: setup ## run the test suite, but for the tests marked slow
-	$(PYTEST) $(or $(PYTEST_ARGS),$(EXACT:%=--ignore=%))
+	$(PYTEST) $(or $(PYTEST_ARGS),$(EXACT:%=--ignore=%) --deselect "$(SAME)[full batches]")
 	$(if $(PYTEST_ARGS),,XLA_FLAGS= $(PYTEST) $(EXACT) "$(SAME)[full batches]")
 
 slow: setup ## run the tests marked slow, compiled as users do

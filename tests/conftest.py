@@ -8,9 +8,16 @@ fast. Rounding differs in last bits. `XLA_FLAGS= make test` compiles as users do
 `make slow`, `make mutants` and, in `make test`, what the Makefile names.
 """
 
+import ctypes
 import gc
 import os
+import sys
 from pathlib import Path
+
+import pytest
+
+LINUX = sys.platform == "linux"
+MOST_MEMORY = 3 * 2**30  # bytes, of one worker
 
 # Before JAX is imported, which reads them once.
 os.environ.setdefault(
@@ -34,3 +41,25 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """A worker for each core that this process may use, but no more than are worth their start-up.
+
+    ``-n auto`` and ``-n logical`` would count all cores of the machine.
+    """
+    return min(4, len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Forgets compiled programs after a file where they have become many: they live on."""
+    if LINUX and nextitem is not None and nextitem.path != item.path:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+            import jax
+
+            jax.clear_caches()
+            library = ctypes.CDLL(None)
+            if hasattr(library, "malloc_trim"):  # without it, glibc keeps what was freed
+                library.malloc_trim(0)

@@ -21,6 +21,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.privacy import accounting
 from numpyro_dppvi.protocol import rounds
+from tests.grids import grid
 
 NOISE = 1.7
 PRIOR_LOC, PRIOR_SCALE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7])
@@ -67,7 +68,7 @@ PRECISE = dppvi.NonPrivate(
 )
 
 
-@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
+@grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -144,6 +145,7 @@ def test_one_client_without_privacy_is_numpyro_svi():
     np.testing.assert_allclose(result.posterior.stddev["w"] / scale, 1, atol=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_clients", "schedule", "damping"),
     [
@@ -211,6 +213,7 @@ def test_q_is_the_product_of_the_factors(schedule, damping, epsilon, num_rounds)
     assert all(np.all(s > 0) and np.all(np.isfinite(s)) for s in result.posterior.stddev.values())
 
 
+@pytest.mark.slow
 def test_all_rounds_share_one_compilation():
     X, y = logistic_data()
     fit = functools.partial(
@@ -235,13 +238,14 @@ def test_all_rounds_share_one_compilation():
     assert rounds.run_round.program._cache_size() == before + 1  # the counter does count
 
 
-@pytest.mark.parametrize(
+@grid(
     "method",
     [
         dppvi.DPOptimization(sampler=dppvi.PoissonSampling(0.3), num_local_steps=2),
         dppvi.LocalAveraging(num_shards=2, num_local_steps=2),
     ],
     ids=["sampled", "sharded"],
+    quick=[1],
 )
 def test_nothing_is_compiled_for_a_second_fit(method, caplog):
     """Of the same shapes; the model has a prior that takes a computation, and is typed anew."""
@@ -376,10 +380,11 @@ def test_a_seeded_run_is_reproducible_and_an_unseeded_one_is_not():
     assert not np.array_equal(fit().posterior.mean["w"], fit().posterior.mean["w"])
 
 
-@pytest.mark.parametrize(
+@grid(
     "sampler",
     [dppvi.FullBatch(), dppvi.PoissonSampling(0.25), dppvi.FixedSizeSampling(2)],
     ids=["full", "poisson", "fixed size"],
+    quick=[0],
 )
 def test_the_noise_that_is_drawn_is_the_noise_that_is_accounted(sampler):
     """With nothing to learn and one plain gradient step, q moves by the noise alone."""
@@ -409,6 +414,7 @@ def test_the_noise_that_is_drawn_is_the_noise_that_is_accounted(sampler):
     assert sum(n for _, n in result.ledger.composition(0)) == 1
 
 
+@pytest.mark.slow
 def test_batches_of_fixed_size_serve_clients_of_all_sizes():
     """Each client's sum is divided by its own share of records, and so is an unbiased gradient."""
     sizes, rate = (4, 12, 40), 1e-4

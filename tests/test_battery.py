@@ -141,6 +141,14 @@ MORE = {
     "mixture by a factor": Example(finite_mixture, {"y": z}),
 }
 ALL = {**EXAMPLES, **GUIDED, **MORE}
+FIRST = (
+    "hierarchy with a group a public number",
+    "several outcomes",
+    "two kinds of outcome",
+    "counts in a plate of stated size",
+    "missing and weighted",
+    "penalised",
+)
 
 
 def first_rows(example, number=N):
@@ -151,7 +159,7 @@ def first_rows(example, number=N):
 
 # The rest are fitted by `python -m benchmarks examples`; test_latents.py reads such statements.
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in EXAMPLES else n for n in ALL]
+    "name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
 )
 def test_it_is_read_adds_up_and_has_gradients(name):
     example = ALL[name]
@@ -205,6 +213,7 @@ def test_at_least_twelve_kinds_come_with_data():
         assert len({len(column) for column in example.records.values()}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["series by a loop", pytest.param("missing and weighted", marks=pytest.mark.slow)]
 )

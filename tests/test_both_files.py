@@ -21,6 +21,7 @@ from numpyro_dppvi.privacy.words import rounded_up as words_of
 from numpyro_dppvi.protocol import planning, rounds
 from tests import test_checkpoint as one_file
 from tests.dry import dry_rounds
+from tests.grids import grid
 from tests.test_checkpoint import NUM_CLIENTS, NUM_ROUNDS, killed_at
 
 BUDGET = one_file.BUDGET
@@ -58,13 +59,14 @@ MOMENTS = {
 
 
 class TestResume:
-    @pytest.mark.parametrize(
+    @grid(
         ("moment", "call"),
         [
             (m, c)
             for m in MOMENTS
             for c in range(2 * NUM_ROUNDS + 2 if "named" in m else NUM_ROUNDS)
         ],
+        quick=range(0, 100, 2),
     )
     def test_a_run_that_is_killed_ends_on_its_budget(self, path, monkeypatch, moment, call):
         with killed_at(monkeypatch, *MOMENTS[moment], call) as calls:

@@ -161,7 +161,7 @@ def test_a_run_that_is_killed_ends_as_if_it_had_not_been(
 
 
 # A run of the first is killed above; the others keep nothing that the rest does not.
-SLOW = ("DPOptimization", "trusted aggregator", "NonPrivate")
+SLOW = ("DPOptimization", "trusted aggregator", "NonPrivate", "FisherScoring", "Asynchronous")
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def line(X, y=None):
         numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
 
 
+@pytest.mark.slow
 def test_alone_and_together_have_the_same_guide():
     """Independent normals would be half as wide here, and clients alone would look too sure."""
     rng = np.random.default_rng(5)

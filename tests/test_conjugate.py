@@ -12,6 +12,7 @@ import pytest
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
+from tests.grids import grid
 
 
 @pytest.fixture
@@ -83,6 +84,7 @@ def split(data, *cuts):
     return [dict(zip(data, rows, strict=True)) for rows in zip(*parts, strict=True)]
 
 
+@pytest.mark.slow
 def test_every_family_gives_the_closed_form(x64):
     """Three clients of 5, 20 and 15 records, by draws.
 
@@ -202,6 +204,7 @@ def fit_regression(model, guide, **changes):
     return dppvi.fit(model, guide, **{**arguments, **changes})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
 def test_a_regression_of_full_covariance_gives_the_closed_form(x64, schedule):
     """The rule of integration is exact; what is left is Adam's last step."""
@@ -244,7 +247,7 @@ def log_normal_guide(y):
         )
 
 
-@pytest.mark.parametrize("guide", [None, log_normal_guide], ids=["automatic", "written"])
+@grid("guide", [None, log_normal_guide], ids=["automatic", "written"], quick=[1])
 def test_a_log_normal_latent_gives_the_closed_form(x64, guide):
     y = np.random.default_rng(2).lognormal(1.0, 0.5, size=(12, 2))
     result = fit_regression(log_normal_median, guide, data=split({"y": y}, 6))

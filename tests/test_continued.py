@@ -17,6 +17,7 @@ from numpyro_dppvi import _files
 from numpyro_dppvi.analysis import plots, replay
 from numpyro_dppvi.privacy import BudgetExceededError, LedgerFile, SecretKeys, statement_schema
 from numpyro_dppvi.protocol import recommendation
+from tests.grids import grid
 from tests.privacy.test_plan_and_statement import faults
 from tests.test_checkpoint import (
     METHODS,
@@ -131,6 +132,7 @@ class TestWhatItCosts:
         np.testing.assert_allclose(spent, [2, 4, 2.5], rtol=1e-3)
         assert all(spent <= [2, 4, 2.5])
 
+    @pytest.mark.slow
     def test_an_aggregate(self, path):
         together = {
             "method": dppvi.FisherScoring(2),
@@ -214,7 +216,7 @@ WITHOUT_NOISE = {
 }
 
 
-@pytest.mark.parametrize("name", WITHOUT_NOISE)
+@grid("name", WITHOUT_NOISE, quick=[1])
 def test_without_noise_the_parts_are_one_run(path, name):
     begin(path, **WITHOUT_NOISE[name])
     parts = go_on(path, **WITHOUT_NOISE[name])

@@ -55,6 +55,7 @@ def exact():
         yield result, dppvi.diagnose(result)
 
 
+@pytest.mark.slow
 def test_residuals_halve_as_the_distance_to_the_fixed_point_does(exact):
     result, found = exact
     assert len(found.residual) == 6

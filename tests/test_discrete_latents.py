@@ -28,6 +28,7 @@ from numpyro_dppvi.methods import objective, visits
 from numpyro_dppvi.privacy import clipped_sum
 from numpyro_dppvi.protocol import server
 from numpyro_dppvi.protocol.problem import Problem
+from tests.grids import grid
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def some_coordinates(seed):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("rule", [dppvi.methods.Automatic(), dppvi.methods.SphericalCubature()])
+@grid("rule", [dppvi.methods.Automatic(), dppvi.methods.SphericalCubature()], quick=[1])
 def test_gradients_of_records_are_those_of_the_summed_expectation(rule):
     """Against the closed form, and against a finite difference in the first log odds."""
     data = regression_data()
@@ -190,6 +191,7 @@ def test_gradients_of_records_are_those_of_the_summed_expectation(rule):
     np.testing.assert_allclose(gradients["z"][:, 0], difference, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("clients", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_run_ends_at_a_mean_field_optimum(clients):
@@ -269,6 +271,7 @@ def test_a_prior_that_depends_on_a_discrete_latent_is_projected():
     np.testing.assert_allclose(q["w"].loc, 0, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_another_prior_on_the_same_integers_is_exact():
     def model(y):
@@ -344,6 +347,7 @@ def private():
     )
 
 
+@pytest.mark.slow
 def test_a_private_run_finds_a_strong_signal(private):
     assert np.all(private.ledger.spent() <= 2.0)
     assert private.status.rounds == 10
@@ -389,6 +393,7 @@ def test_draws_summary_and_quantiles_are_of_integers(private):
     assert "included[3]" in posterior.summary()
 
 
+@pytest.mark.slow
 def test_it_predicts_and_goes_to_arviz(private):
     X = GUIDED["variable selection"].records["X"][:6]
     y = GUIDED["variable selection"].records["y"][:6]

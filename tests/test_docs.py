@@ -12,6 +12,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import families
 from numpyro_dppvi.families import factors
+from tests.dry import dry_rounds
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -34,10 +35,17 @@ def names(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def extended(tmp_path_factory):
+def families_put_back():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(families, "BY_DISTRIBUTION", families.BY_DISTRIBUTION)  # put back after
-        yield run("extending.md", tmp_path_factory.mktemp("docs"))
+        patch.setattr(families, "BY_DISTRIBUTION", families.BY_DISTRIBUTION)
+        yield
+
+
+@pytest.fixture(scope="module")
+def extended(families_put_back, tmp_path_factory):
+    """What the page defines, and what its runs cost."""
+    with dry_rounds():
+        return run("extending.md", tmp_path_factory.mktemp("docs"))
 
 
 @pytest.mark.slow
@@ -55,8 +63,11 @@ def test_the_page_on_posteriors_runs(names):
     assert "precision" in str(names["diagnostics"])
 
 
-def test_a_family_of_ones_own_gives_the_closed_form(extended):
-    posterior, y = extended["alone"].posterior, extended["y"]
+@pytest.mark.slow
+@pytest.mark.usefixtures("families_put_back")
+def test_a_family_of_ones_own_gives_the_closed_form(tmp_path):
+    found = run("extending.md", tmp_path)
+    posterior, y = found["alone"].posterior, found["y"]
     np.testing.assert_allclose(posterior.mean["mean"], y.sum(axis=0) / 61, atol=0.02)
     np.testing.assert_allclose(posterior.stddev["mean"], 61**-0.5, rtol=0.08)  # ten draws
     assert posterior.natural["mean"].quadratic.shape == ()  # one width
@@ -136,6 +147,7 @@ def test_the_front_page_runs(tmp_path):
     assert len([line for line in code.splitlines() if line.strip()]) <= 11
 
 
+@pytest.mark.slow
 def test_the_first_page_runs(tmp_path, monkeypatch, capsys):
     # It takes many seconds, and tests/test_diagnostics.py does it.
     monkeypatch.setattr(dppvi, "diagnose", lambda result: f"Diagnostics of {result.status.rounds}")

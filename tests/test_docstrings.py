@@ -36,6 +36,9 @@ WITH_EXAMPLES = (
     "run.fitting",
 )
 
+# Of fits see the example of the README, too (tests/test_readme.py).
+SLOW = ("analysis.citations", "analysis.scoring", "analysis.selection", "run.fitting")
+
 
 def public():
     """Public functions and classes by their dotted names, each once."""
@@ -107,10 +110,7 @@ def examples(module):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=pytest.mark.slow) if n == "analysis.selection" else n
-        for n in WITH_EXAMPLES
-    ],
+    [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in WITH_EXAMPLES],
 )
 def test_its_examples_run(name):
     module = importlib.import_module(f"numpyro_dppvi.{name}")

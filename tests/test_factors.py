@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from numpyro_dppvi.families import NormalNatural, factors
+from tests.grids import grid
 
 # Whole numbers: sums and differences of them are exact, so that laws can be held to the last bit.
 entries = st.integers(-1000, 1000).map(float)
@@ -146,7 +147,7 @@ def test_selecting_lets_nothing_of_the_other_through():
     assert_same(factors.select(factors.is_finite(broken), broken, good), good)
 
 
-@pytest.mark.parametrize("num_factors", [1, 256, 257, 600])
+@grid("num_factors", [1, 256, 257, 600], quick=[0, 2])
 @pytest.mark.parametrize("changed", [[0], [-1], [-1, 0]])
 def test_a_total_that_is_kept_up_to_date_is_the_total(num_factors, changed):
     """To the last bit: where a run goes on from its factors alone, it adds them up anew."""

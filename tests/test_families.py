@@ -37,6 +37,7 @@ from numpyro_dppvi.families import (
     factors,
 )
 from numpyro_dppvi.families.full_normal import pack
+from tests.grids import grid
 
 
 class Case(NamedTuple):
@@ -383,8 +384,12 @@ def test_every_family_is_tested():
     assert {family for _, family in BY_DISTRIBUTION} <= {type(c.family) for c in CASES.values()}
 
 
-# Their members are cases of their own, and products of several that of the last case.
-SLOW = ("vector of categoricals", "mean field with a discrete latent", "mean field of two latents")
+# Their members are cases of their own.
+SLOW = (
+    "vector of categoricals",
+    "mean field with a discrete latent",
+    "mean field of several families",
+)
 
 
 @pytest.fixture(
@@ -396,6 +401,19 @@ SLOW = ("vector of categoricals", "mean field with a discrete latent", "mean fie
 )
 def case(request):
     return request.param
+
+
+# Gradients of their draws take long to compile.
+SLOWLY_DRAWN = (*SLOW, "matrix of betas", "two dirichlets")
+quickly_drawn = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow if name in SLOWLY_DRAWN else (), id=name)
+        for name, case in CASES.items()
+    ],
+    indirect=True,
+    scope="module",
+)
 
 
 @pytest.fixture
@@ -559,6 +577,7 @@ class TestExactly:
 
 
 class TestEveryFamily:
+    @quickly_drawn
     def test_entropy_is_minus_the_mean_log_density(self, case, simulation):
         error = simulation.log_density_stddev / math.sqrt(NUM_DRAWS / 2)  # mirrored at worst
         expected = -simulation.log_density_mean
@@ -600,6 +619,7 @@ class TestEveryFamily:
         again = case.family.project(projected)  # rounding leaves eigenvalues of 1e-8
         assert_close(again, projected, rtol=1e-4, atol=1e-4)
 
+    @quickly_drawn
     def test_draws_have_the_expected_statistics(self, case, simulation):
         found = simulation.statistics, simulation.expected_statistics, simulation.statistics_error
         for actual, mean, error in zip(*map(jax.tree.leaves, found), strict=True):
@@ -626,6 +646,7 @@ class TestEveryFamily:
             for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
         )
 
+    @quickly_drawn
     def test_draws_can_be_differentiated_in_the_coordinates(self, case, simulation):
         """The gradient of the draws' statistics is, on average, that of the expected ones."""
         if case.discrete:
@@ -891,7 +912,7 @@ class TestSharedMember:
             [draws[part.latent].reshape(num_draws, -1) for part in self.PARTS], 1
         )
 
-    @pytest.mark.parametrize("how", ["draws", "sample"])
+    @grid("how", ["draws", "sample"], quick=[1])
     def test_draws_are_the_vectors_cut_into_its_parts(self, coordinates, how):
         shape = 20_000 if how == "draws" else (20_000,)
         draw = jax.jit(getattr(self.FAMILY, how), static_argnums=2)

@@ -17,6 +17,7 @@ from numpyro_dppvi import latents
 from numpyro_dppvi.families.full_normal import unpack
 from numpyro_dppvi.methods import fisher_scoring, visits
 from numpyro_dppvi.privacy import SecretKeys
+from tests.grids import grid
 
 SIZES = (300, 200, 500)
 
@@ -75,7 +76,7 @@ def exact(data):
     return covariance @ x.T @ y / 0.25, covariance
 
 
-@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
+@grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
 def test_with_hardly_any_noise_it_gives_the_exact_posterior(schedule):
     data, _ = study(normal)
     mean, covariance = moments(fitted(normal, data, 1000.0, schedule=schedule))
@@ -91,6 +92,7 @@ def test_with_hardly_any_noise_it_gives_the_exact_posterior(schedule):
 UNAWARE = dppvi.FisherScoring(noise_aware=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [logistic, normal])
 def test_without_noise_both_kinds_of_factors_agree(model):
     """In the end: what factors that know their noise leave for older rounds' errors goes to 0."""
@@ -103,6 +105,7 @@ def test_without_noise_both_kinds_of_factors_agree(model):
     np.testing.assert_allclose((other_mean - mean) / sds, 0, atol=0.03)
 
 
+@pytest.mark.slow
 def test_factors_that_do_not_know_their_noise_are_the_estimated_information():
     data, _ = study(logistic)
     result = fitted(logistic, data, 1.0, method=UNAWARE, schedule=dppvi.synchronous)
@@ -123,6 +126,7 @@ def test_before_there_are_scores_no_factor_claims_anything():
     np.testing.assert_allclose(precision, np.eye(2) / 9, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_units_of_the_columns_do_not_matter():
     plain, scaled = (
         moments(fitted(normal, study(normal, units=units)[0], 3.0, units))
@@ -132,6 +136,7 @@ def test_units_of_the_columns_do_not_matter():
     np.testing.assert_allclose(scaled[1] * 1024**2, plain[1], rtol=2e-2, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_aggregator_helps_and_clients_of_all_kinds_of_schedules_work():
     data, _ = study(normal)
     alone = moments(fitted(normal, data, 1.0, schedule=dppvi.synchronous))[1]
@@ -141,6 +146,7 @@ def test_an_aggregator_helps_and_clients_of_all_kinds_of_schedules_work():
     assert np.all(np.isfinite(moments(some)[0]))
 
 
+@pytest.mark.slow
 def test_a_client_without_a_visit_has_no_factor():
     def first_two(round_number, num_clients):
         return np.array([[0, 1]])
@@ -158,6 +164,7 @@ def test_tiny_budgets_leave_the_prior():
     assert np.all(np.abs(mean) < 6)
 
 
+@pytest.mark.slow
 def test_diagnose_and_citation_take_it():
     result = fitted(normal, study(normal)[0], 3.0)
     found = dppvi.diagnose(result)
@@ -167,6 +174,7 @@ def test_diagnose_and_citation_take_it():
     assert result.ledger.spent().max() <= 3.0
 
 
+@pytest.mark.slow
 def test_what_is_saved_without_a_guide_is_loaded_without_one(tmp_path):
     data, _ = study(logistic)
     result = fitted(logistic, data, 10.0, num_rounds=2)
@@ -289,6 +297,7 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
     assert np.all(np.abs(errors) < 4), errors  # one in 8000 by chance
 
 
+@pytest.mark.slow
 def test_columns_far_from_zero_need_no_repair():
     """In raw units the precision's eigenvalues span more than 32 bits resolve."""
     rng = np.random.default_rng(4)

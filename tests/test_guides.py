@@ -417,6 +417,7 @@ class TestFitted:
             assert family == result.posterior.family
 
 
+@pytest.mark.slow
 def test_parameters_of_a_vector_are_those_of_numpyros_guide():
     """Its entries come in the same order, so that they can be put into NumPyro's own guide."""
     result = fit(GUIDES["full"], method=FEW_STEPS)

@@ -38,6 +38,7 @@ from numpyro_dppvi.protocol.client import ClientState
 from numpyro_dppvi.protocol.server import ServerState
 from numpyro_dppvi.run.checkpoint import Journal, locked
 from numpyro_dppvi.run.history import History
+from tests.grids import grid
 
 MIB = 2**20
 NUM_CLIENTS, NUM_ROUNDS, ROUND = 3, 4, 2
@@ -266,7 +267,7 @@ def assert_damages_are_noticed(kind, originals, number, seed):
 
 @pytest.mark.parametrize("kind", SUBJECTS)
 def test_a_damaged_file_is_read_as_it_was_or_refused(kind, originals):
-    assert_damages_are_noticed(kind, originals, 400, seed=1)
+    assert_damages_are_noticed(kind, originals, 150, seed=1)
 
 
 @pytest.mark.slow
@@ -574,7 +575,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("what", BOMBS)
+@grid("what", BOMBS, quick=[0, *range(3, len(BOMBS))])
 @pytest.mark.parametrize("kind", ZIPS)
 def test_a_file_that_grows_when_it_is_read(what, kind, originals):
     tally = Tally(kind, originals)

@@ -11,6 +11,7 @@ from numpyro.distributions import transforms
 from scipy import stats
 
 from numpyro_dppvi.posterior import marginals
+from tests.grids import grid
 
 PROBS = (0.01, 0.3, 0.5, 0.975)
 LOC, SCALE = np.array([0.3, -1.0]), np.array([0.2, 0.7])
@@ -27,7 +28,7 @@ SIGMOID = transforms.IndependentTransform(transforms.SigmoidTransform(), 1)
 LOG_NORMAL = stats.lognorm(SCALE, scale=np.exp(LOC))
 
 
-@pytest.mark.parametrize(
+@grid(
     ("distribution", "expected"),
     [
         (NORMAL, stats.norm(LOC, SCALE)),
@@ -45,6 +46,7 @@ LOG_NORMAL = stats.lognorm(SCALE, scale=np.exp(LOC))
         *("normal", "log-normal", "turned around", "multivariate"),
         *("Bernoulli", "Bernoulli, all but certain", "categorical"),
     ],
+    quick=[0, 1, 2, 3, 5, 6],
 )
 def test_closed_forms(distribution, expected):
     np.testing.assert_allclose(marginals.mean(distribution), expected.mean(), rtol=1e-5)
@@ -62,6 +64,7 @@ def test_correlated_normals_through_a_bijection_entry_by_entry():
     np.testing.assert_allclose(marginals.mean(distribution), LOG_NORMAL.mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponentiated", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_vector_in_a_shape_of_its_own(exponentiated):
     """A part of a normal vector that several latents share, as a matrix."""

@@ -18,6 +18,7 @@ from numpyro_dppvi.methods import visits
 from numpyro_dppvi.protocol import client
 from numpyro_dppvi.protocol.messages import Request
 from numpyro_dppvi.protocol.problem import Problem
+from tests.grids import grid
 
 PRIOR_LOC, PRIOR_SCALE, NOISE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7]), 1.7
 NO_NOISE = dppvi.PrivacyBudget(math.inf)
@@ -122,7 +123,7 @@ def flat(natural):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(natural)]).astype(float)
 
 
-@pytest.mark.parametrize("method", [*SHARDED, NATURAL])
+@grid("method", [*SHARDED, NATURAL], quick=[1, 3])
 def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method):
     """Theorems 2 and 3: 2 C for the sum, over the number of shards for the mean."""
     clip = 0.3
@@ -153,7 +154,7 @@ def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method
 
 
 @pytest.mark.parametrize("trusted", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("method", [*SHARDED, NATURAL])
+@grid("method", [*SHARDED, NATURAL], quick=[1, 3])
 def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
     """Given what was released before, round two moves by no more than the sensitivity, either.
 
@@ -241,6 +242,7 @@ def test_an_unclipped_sum_would_fail_that_test():
     assert np.linalg.norm(moved) > 2 * 0.3
 
 
+@pytest.mark.slow
 def test_the_cavity_is_added_exactly_however_small_the_clip(x64, normal_data):
     """It holds no record of the client: clipped along, it would pull too little, and be noised."""
     records, sizes = [{"y": normal_data}], [len(normal_data)]
@@ -296,7 +298,7 @@ def test_the_noise_of_a_local_average_falls_with_the_number_of_shards():
 @pytest.mark.parametrize(
     "num_shards", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3)), (2, 5)]
 )
-@pytest.mark.parametrize("kind", [dppvi.LocalAveraging, dppvi.VirtualClients])
+@grid("kind", [dppvi.LocalAveraging, dppvi.VirtualClients], quick=[1])
 def test_in_a_conjugate_family_the_number_of_shards_does_not_matter(
     x64, normal_data, kind, num_shards
 ):
@@ -420,6 +422,7 @@ def test_virtual_clients_without_privacy_are_so_many_synchronous_clients(x64):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [dppvi.LocalAveraging, dppvi.VirtualClients])
 def test_one_shard_is_parameter_perturbation(kind):
     """In the first round exactly, noise included; later too where the client's factor is public."""
@@ -446,7 +449,7 @@ def test_one_shard_is_parameter_perturbation(kind):
 
 
 @pytest.mark.parametrize("method", SHARDED)
-@pytest.mark.parametrize("trusted", [False, True])
+@grid("trusted", [False, True], quick=[1])
 def test_q_is_a_product_of_released_factors_and_a_result_keeps_no_private_one(method, trusted):
     X, y = logistic_data(60)
     result = fit(
@@ -548,7 +551,7 @@ def test_a_stale_start_is_what_tells_asynchronous_from_sequential():
     assert distance < 0.5 * further
 
 
-@pytest.mark.parametrize("prior", ["same", "split"])
+@grid("prior", ["same", "split"], quick=[1])
 def test_a_committee_is_exact_in_a_conjugate_family(x64, normal_data, prior):
     local = dppvi.DPOptimization(clip_norm=UNBOUNDED, **PRECISE)
     result = fit(
@@ -564,6 +567,7 @@ def test_a_committee_is_exact_in_a_conjugate_family(x64, normal_data, prior):
     np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_global_inference_reaches_the_closed_form(x64, normal_data):
     result = fit(
         normal_means,

@@ -11,16 +11,21 @@ from tests.mutants.catalogue import MUTANTS, Mutant
 SOURCES = read_package()
 
 
+def is_quick(node):
+    """Whether a function or a class is in the default suite, which runs no slow test."""
+    return "pytest.mark.slow" not in [ast.unparse(one) for one in node.decorator_list]
+
+
 def names_in(path):
-    """Functions and classes of a test file, and the methods of its classes, as pytest has them."""
+    """Quick functions and classes of a test file, and the methods of its classes, for pytest."""
     for node in ast.parse(Path(path).read_text("utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and is_quick(node):
             yield node.name
         if isinstance(node, ast.ClassDef):
             yield from (
                 f"{node.name}::{inner.name}"
                 for inner in node.body
-                if isinstance(inner, ast.FunctionDef)
+                if isinstance(inner, ast.FunctionDef) and is_quick(inner)
             )
 
 

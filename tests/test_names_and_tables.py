@@ -13,6 +13,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import plots
 from numpyro_dppvi.run.data import lay_out
 from tests.dry import dry_rounds
+from tests.grids import grid
 
 pandas = pytest.importorskip("pandas")
 KEY = jax.random.key(0)
@@ -242,7 +243,7 @@ def test_budgets_by_name_need_not_be_in_the_clients_order(result):
     assert [client.budget for client in scored.plan.clients] == [ONE, TWO]
 
 
-@pytest.mark.parametrize("method", [None, dppvi.DPOptimization(num_local_steps=1)])
+@grid("method", [None, dppvi.DPOptimization(num_local_steps=1)], quick=[1])
 def test_a_fit_takes_budgets_by_name(method):
     data = {2024: HELSINKI, 2025: TURKU}
     run = dppvi.fit(
@@ -356,6 +357,7 @@ def test_files_from_elsewhere_may_hold_any_attributes(result):
         assert group["clients"].values.tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_compare_calls_clients_by_name(result):
     data = {"Helsinki": HELSINKI, "Turku": TURKU}
     found = dppvi.compare(result, data, rng_key=KEY, num_warmup=1, num_samples=2)

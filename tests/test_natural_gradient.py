@@ -14,6 +14,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import families
 from numpyro_dppvi.families import factors
+from tests.grids import grid
 
 EXACT = dppvi.NaturalGradient(location_rate=1.0, ridge=0.0)
 
@@ -99,7 +100,7 @@ AVERAGING = (dppvi.LocalAveraging, (600.0, 1400.0, 900.0))
     ("trusted_aggregator", "method", "clip_norm"),
     [
         pytest.param(True, *VIRTUAL, id="True-virtual"),
-        pytest.param(False, *AVERAGING, id="False-averaging"),
+        pytest.param(False, *AVERAGING, id="False-averaging", marks=pytest.mark.slow),
         pytest.param(False, *VIRTUAL, id="False-virtual", marks=pytest.mark.slow),
         pytest.param(True, *AVERAGING, id="True-averaging", marks=pytest.mark.slow),
     ],
@@ -165,6 +166,7 @@ def test_what_is_released_moves_by_the_clip_at_most_in_those_units(x64):
     assert 0.015 < length <= 0.02  # from one side of the ball nearly to the other
 
 
+@pytest.mark.slow
 def test_diagnostics_replay_the_noise_in_the_same_units():
     """One latent far narrower than its prior: the replayed noise is of the size that was added."""
     data = clients(lambda rng, size: rng.normal(2.0, 1.5, size), sizes=(400, 400))
@@ -242,17 +244,18 @@ class TestUnsafe:
             dppvi.plan_privacy(self.local, self.budget, num_rounds=1, client_sizes=[6, 6])
         assert len(told) == 1
 
-    @pytest.mark.parametrize(
+    @grid(
         "method",
         [
             dppvi.ParameterPerturbation(0.1, 1, dppvi.NaturalGradient()),
             dppvi.LocalAveraging(6, 0.1, 1, dppvi.NaturalGradient()),
         ],
+        quick=[0],
     )
     def test_of_every_method_that_takes_them(self, method):
         assert [said for said in self.fit(method) if re.match(self.words, said)]
 
-    @pytest.mark.parametrize(
+    @grid(
         ("method", "budget", "options"),
         [
             (local, budget, {"trusted_aggregator": True, "schedule": dppvi.synchronous}),
@@ -261,6 +264,7 @@ class TestUnsafe:
             (dppvi.NonPrivate(1, dppvi.NaturalGradient()), None, {}),
         ],
         ids=["with an aggregator", "without noise", "with Adam", "without privacy"],
+        quick=[1, 2],
     )
     def test_of_nothing_else(self, method, budget, options):
         assert self.fit(method, budget, **options) == []

@@ -13,6 +13,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
 from tests.dry import dry_rounds
+from tests.grids import grid
 
 KEY = jax.random.key(0)
 SECRET = 12.345678901  # in every record
@@ -80,6 +81,12 @@ def test_a_result_comes_back(result, way):
     assert_same(again.history, result.history)
     assert_same_posterior(WAYS[way](result.posterior), result.posterior)
     assert_same(again.posterior.natural, result.posterior.natural)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_result_that_came_back_can_be_diagnosed(result, way):
+    again = WAYS[way](result)
     diagnosed = (str(dppvi.diagnose(each, num_replays=2)) for each in (again, result))
     assert len(set(diagnosed)) == 1
 
@@ -92,7 +99,7 @@ def test_plans_statements_and_diagnostics_come_back(result, way):
     assert WAYS[way](statement).to_json() == statement.to_json()
 
 
-@pytest.mark.parametrize("of", [AutoMultivariateNormal(model), guide])
+@grid("of", [AutoMultivariateNormal(model), guide], quick=[1])
 @pytest.mark.parametrize("way", WAYS)
 def test_posteriors_of_other_guides_come_back(of, way):
     with dry_rounds():

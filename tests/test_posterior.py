@@ -24,6 +24,7 @@ from numpyro_dppvi.latents import from_model
 from numpyro_dppvi.posterior import predictions as predictions_module
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.posterior.predictions import predict
+from tests.grids import grid
 
 KEY = jax.random.key(0)
 NUM_COLUMNS = 3
@@ -67,7 +68,7 @@ class TestSample:
     def test_latents_come_in_the_models_order(self, posterior):
         assert posterior.names == ("w", "noise", "shares", "a")
 
-    @pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
+    @grid("shape", [(), (5,), (2, 3)], quick=[2])
     def test_shapes_are_those_asked_for_and_the_latents_own(self, posterior, shape):
         shapes = {name: value.shape for name, value in posterior.sample(KEY, shape).items()}
         assert shapes == {
@@ -283,7 +284,7 @@ class TestPredictiveInBatches:
         }
         return dataclasses.replace(posterior, records=records)
 
-    @pytest.mark.parametrize("batch_size", [1, 3, 4, 9])
+    @grid("batch_size", [1, 3, 4, 9], quick=[2])
     def test_every_row_is_predicted_once_and_in_its_place(self, fitted, batch_size):
         found = fitted.predictive(KEY, 3, X=self.X_LARGE, batch_size=batch_size)
         whole = fitted.predictive(KEY, 3, X=self.X_LARGE)
@@ -346,13 +347,13 @@ class TestPredictiveInBatches:
 class TestGuide:
     def test_parameters_are_named_as_autonormal_names_them(self, posterior):
         records = {"X": jnp.ones((2, NUM_COLUMNS)), "y": jnp.ones(2)}
-        auto = AutoNormal(model)
-        with numpyro.handlers.seed(rng_seed=0):
-            auto(**records)
-        theirs = numpyro.handlers.trace(numpyro.handlers.seed(auto, 0)).get_trace(**records)
-        expected = {
-            name: site["value"].shape for name, site in theirs.items() if site["type"] == "param"
-        }
+
+        def theirs():
+            guide = numpyro.handlers.seed(AutoNormal(model), 0)
+            sites = numpyro.handlers.trace(guide).get_trace(**records)
+            return {name: s["value"] for name, s in sites.items() if s["type"] == "param"}
+
+        expected = {name: value.shape for name, value in jax.eval_shape(theirs).items()}
         assert {name: value.shape for name, value in posterior.params.items()} == expected
 
     def test_draws_from_the_posterior_by_itself(self, posterior):
@@ -491,7 +492,10 @@ def test_a_record_that_is_held_is_found(hide):
     assert culprits(hide(canaries()["X"]))
 
 
-@pytest.fixture(scope="module", params=["with privacy", "without privacy"])
+@pytest.fixture(
+    scope="module",
+    params=["with privacy", pytest.param("without privacy", marks=pytest.mark.slow)],
+)
 def result(request):
     """A fit of canaries, by a guide that was run on them before."""
     data = canaries()

@@ -13,6 +13,7 @@ import scipy.integrate
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.methods import objective
+from tests.grids import grid
 
 ROWS = {
     "X": np.random.default_rng(0).normal(size=(12, 3)),
@@ -102,19 +103,24 @@ def x64():
         yield
 
 
-@pytest.mark.parametrize("model", [logistic, poisson, groups, known_noise, missing])
+@grid("model", [logistic, poisson, groups, known_noise, missing], quick=[0, 3, 4])
 def test_a_linear_predictor_is_found_and_splits_the_likelihood_exactly(model):
     space, rows = read(model)
     key = jax.random.key(0)
     base = {lt.name: jax.random.normal(key, lt.base_shape) for lt in space.latents}
     other = {name: 2 * value for name, value in base.items()}
-    for number in range(12):
-        row = {name: leaf[number] for name, leaf in rows.items()}
+
+    @jax.jit
+    def found(row):
         value = space.predictor.value(base, row)
         whole = space.log_likelihood(space.constrain(base), row)
-        np.testing.assert_allclose(space.predictor.log_likelihood(value, row), whole, rtol=1e-12)
-        # Affine: the slope is the same everywhere.
         slopes = [jax.grad(space.predictor.value)(b, row) for b in (base, other)]
+        return space.predictor.log_likelihood(value, row), whole, slopes
+
+    for number in range(12):
+        by_value, whole, slopes = found({name: leaf[number] for name, leaf in rows.items()})
+        np.testing.assert_allclose(by_value, whole, rtol=1e-12)
+        # Affine: the slope is the same everywhere.
         jax.tree.map(np.testing.assert_array_equal, *slopes)
 
 
@@ -128,7 +134,7 @@ def test_none_is_claimed_where_there_is_none(model):
         objective.rule_for(dppvi.methods.GaussHermite(), space, family)
 
 
-@pytest.mark.parametrize("model", [logistic, poisson, groups, known_noise])
+@grid("model", [logistic, poisson, groups, known_noise], quick=[1, 3])
 def test_quadrature_is_the_integral_over_the_predictor(model):
     """Against adaptive integration, value and gradient."""
     space, rows = read(model)
@@ -142,15 +148,20 @@ def test_quadrature_is_the_integral_over_the_predictor(model):
     )
     row = {name: leaf[5] for name, leaf in rows.items()}
 
+    @jax.jit
+    def predictor(coordinates):
+        center, slope = jax.value_and_grad(space.predictor.value)(family.location(coordinates), row)
+        return center, jnp.sqrt(family.linear_variance(coordinates, slope))
+
+    @jax.jit
+    def density(value):
+        return space.predictor.log_likelihood(value, row)
+
     def integral(coordinates):
-        base = family.location(coordinates)
-        center = float(space.predictor.value(base, row))
-        slope = jax.grad(space.predictor.value)(base, row)
-        stddev = float(jnp.sqrt(family.linear_variance(coordinates, slope)))
-        density = jax.jit(lambda z: space.predictor.log_likelihood(center + stddev * z, row))
+        center, stddev = map(float, predictor(coordinates))
         return -scipy.integrate.quad(
-            lambda z: float(density(z)) * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi), -12, 12
-        )[0]
+            lambda z: float(density(center + stddev * z)) * np.exp(-(z**2) / 2), -12, 12
+        )[0] / np.sqrt(2 * np.pi)
 
     loss = functools.partial(
         objective.record_loss,
@@ -160,8 +171,8 @@ def test_quadrature_is_the_integral_over_the_predictor(model):
         jax.random.key(0),
         row=row,
     )
-    np.testing.assert_allclose(loss(coordinates), integral(coordinates), rtol=1e-5)
-    gradient = jax.grad(loss)(coordinates)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(coordinates)
+    np.testing.assert_allclose(value, integral(coordinates), rtol=1e-5)
     step = 1e-4
     moved = jax.tree.map(lambda c, g: c + step * g, coordinates, gradient)
     back = jax.tree.map(lambda c, g: c - step * g, coordinates, gradient)

@@ -168,6 +168,7 @@ with progress([np.zeros((1, 1), int)] * 2, 0, None, Ledger(()), 1, SHOWN) as upd
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", [None, True, False])
 def test_a_notebook_shows_the_bar(shown):
     """With widgets or without."""

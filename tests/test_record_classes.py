@@ -149,6 +149,8 @@ CASES = {
     chain: {"histories": HISTORIES},
     chain_by_scan: {"histories": HISTORIES},
 }
+# One of each kind: a mixture, two latents that meet, a loop along a record, a missing column.
+FIRST = (extra_zeros, two_classes, chain_by_scan, missing_category)
 named = functools.partial(pytest.mark.parametrize, "model", ids=lambda model: model.__name__)
 
 
@@ -170,7 +172,13 @@ def by_brute_force(model, space, theta, row):
     return jax.nn.logsumexp(whole) - prior
 
 
-@named([m for m in CASES if m not in (minibatches_of_a_mixture, missing_category, abundance)])
+@named(
+    [
+        m if m in FIRST else pytest.param(m, marks=pytest.mark.slow)
+        for m in CASES
+        if m not in (minibatches_of_a_mixture, missing_category, abundance)
+    ]
+)
 def test_it_is_numpyros_density_summed_over_all_joint_values(model):
     records = CASES[model]
     space = latents.from_model(model, records)
@@ -285,11 +293,7 @@ def test_a_minibatch_counts_each_record_once():
         np.testing.assert_allclose(*both, rtol=1e-6)
 
 
-# Other tests have these two: they are mixtures like the first in another plate.
-PLATES = [mixture_of_a_stated_size, minibatches_of_a_mixture]
-
-
-@named([pytest.param(m, marks=pytest.mark.slow) if m in PLATES else m for m in CASES])
+@named([m if m in FIRST else pytest.param(m, marks=pytest.mark.slow) for m in CASES])
 def test_it_is_read_adds_up_and_has_gradients(model):
     records = CASES[model]
     space = latents.from_model(model, records)
@@ -328,6 +332,7 @@ def test_what_is_impossible_has_a_gradient_over_many_records_too():
         np.testing.assert_allclose(slope, (up - down) / 2e-2, rtol=2e-2)
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_summed_step_by_step():
     """Too many paths for one table; four entries a step, against the forward algorithm."""
     steps = 12

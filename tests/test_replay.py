@@ -62,7 +62,7 @@ def x64():
 
 
 # Others differ from these in what they are made of, and in nothing that these do not have.
-QUICK = ("asynchronous", "split committee", "averaging, summed", "virtual")
+QUICK = ("virtual",)
 
 
 @pytest.mark.parametrize(

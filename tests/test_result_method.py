@@ -77,6 +77,7 @@ def test_a_checkpoint_says_which_committee_it_is_of(tmp_path):
         run(LOCAL, checkpoint=path)
 
 
+@pytest.mark.slow
 def test_a_committee_is_diagnosed_as_what_its_clients_ran():
     found = dppvi.diagnose(run(RUNS["split committee"][0]), num_replays=4)
     assert np.all(found.noise["mean"] > 0)

@@ -15,6 +15,7 @@ from scipy import stats
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import scoring
+from tests.grids import grid
 
 KEY = jax.random.key(0)
 NO_NOISE = dppvi.PrivacyBudget(math.inf)
@@ -99,7 +100,7 @@ def exact(posterior, parts):
 
 
 class TestWithoutNoise:
-    @pytest.mark.parametrize("model", [classes, yes_or_no, sizes_of, counts, penalised])
+    @grid("model", [classes, yes_or_no, sizes_of, counts, penalised], quick=range(1, 5))
     def test_the_mean_is_that_of_numpyros_log_likelihood(self, posteriors, model):
         data, posterior = held_back(model), posteriors[model]
         each = exact(posterior, data)
@@ -121,7 +122,7 @@ class TestWithoutNoise:
         assert found.clipped.value == pytest.approx(np.mean((each < low) | (each > high)), abs=1e-4)
         assert "Many records were clipped" in " ".join(str(found).split())
 
-    @pytest.mark.parametrize("model", [classes, yes_or_no])
+    @grid("model", [classes, yes_or_no], quick=[1])
     def test_accuracy_is_that_of_the_likeliest_class(self, posteriors, model):
         data, posterior = held_back(model), posteriors[model]
         values = range(3) if model is classes else range(2)
@@ -131,7 +132,7 @@ class TestWithoutNoise:
         found = score(posterior, data)
         assert found.accuracy.value == pytest.approx(np.mean(observed == likeliest), abs=1e-4)
 
-    @pytest.mark.parametrize("model", [classes, yes_or_no, sizes_of, counts])
+    @grid("model", [classes, yes_or_no, sizes_of, counts], quick=[0, 1])
     def test_the_default_range_holds_what_the_posterior_expects(self, posteriors, model):
         found = score(posteriors[model], held_back(model))
         low, high = found.score_range

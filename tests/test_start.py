@@ -14,6 +14,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import replay
+from tests.grids import grid
 
 PRIOR_LOC, PRIOR_SCALE, NOISE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7]), 1.7
 INIT_SCALE = 0.1
@@ -127,6 +128,7 @@ def test_a_clients_shards_make_up_its_factor(x64, name, aggregated):
             np.testing.assert_allclose(total, state.factors["mu"].quadratic[client], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_full_covariance_narrows_whole(x64):
     state, posterior = begun("optimization", guide=AutoMultivariateNormal(means))
     plain = begun("optimization", init_scale=None, guide=AutoMultivariateNormal(means))[1]
@@ -158,7 +160,7 @@ def test_other_families_begin_at_the_prior():
     assert all(np.all(leaf != 0) for leaf in jax.tree.leaves(state.factors["mu"]))
 
 
-@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
+@grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
 @pytest.mark.parametrize("init_scale", [None, INIT_SCALE])
 def test_it_changes_no_fixed_point(x64, schedule, init_scale):
     result = fit(init_scale, method=PRECISE, schedule=schedule, num_rounds=1)
@@ -190,8 +192,8 @@ def test_damping_forgets_it_geometrically(x64):
 @pytest.mark.parametrize(
     ("method", "aggregated"),
     [
-        (dppvi.LocalAveraging, False),
         (dppvi.VirtualClients, True),
+        pytest.param(dppvi.LocalAveraging, False, marks=pytest.mark.slow),
         pytest.param(dppvi.LocalAveraging, True, marks=pytest.mark.slow),
         pytest.param(dppvi.VirtualClients, False, marks=pytest.mark.slow),
     ],
@@ -209,7 +211,7 @@ def test_shards_forget_it_where_nothing_is_clipped(x64, method, aggregated):
     np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-5)
 
 
-@pytest.mark.parametrize("prior", ["same", "split"])
+@grid("prior", ["same", "split"], quick=[1])
 @pytest.mark.parametrize("init_scale", [pytest.param(None, marks=pytest.mark.slow), INIT_SCALE])
 def test_committees_do_not_keep_it(x64, prior, init_scale):
     local = dppvi.DPOptimization(UNBOUNDED, **STEPS)
@@ -220,6 +222,7 @@ def test_committees_do_not_keep_it(x64, prior, init_scale):
     np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_committee_whose_solves_fail_stays_at_the_prior():
     nowhere = optax.stateless(lambda slope, _: jax.tree.map(lambda leaf: jnp.nan * leaf, slope))
     local = dppvi.DPOptimization(1.0, 2, nowhere)
@@ -230,6 +233,7 @@ def test_a_committee_whose_solves_fail_stays_at_the_prior():
     np.testing.assert_allclose(result.posterior.stddev["mu"], PRIOR_SCALE, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_committees_solve_from_there(x64):
     """Steps too short to move show where they began: every member ends at the start."""
     local = dppvi.DPOptimization(UNBOUNDED, 1, optax.sgd(1e-12))
@@ -278,6 +282,7 @@ def test_init_scale_is_above_zero_and_at_most_one(wrong):
         begun("virtual", init_scale=wrong)
 
 
+@pytest.mark.slow
 def test_replays_begin_there_too(x64):
     """Without steps, a replay's noise aside, nothing leaves the start."""
     still = dppvi.DPOptimization(1e-6, 1, optax.sgd(1e-12))

@@ -12,6 +12,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.run.history import _SETTLED, _SETTLED_WITH_NOISE, History, status_of
+from tests.grids import grid
 
 NUM_ROUNDS = 3
 
@@ -92,7 +93,7 @@ def test_a_merge_outside_the_domain_is_refused_and_told():
     assert_prior(result)
 
 
-@pytest.mark.parametrize("private", [False, True])
+@grid("private", [False, True], quick=[1])
 def test_solves_that_end_in_no_numbers_are_told_and_the_budget_is_spent(private):
     optimizer = optax.stateless(lambda slope, _: jax.tree.map(lambda leaf: np.nan * leaf, slope))
     if private:

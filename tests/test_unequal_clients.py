@@ -13,6 +13,7 @@ import numpyro_dppvi as dppvi
 from benchmarks.audit import taken
 from numpyro_dppvi.protocol import rounds, server
 from tests.dry import dry_rounds
+from tests.grids import grid
 
 SIZES = (30, 20, 40)
 BUDGETS = (
@@ -89,6 +90,7 @@ def test_every_client_has_its_own_promise_kept():
     assert "at delta = 0.0001" in str(result.privacy_statement())
 
 
+@pytest.mark.slow
 def test_a_client_may_join_late(shards):
     plan, pvi = algorithm(6, late)
     assert [client.num_visits for client in plan.clients] == [6, 6, 3]
@@ -227,7 +229,7 @@ def test_noise_follows_its_clients_own_clip_and_probability(x64):
         assert 0.995 * mine.budget.epsilon <= mine.epsilon <= mine.budget.epsilon
 
 
-@pytest.mark.parametrize("kind", [dppvi.LocalAveraging, dppvi.VirtualClients])
+@grid("kind", [dppvi.LocalAveraging, dppvi.VirtualClients], quick=[1])
 def test_changes_are_clipped_to_their_clients_own_clip(x64, kind):
     clips = (0.005, 0.01, 0.04)  # of changes that would be twice as long
     method = kind((3, 2, 4), clips, num_local_steps=3)
@@ -256,6 +258,7 @@ def test_the_truncation_is_that_of_the_clients_own_batch():
         assert event.dataset_size == size
 
 
+@pytest.mark.slow
 def test_other_numbers_need_no_other_program(monkeypatch):
     traced, one_round = [], rounds.one_round
     monkeypatch.setattr(rounds, "one_round", lambda *a: traced.append(a) or one_round(*a))
@@ -267,20 +270,20 @@ def test_other_numbers_need_no_other_program(monkeypatch):
 
 
 def test_the_statement_says_each_clients_own():
-    result = dppvi.fit(
-        normal_mean,
-        None,
-        DATA,
-        rng_key=jax.random.key(0),
-        method=dppvi.DPOptimization(CLIPS, sampler=dppvi.PoissonSampling(PROBS)),
-        budget=dppvi.PrivacyBudget(1.0),
-        num_rounds=2,
-        progress_bar=False,
-    )
+    with dry_rounds():
+        result = dppvi.fit(
+            normal_mean,
+            None,
+            DATA,
+            rng_key=jax.random.key(0),
+            method=dppvi.DPOptimization(CLIPS, sampler=dppvi.PoissonSampling(PROBS)),
+            budget=dppvi.PrivacyBudget(1.0),
+            num_rounds=2,
+            progress_bar=False,
+        )
     clients = result.privacy_statement().as_dict()["clients"]
     assert [mine["clip_norm"] for mine in clients] == list(CLIPS)
     assert [mine["sensitivity"] for mine in clients] == [2 * clip for clip in CLIPS]
     for mine, prob in zip(clients, PROBS, strict=True):
         assert f"Poisson q={prob:g} " in mine["batch"]
         assert mine["epsilon_spent"] <= 1.0
-    assert all(np.isfinite(result.posterior.mean["mu"]).ravel())

@@ -1051,10 +1051,14 @@ OWN = {
     "score": {"builtin", "distribution"},
     "mean": {"tracer"},
 }
+# What takes many seconds for many values.
+DEAR_TOO = ("silo.Study", "plan_privacy, sampled", "plan_privacy, fixed size")
+DEAR |= {name: CALLS.pop(name) for name in (*DEAR_TOO, "privacy.plan_selection")}
 # What takes many seconds even for few values. Mistakes in fits are in test_bad_input.py, too, and
 # those in plans above.
 DEAREST = {"fit", "load", "pvi", "select", "Posterior.to_arviz", "Posterior.to_arviz, one of each"}
-DEAREST |= {"silo.Study, prepared", "silo.run_study"}
+DEAREST |= {"silo.Study, prepared", "silo.run_study", "silo.load_prior", "recommend", "score"}
+DEAREST |= {"score, ledger_file", "Posterior.log_density, one value"}
 
 
 @pytest.fixture

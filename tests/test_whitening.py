@@ -32,7 +32,13 @@ def x64():
 
 whiten = jax.jit(whitening.whiten, static_argnums=0)
 unwhiten = jax.jit(whitening.unwhiten, static_argnums=0)
-every_family = pytest.mark.parametrize("member", FAMILIES.values(), ids=FAMILIES.keys())
+every_family = pytest.mark.parametrize(
+    "member",
+    [
+        pytest.param(member, marks=pytest.mark.slow if name == "stacked full" else (), id=name)
+        for name, member in FAMILIES.items()
+    ],
+)
 
 
 def placed(member: object, seed: int = 0) -> tuple[families.MeanField, dict, dict]:

@@ -17,6 +17,7 @@ from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal, 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.posterior import predictions
+from tests.grids import grid
 
 N = 12
 generator = np.random.default_rng(3)
@@ -230,7 +231,7 @@ def test_the_same_is_masked_and_not():
             check(model, data)
 
 
-@pytest.mark.parametrize("method", [dppvi.DPOptimization(), dppvi.GlobalVI()])
+@grid("method", [dppvi.DPOptimization(), dppvi.GlobalVI()], quick=[0])
 def test_nothing_is_charged_for_data_that_is_refused(method, tmp_path):
     data = {"X": X, "y": with_one(2.0, 3)}
     trusted = isinstance(method, dppvi.GlobalVI)

@@ -40,6 +40,13 @@ def both(request, monkeypatch):
     return [designs.problem("made up", design) for design in designs.DESIGNS], found
 
 
+a_linear_one = pytest.mark.parametrize(
+    "both",
+    [m if m == "linear" else pytest.param(m, marks=pytest.mark.slow) for m in designs.MODELS],
+    indirect=True,
+)
+
+
 class TestDesigns:
     def test_a_posterior_scores_the_same_in_both(self, both):
         """Weights that mean the same give the same score: units and their constants are right."""
@@ -126,6 +133,7 @@ class TestScores:
             assert np.all(np.abs(np.mean(values, axis=0) - mean) < 0.25 * sd)
             np.testing.assert_allclose(np.std(values, axis=0), sd, rtol=0.17)
 
+    @a_linear_one
     def test_central_descent_ends_at_the_mode_without_noise_and_clips(self, both, monkeypatch):
         (plain, _), _ = both
         monkeypatch.setattr(scores, "noise_multiplier", lambda *_, **__: 0.0)
@@ -140,6 +148,7 @@ class TestScores:
             np.testing.assert_allclose(found[name][0], value, atol=2e-3)
         assert np.all(np.linalg.eigvalsh(precision) > 0)
 
+    @a_linear_one
     def test_central_descent_with_noise_is_another_each_seed(self, both):
         (plain, _), _ = both
         first, again, other = (scores.central(plain, 1.0, seed)["w"] for seed in (0, 0, 1))

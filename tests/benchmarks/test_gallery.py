@@ -20,7 +20,13 @@ def test_there_are_at_least_sixty_each_with_records():
         assert (study.twin is not None) == (name in CLASSES)
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow) if n == "a process over records" else n
+        for n in REFUSED
+    ],
+)
 def test_it_is_refused_for_its_true_reason(name):
     found = gallery.tried(REFUSED[name])
     assert found.outcome == "refused", found.sentence

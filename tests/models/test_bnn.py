@@ -36,7 +36,7 @@ def simulated(num_records, seed):
 
 @pytest.fixture(
     scope="module",
-    params=[bnn, pytest.param(linen_bnn, marks=pytest.mark.slow), nnx_bnn],
+    params=[bnn, *(pytest.param(m, marks=pytest.mark.slow) for m in (linen_bnn, nnx_bnn))],
     ids=lambda model: model.__name__,
 )
 def model(request):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
 from numpyro_dppvi.privacy import PoissonSampling, accounting, loss_distributions
+from tests.grids import grid
 
 RELATIONS = ["replace_one", "add_or_remove_one"]
 relations = pytest.mark.parametrize("relation", RELATIONS)
@@ -84,7 +85,7 @@ class TestExactAnswers:
         assert epsilon([(gaussian(noise / 2), releases)], delta, "add_or_remove_one") == expected
 
     @relations
-    @pytest.mark.parametrize("case", POISSON, ids=str)
+    @grid("case", POISSON, ids=str, quick=range(3, 9))
     def test_poisson_batches_cost_the_published_values(self, case, relation):
         prob, releases, noise, delta = case
         found = epsilon([(poisson(prob, noise), releases)], delta, relation)
@@ -155,14 +156,14 @@ def integrated_epsilon(p, q, noise, delta):
 
 
 class TestFixedSize:
-    @pytest.mark.parametrize("case", FIXED_SIZE, ids=str)
+    @grid("case", FIXED_SIZE, ids=str, quick=range(3, 9))
     def test_costs_the_published_values(self, case):
         prob, releases, noise, delta = case
         found = epsilon([(fixed_size(prob, noise), releases)], delta)
         published = FIXED_SIZE[case][0]
         assert published * (1 - 1e-5) <= found <= published + 4e-4
 
-    @pytest.mark.parametrize("case", FIXED_SIZE, ids=str)
+    @grid("case", FIXED_SIZE, ids=str, quick=[1, 5, 7])
     def test_lies_between_poisson_and_the_renyi_bound(self, case):
         # Two accountants that share no code; the Renyi one takes noise per sensitivity.
         prob, releases, noise, delta = case
@@ -184,7 +185,7 @@ class TestFixedSize:
         assert epsilon([(poisson(prob, noise), releases)]) < lower_bound
         assert lower_bound < epsilon([(fixed_size(prob, noise), releases)])
 
-    @pytest.mark.parametrize(("prob", "noise"), [(0.1, 1.5), (0.02, 0.8), (0.9, 5.0)])
+    @grid(("prob", "noise"), [(0.1, 1.5), (0.02, 0.8), (0.9, 5.0)], quick=[0, 2])
     def test_the_profile_is_the_integral_over_the_worst_data_on_either_side(self, prob, noise):
         """By quadrature, from the densities of batches whose other records are all alike."""
 
@@ -349,6 +350,7 @@ class TestTruncation:
         event = dpa.TruncatedSubsampledGaussianDpEvent(2000, 0.1, 200, 8.0)
         assert epsilon([(event, 1000)]) > 1.2 * uncut
 
+    @pytest.mark.slow
     def test_a_larger_client_is_cut_more_often(self):
         costs = [
             epsilon([(PoissonSampling(0.1).dp_event(4.0, n, 260), 100)])
@@ -385,6 +387,7 @@ class TestOrders:
         )
         assert cost <= self.SLACK * epsilon(more, relation=relation)
 
+    @pytest.mark.slow
     @settings(deadline=None, max_examples=15)
     @given(st.floats(0.01, 1.0), noises, counts)
     def test_adding_or_removing_costs_less_than_replacing(self, prob, noise, count):

@@ -18,6 +18,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi.methods import visits
 from numpyro_dppvi.protocol import rounds
 from numpyro_dppvi.run import progress
+from tests.grids import grid
 
 NUM_ROUNDS = 3
 REAL_NOISE = visits.add_noise
@@ -104,7 +105,7 @@ def written(monkeypatch, capsys):
     return of
 
 
-@pytest.mark.parametrize("name", METHODS)
+@grid("name", METHODS, quick=[1])
 def test_neighbours_with_the_same_releases_have_the_same_bar(name, written, same_release):
     one, other = written(ONE, METHODS[name]), written(OTHER, METHODS[name])
     assert one == other

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from numpyro_dppvi.privacy import arithmetic, clipped, clipped_sum
+from tests.grids import grid
 
 NUM_RECORDS = 6
 SHAPES = [
@@ -21,7 +22,8 @@ SHAPES = [
 NASTY = [np.nan, np.inf, -np.inf, 1e30, -1e30, 1e15, 1e-19, 1e-22, 1e-40, 0.0, -0.0, 1.0, -1.0]
 
 seeds = st.integers(0, 2**32 - 1)
-precisions = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+DTYPES = (np.float32, np.float64)
+precisions = grid("dtype", DTYPES, quick=[0])
 summed, each = jax.jit(clipped_sum), jax.jit(clipped)
 unrounded = jax.jit(functools.partial(clipped_sum, rounded=False))
 
@@ -122,8 +124,8 @@ def test_the_norm_is_joint_or_the_bound_is_broken(clip):
     assert longest_contribution(summed, tree, 1.0) <= 1.0
 
 
-@precisions
-@pytest.mark.parametrize("size", [1, 2, 218, 5000, 300_000])
+@pytest.mark.parametrize("dtype", DTYPES)
+@grid("size", [1, 2, 218, 5000, 300_000], quick=[1, 2, 3])
 def test_the_bound_holds_against_rounding(dtype, size):
     """Vectors around the bound, and some whose small squares vanish beside their first ones."""
     rng = np.random.default_rng(1)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from numpyro_dppvi.privacy import add_noise, arithmetic, clipped, clipped_sum
+from tests.grids import grid
 
 NOISE_STD = 4.0
 STEP = 2.0**-8  # four times 2^-10
@@ -104,6 +105,7 @@ def all_32_bit_normals():
     return np.unique(np.asarray(np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniform)))
 
 
+@pytest.mark.slow
 def test_32_bit_noise_shows_which_sums_are_impossible():
     values = all_32_bit_normals()
     assert len(values) <= 2**23
@@ -245,7 +247,7 @@ def inputs():
     return jax.random.split(jax.random.key(0), 5), jnp.asarray(data)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@grid("way", WAYS, quick=[1])
 def test_it_is_the_same_program_under_every_transformation(way):
     keys, data = inputs()
     expected = jnp.stack([steps(k, x) for k, x in zip(keys, data, strict=True)])
@@ -258,6 +260,7 @@ def test_it_is_the_same_program_under_every_transformation(way):
     assert jnp.arange(3.0).dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_it_draws_the_same_noise_whatever_the_precision_of_the_program(x64):
     with jax.enable_x64(False):
         keys, data = inputs()

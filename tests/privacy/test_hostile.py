@@ -24,6 +24,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.protocol import rounds, server
+from tests.grids import grid
 
 # ---------------------------------------------------------------------------------------------
 # Hostile layouts. Sizes that no number of shards divides, a client at the arrays' capacity, one
@@ -201,7 +202,6 @@ CASES = {
 }
 # One of each kind answers at once; `make slow` runs them all.
 QUICK = {
-    "gradients",
     "Poisson batches",
     "global",
     "averaging, natural gradients",
@@ -489,8 +489,10 @@ def log_normal(y):
         numpyro.sample("y", dist.LogNormal(mean, 1), obs=y)
 
 
-@pytest.mark.parametrize(
-    "method", [dppvi.NonPrivate(2), dppvi.VirtualClients(3, 1.0, 2), dppvi.LocalAveraging(3, 1.0)]
+@grid(
+    "method",
+    [dppvi.NonPrivate(2), dppvi.VirtualClients(3, 1.0, 2), dppvi.LocalAveraging(3, 1.0)],
+    quick=[1],
 )
 def test_zero_padding_erases_no_client(method):
     """log(0) in a row that does not count used to end the smaller client's solve."""

@@ -26,6 +26,7 @@ from numpyro_dppvi.privacy import (
     add_noise,
     by_purpose,
 )
+from tests.grids import grid
 
 ALPHA = 1e-6
 DRAWS = 20_000
@@ -62,7 +63,7 @@ def largest_correlation_p_value(noise):
 
 
 class TestLaw:
-    @pytest.mark.parametrize("noise_std", [0.3, 25.0])
+    @grid("noise_std", [0.3, 25.0], quick=[0])
     def test_has_the_standard_deviation_it_is_given(self, noise_std):
         # The standard error is 0.2 % of it, so that 1 % is 5 standard errors.
         noise = draws(lambda key, total: add_noise(key, total, noise_std))
@@ -81,6 +82,7 @@ class TestLaw:
         consecutive = np.concatenate([unit_noise()[:-1], unit_noise()[1:]], axis=1)
         assert largest_correlation_p_value(consecutive) > ALPHA
 
+    @pytest.mark.slow
     def test_shared_or_weak_noise_is_found(self):
         # Negative controls: one key for all leaves; noise of another law; noise 2 % too small.
         def one_key(rng_key, total):
@@ -102,7 +104,7 @@ class TestAddNoise:
     def test_keeps_structure_and_precision(self):
         with jax.enable_x64(True):
             total = {"a": jnp.zeros((2, 3), jnp.float32), "b": [jnp.zeros((), jnp.float64)]}
-            noisy = add_noise(jax.random.key(0), total, 1.0)
+            noisy = jax.jit(add_noise)(jax.random.key(0), total, 1.0)
         assert jax.tree.structure(noisy) == jax.tree.structure(total)
         assert noisy["a"].shape == (2, 3)
         assert noisy["a"].dtype == jnp.float32

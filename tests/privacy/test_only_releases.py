@@ -376,16 +376,15 @@ METHODS = {
 
 
 # Of virtual clients see the last but one test, which runs them with one leak planted.
+QUICK = "joint local averaging"
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "gradients",
-        "joint local averaging",
-        "scores",
-        *(
-            pytest.param(n, marks=pytest.mark.slow)
-            for n in ("joint natural gradients", "global steps", "sums of scores")
-        ),
+        name if name == QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in METHODS
+        if name != "virtual clients"
     ],
 )
 def test_nothing_but_releases_comes_out(name, tmp_path, capsys):

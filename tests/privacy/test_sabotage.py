@@ -34,6 +34,7 @@ from numpyro_dppvi.privacy import (
 from numpyro_dppvi.protocol import client, rounds
 from numpyro_dppvi.protocol.messages import Request
 from numpyro_dppvi.protocol.problem import Problem
+from tests.grids import grid
 
 CLIP, DAMPING = 0.3, 0.5
 NATURAL = {"num_local_steps": 1, "optimizer": dppvi.NaturalGradient()}
@@ -157,7 +158,7 @@ def test_no_kept_change_is_longer_than_the_clip(name):
         assert max(found) >= CLIP * (1 - 1e-4)  # cut, and no further than it must be
 
 
-@pytest.mark.parametrize("name", ["virtual", "virtual, natural"])
+@grid("name", ["virtual", "virtual, natural"], quick=[0])
 def test_a_change_within_the_clip_is_what_the_solve_found(name):
     """Each shard's, from q and its own cavity, as of a client without privacy."""
     method, key = METHODS[name], dppvi.privacy.SecretKeys(0).round_key(0)

@@ -14,6 +14,7 @@ from numpyro_dppvi.privacy import (
     plan_selection,
 )
 from numpyro_dppvi.privacy.selection import check_run, selection_epsilon
+from tests.grids import grid
 
 RUNS = [
     PoissonRuns(1),
@@ -145,7 +146,7 @@ class TestCost:
 
 class TestPlan:
     @every_kind
-    @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+    @grid("epsilon", [0.1, 1.0, 8.0], quick=[1])
     def test_keeps_the_budget_and_uses_it(self, runs, epsilon):
         budget = PrivacyBudget(epsilon, 1e-6)
         plan = plan_selection(budget, runs, client_sizes=[50, 80], score_bound=2.0)

@@ -33,6 +33,7 @@ from numpyro_dppvi import guides, latents
 from numpyro_dppvi.privacy import ledger_file as ledgers
 from numpyro_dppvi.protocol import algorithm, rounds
 from numpyro_dppvi.run import checkpoint as checkpoints
+from tests.grids import grid
 
 NUM_CLIENTS, NUM_ROUNDS, NUM_STEPS, CLIP_NORM = 3, 2, 2, 2.0
 DELTA = 1e-5
@@ -467,7 +468,7 @@ class Runs(RuleBasedStateMachine):
 
 TestRuns = Runs.TestCase
 TestRuns.settings = settings(
-    max_examples=100,
+    max_examples=40,
     stateful_step_count=6,
     deadline=None,
     derandomize=True,
@@ -493,7 +494,7 @@ def dies(runs, name, at, how=killed, spec=SPEC):
 
 
 @pytest.mark.parametrize("how", [killed, half_written])
-@pytest.mark.parametrize("at", range(NUM_MOMENTS))
+@grid("at", range(NUM_MOMENTS), quick=range(0, NUM_MOMENTS, 3))
 def test_killed_at_every_moment_and_then_at_another(runs, at, how):
     assert dies(runs, "run.npz", at, how) is None
     dies(runs, "run.npz", (7 * at + 3) % NUM_MOMENTS, how)
@@ -503,7 +504,7 @@ def test_killed_at_every_moment_and_then_at_another(runs, at, how):
 
 
 @pytest.mark.parametrize("how", [killed, half_written])
-@pytest.mark.parametrize("at", range(NUM_MOMENTS))
+@grid("at", range(NUM_MOMENTS), quick=range(0, NUM_MOMENTS, 3))
 def test_a_continued_run_is_killed_at_every_moment_and_then_at_another(runs, at, how):
     """It has as many rounds more as it had, so that as many moments are in them."""
     runs.whole(runs.fit("run.npz", SPEC), SPEC)

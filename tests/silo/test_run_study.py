@@ -18,6 +18,7 @@ from numpyro_dppvi.silo import consortium, messages, progress, wire
 from numpyro_dppvi.silo.messages import Code, Refused
 from numpyro_dppvi.silo.settings import read
 from numpyro_dppvi.silo.sockets import listening
+from tests.grids import grid
 from tests.silo import hospitals, mutations
 from tests.silo.hospitals import NAMES, QUICK, VIRTUAL, gateways, in_process
 
@@ -61,7 +62,7 @@ STUDIES["global VI"] = {
     "caps": TRUSTED,
 }
 # One of each kind answers at once; `make slow` runs them all.
-QUICKLY = {"in turn", "at their own pace", "virtual", "an aggregator"}
+QUICKLY = {"an aggregator"}
 EACH = [n if n in QUICKLY else pytest.param(n, marks=pytest.mark.slow) for n in STUDIES]
 
 
@@ -190,6 +191,7 @@ def sockets(paths, opened):
         yield lambda name, message: silo.send(read(paths[name]).socket, message, 60.0)
 
 
+@pytest.mark.slow
 def test_it_is_the_same_over_sockets(consortium_in_turn, tmp_path):
     pinned, wanted = consortium_in_turn
     paths = hospitals.beside(pinned, tmp_path)
@@ -267,7 +269,7 @@ def dying(deliver, last, when):
     return courier
 
 
-@pytest.mark.parametrize("kind", ["in_turn", "at_once"])
+@grid("kind", ["in_turn", "at_once"], quick=[0])
 def test_a_signal_that_comes_to_another_thread_does_not_wait_for_replies(kind, request):
     """Flower tells its applications so that they are to end."""
     pinned, _ = request.getfixturevalue(f"consortium_{kind}")
@@ -287,7 +289,7 @@ def test_a_signal_that_comes_to_another_thread_does_not_wait_for_replies(kind, r
     assert time.monotonic() - before < 30
 
 
-@pytest.mark.parametrize(("kind", "last", "times"), [("in_turn", 3, 4), ("at_once", 4, 2)])
+@grid(("kind", "last", "times"), [("in_turn", 3, 4), ("at_once", 4, 2)], quick=[0])
 def test_a_server_that_dies_at_any_delivery_goes_on(
     kind, last, times, request, tmp_path, monkeypatch
 ):
@@ -616,7 +618,7 @@ def test_no_mutated_reply_is_taken_unless_only_its_numbers_differ(
     assert taken < number / 20
 
 
-@pytest.mark.parametrize("name", ["in turn", "virtual", "by natural gradients", "scores"])
+@grid("name", ["in turn", "virtual", "by natural gradients", "scores"], quick=[0, 1, 2])
 def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
     """The largest of 50 is within it, and more than a twentieth of it."""
     pinned = hospitals.write_study(tmp_path, **STUDIES[name])
