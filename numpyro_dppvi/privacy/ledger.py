@@ -13,7 +13,6 @@ from numpyro_dppvi.privacy import accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 
-
 _LONGEST_NAME = 100
 
 

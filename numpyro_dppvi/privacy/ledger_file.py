@@ -110,20 +110,24 @@ class LedgerFile:
         self._seen = _Seen()
 
     def spent(
-        self, budgets: Sequence[PrivacyBudget], besides: str | None = None
+        self,
+        budgets: Sequence[PrivacyBudget],
+        besides: str | None = None,
+        names: tuple[str, ...] = (),
     ) -> tuple[Composition, ...]:
         """What each client has released so far according to the file.
 
         Args:
             budgets: One per client.
             besides: The public name of a run whose releases are left out.
+            names: The clients' names; empty if they have none.
 
         Raises:
             ValueError: If the file is damaged, not a ledger file, or was made for other clients,
                 names, relations or units.
             FileNotFoundError: If its folder is missing.
         """
-        ledger = self.open(Ledger(tuple(budgets)))
+        ledger = self.open(Ledger(tuple(budgets), client_names=names))
         others = tuple(entry for entry in ledger.entries if entry.run != besides)
         ledger = replace(ledger, entries=others)
         return tuple(ledger.composition(client) for client in range(len(budgets)))

@@ -1,6 +1,7 @@
 """From a method, a budget and a schedule to a privacy plan, before any data is read."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -132,7 +133,8 @@ def plan_privacy(
     )
     spent = None
     if ledger_file is not None:
-        spent, names = ledger_file.spent, names or ledger_file.names(len(sizes))
+        names = names or ledger_file.names(len(sizes))
+        spent = functools.partial(ledger_file.spent, names=names)
     plan = plan_run(run, budget, sizes, spent, names)
     warn_of_unsafe(run, plan)
     return plan if num_latents is None else with_worth(plan, num_latents)

@@ -137,8 +137,9 @@ def plan_of(
     spent: planning.Spent | None = None
     if ledger_file is not None:
         names = names or ledger_file.names(len(sizes))
+    if past is None and ledger_file is not None:
+        spent = functools.partial(ledger_file.spent, names=names)
     if past is None:
-        spent = None if ledger_file is None else ledger_file.spent
         return planning.plan_run(run, budget, sizes, spent, names)
     plan, first = None, 0
     for part in past.ended_before(run):
