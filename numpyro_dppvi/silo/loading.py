@@ -76,15 +76,17 @@ def check(arrays: Mapping[str, np.ndarray], checks: Checks) -> None:
 
 
 def _check_range(name: str, array: np.ndarray, column: Column) -> None:
-    for word, bound in column._asdict().items():
+    missing = np.isnan(array) if column.missing else np.zeros(array.shape, bool)
+    for word, bound in (("least", column.least), ("most", column.most)):
         given = np.asarray(bound, float)
         if given.shape not in ((), array.shape[1:]):
             raise ValueError(
                 f"{word} must be a number, or one for each column of {name}, got {given.size} "
                 f"for records of shape {array.shape[1:]}: correct [checks.columns.{name}]."
             )
-        outside = array < given if word == "least" else array > given
-        if np.any(outside):
+        # What is no number is in no range.
+        inside = array >= given if word == "least" else array <= given
+        if not np.all(inside | missing):
             raise ValueError(
                 f"all values of {name} must be at {word} what [checks.columns.{name}] says, got "
                 "others: correct the loader, or the range."

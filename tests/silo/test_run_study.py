@@ -4,6 +4,7 @@ import contextlib
 import grp
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -202,6 +203,20 @@ def test_it_is_the_same_over_sockets(consortium_in_turn, tmp_path):
             deliver("north", b"\0" * (opened["north"].most_bytes + 1))
     with pytest.raises(OSError, match=r".*"):  # nobody listens any more
         deliver("north", b"no message")
+
+
+def test_a_courier_that_stalls_keeps_no_other_waiting(tmp_path):
+    """It has begun a message, or does not read its reply; both hold nothing but their connection."""
+    path = tmp_path / "silo.sock"
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(listening(path, lambda message: bytes(2**24), 10))
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        stack.callback(server.shutdown)
+        for number in range(20):
+            stalled = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            stalled.connect(str(path))
+            stalled.sendall((3).to_bytes(8, "big") + b"abc"[: 1 + 2 * (number % 2)])
+        assert len(silo.send(path, b"abc", 30.0)) == 2**24
 
 
 def test_a_group_of_users_may_open_a_socket(tmp_path):
@@ -636,6 +651,22 @@ def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
             silo.bounds.excess(assembly.problem, mine.params, rate, asked.q, release.value)
         )
     assert 0.05 < max(found) <= 1
+
+
+@pytest.mark.parametrize("noise_std", [0.0, 2.0])
+def test_the_noise_of_all_entries_may_not_be_in_one(noise_std):
+    """A sum of 10 vectors of norm 1 at most, of 10^4 entries: 200 of them would fit the norm."""
+    sum_of_ten = consortium.bounds.ClientParams(noise_std, 1, 1, 1.0, 1.0, 10)
+    rng = np.random.default_rng(0)
+    honest = [10 * np.eye(10_000, dtype="f4")[0] + noise_std * rng.normal(size=10_000)]
+    honest += [{"a": each[:5000], "b": each[5000:]} for each in honest]
+    largest = [float(consortium.bounds._of_sum(sum_of_ten, 10.0, each)) for each in honest]
+    assert largest[0] == pytest.approx(largest[1])
+    assert 0.2 < largest[0] < 1
+    for each in (10 + 16 * noise_std, -10 - 16 * noise_std):
+        dishonest = np.zeros(10_000, np.float32)
+        dishonest[7] = each * 1.01
+        assert consortium.bounds._of_sum(sum_of_ten, 10.0, dishonest) > 1
 
 
 def test_at_their_own_pace_who_cannot_be_reached_is_asked_again(tmp_path, monkeypatch):
