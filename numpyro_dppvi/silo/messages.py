@@ -18,7 +18,6 @@ from numpyro_dppvi._typing import Natural, PyTree
 from numpyro_dppvi.silo import wire
 from numpyro_dppvi.silo.wire import Head, MalformedError, Shapes
 
-
 # The most bytes of a message beside its arrays: most of it is the header.
 _BESIDES = 2**21
 

@@ -206,7 +206,7 @@ def test_it_is_the_same_over_sockets(consortium_in_turn, tmp_path):
 
 
 def test_a_courier_that_stalls_keeps_no_other_waiting(tmp_path):
-    """It has begun a message, or does not read its reply; both hold nothing but their connection."""
+    """It has begun a message, or reads no reply; both hold nothing but their connection."""
     path = tmp_path / "silo.sock"
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(listening(path, lambda message: bytes(2**24), 10))
