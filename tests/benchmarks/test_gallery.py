@@ -1,5 +1,7 @@
 """The gallery: studies of many kinds are read, or refused for their true reason."""
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -34,6 +36,22 @@ def test_a_study_that_is_refused_for_another_reason_fails():
 def test_the_table_counts_outcomes(capsys):
     gallery.table(tuple(REFUSED)[:2])
     assert "2 studies: 0 runs, 2 refused, 0 fails; 0 of 0" in capsys.readouterr().out
+
+
+def dies(names, beside):
+    os._exit(9)
+
+
+def test_many_are_fitted_in_processes_of_their_own(monkeypatch):
+    """Which give their memory back; where one is killed, its studies fail, and the others go on."""
+    monkeypatch.setattr(gallery, "_BATCH", 1)
+    names = tuple(REFUSED)[:2]
+    found = dict(gallery._each(names, beside=False))
+    assert {each.outcome for each in found.values()} == {"refused"}
+    monkeypatch.setattr(gallery, "_of_batch", dies)
+    found = dict(gallery._each(names, beside=False))
+    assert tuple(found) == names
+    assert all(each.sentence.startswith("its process was killed") for each in found.values())
 
 
 @pytest.mark.slow
