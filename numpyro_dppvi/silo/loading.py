@@ -76,8 +76,7 @@ def check(arrays: Mapping[str, np.ndarray], checks: Checks) -> None:
 
 
 def _check_range(name: str, array: np.ndarray, column: Column) -> None:
-    missing = np.isnan(array) if column.missing else np.zeros(array.shape, bool)
-    for word, bound in (("least", column.least), ("most", column.most)):
+    for word, bound in column._asdict().items():
         given = np.asarray(bound, float)
         if given.shape not in ((), array.shape[1:]):
             raise ValueError(
@@ -86,7 +85,7 @@ def _check_range(name: str, array: np.ndarray, column: Column) -> None:
             )
         # What is no number is in no range.
         inside = array >= given if word == "least" else array <= given
-        if not np.all(inside | missing):
+        if not np.all(inside):
             raise ValueError(
                 f"all values of {name} must be at {word} what [checks.columns.{name}] says, got "
                 "others: correct the loader, or the range."

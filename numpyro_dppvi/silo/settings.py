@@ -39,12 +39,10 @@ class Column(NamedTuple):
     Attributes:
         least: The least value, or one a column.
         most: The largest, or one a column.
-        missing: Whether NaN may stand for values that are missing, which the model imputes.
     """
 
     least: Any
     most: Any
-    missing: bool = False
 
 
 @dataclass(frozen=True)
@@ -195,9 +193,8 @@ def _checks(found: Any) -> Checks:
 
 def _bounds(where: str, found: Any) -> dict[str, Any]:
     kinds = (int, float, list)
-    table = _table(where, found, {"least": kinds, "most": kinds}, {"missing": bool})
-    for name in ("least", "most"):
-        value = table[name]
+    table = _table(where, found, {"least": kinds, "most": kinds}, {})
+    for name, value in table.items():
         for number in value if isinstance(value, list) else [value]:
             _validate.finite(name, number, "0.0")
     return table
