@@ -162,7 +162,7 @@ def test_tables_of_other_libraries_have_columns_too():
             model,
             "got both: 'Oulu' is a .*'y' is neither",
         ),
-        ({"y": {"a": HELSINKI["y"]}, "Oulu": HELSINKI["y"]}, model, "nested mappings"),
+        ({"y": {"a": HELSINKI["y"]}, "Oulu": HELSINKI["y"]}, model, "a model that nests them"),
         ({1: HELSINKI, "1": TURKU}, model, "distinct names, got '1' twice"),
     ],
 )

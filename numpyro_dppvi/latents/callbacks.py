@@ -4,8 +4,8 @@
 a callback could write them anywhere. Nothing of that is clipped, noised or charged.
 """
 
+import functools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,19 @@ def check_callbacks(space: LatentSpace) -> None:
     Raises:
         UnsupportedModelError: Names what the program calls.
     """
+    name = _callback(space)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"the model hands records to Python code ({name}), where they are neither clipped "
+            "nor noised: leave out jax.debug.print and callbacks, and write what they compute "
+            "with jax.numpy."
+        )
+
+
+# Cached, because it traces the model and its gradient: once for each program.
+@functools.lru_cache(maxsize=256)
+def _callback(space: LatentSpace) -> str | None:
+    """The name of an operation that calls Python code; ``None`` if there is none."""
     theta = {latent.name: latent.struct for latent in space.latents}
 
     # With its gradient, because rules of a model's own (jax.custom_vjp) run there alone.
@@ -33,16 +46,11 @@ def check_callbacks(space: LatentSpace) -> None:
         gradient(jnp.ones_like(value))
         return value
 
-    for name in _primitives(jax.make_jaxpr(differentiated)(theta, dict(space.row)).jaxpr):
-        if "callback" in name or name == "debug_print":
-            raise UnsupportedModelError(
-                f"the model hands records to Python code ({name}), where they are neither clipped "
-                "nor noised: leave out jax.debug.print and callbacks, and write what they compute "
-                "with jax.numpy."
-            )
+    names = _primitives(jax.make_jaxpr(differentiated)(theta, dict(space.row)).jaxpr)
+    return next((name for name in names if "callback" in name or name == "debug_print"), None)
 
 
-def _primitives(jaxpr: Jaxpr) -> Iterator[Any]:
+def _primitives(jaxpr: Jaxpr) -> Iterator[str]:
     """The names of all operations of a program, and of the programs inside it."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
