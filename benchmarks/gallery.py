@@ -11,9 +11,10 @@ density with these summed out by hand. What is refused is shown with its sentenc
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -22,8 +23,11 @@ import numpyro
 
 import numpyro_dppvi as dppvi
 from benchmarks.examples import Example, difference, marginals, svi
+from benchmarks.paper import table as paper
 from benchmarks.studies import STUDIES
 from benchmarks.studies.study import Study
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks-gallery.md"
 
 CLOSE = 0.1
 """A posterior whose means are within so many standard deviations of SVI's counts as close."""
@@ -87,7 +91,10 @@ def tried(study: Study, beside: bool = True) -> Found:
 
 
 def table(names: tuple[str, ...] = (), beside: bool = True) -> None:
-    """One line a study, and how many run, are refused for their true reason, or fail."""
+    """One line a study, and how many run, are refused for their true reason, or fail.
+
+    All of them together are written into the docs, too.
+    """
     print("\nfit(method=NonPrivate()) with its defaults, two clients, beside SVI with AutoNormal")
     print(f"{'':<34}{'mean off (sd)':>14}{'sd off (%)':>12}{'seconds':>9}  status")
     found = {}
@@ -96,11 +103,33 @@ def table(names: tuple[str, ...] = (), beside: bool = True) -> None:
         numbers = f"{_or_dash(one.shift, 3):>14}{_or_dash(one.percent, 1):>12}{one.seconds:>9.1f}"
         shown = numbers if one.outcome == "runs" else f"{one.outcome:>35}"
         print(f"{name:<34}{shown}  {one.sentence}", flush=True)
+    print(_counted(found))
+    if not names and beside:
+        PAGE.write_text(paper.between_marks(PAGE.read_text(), "gallery", markdown(found)))
+
+
+def markdown(found: Mapping[str, Found]) -> str:
+    """The table of the docs: one line a study, those that are refused at the end."""
+    rows = [
+        "| study | what comes out | a mean off by (sd) | a sd off by (%) |",
+        "| - | - | - | - |",
+    ]
+    for name, one in sorted(found.items(), key=lambda each: each[1].outcome == "refused"):
+        said = one.sentence
+        if one.outcome == "runs":
+            said = "all is well" if said.endswith("every merge was accepted.") else said
+        numbers = f"{_or_dash(one.shift, 3)} | {_or_dash(one.percent, 1)}"
+        words = said if one.outcome == "runs" else f"{one.outcome}: {said}"
+        rows.append(f"| {name} | {words.replace('|', ' ')} | {numbers} |")
+    return "\n".join([_counted(found), "", *rows])
+
+
+def _counted(found: Mapping[str, Found]) -> str:
     outcomes = [one.outcome for one in found.values()]
     counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("runs", "refused", "fails"))
     compared = [one for one in found.values() if one.shift == one.shift]
     close = sum(one.shift < CLOSE for one in compared)
-    print(f"{len(found)} studies: {counts}; {close} of {len(compared)} within {CLOSE} sd of SVI.")
+    return f"{len(found)} studies: {counts}; {close} of {len(compared)} within {CLOSE} sd of SVI."
 
 
 def _each(names: Sequence[str], beside: bool) -> Iterator[tuple[str, Found]]:
