@@ -282,6 +282,15 @@ def dying(deliver, last, when):
     return courier
 
 
+@pytest.fixture
+def interruptible():
+    """What a shell starts in the background ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("kind", ["in_turn", "at_once"])
 def test_a_signal_that_comes_to_another_thread_does_not_wait_for_replies(kind, request):
     """Flower tells its applications so that they are to end."""
@@ -651,6 +660,39 @@ def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
             silo.bounds.excess(assembly.problem, mine.params, rate, asked.q, release.value)
         )
     assert 0.05 < max(found) <= 1
+
+
+@pytest.mark.parametrize("name", ["virtual", "by natural gradients"])
+def test_whatever_the_server_asks_with_a_record_moves_a_release_by_its_sensitivity(name, tmp_path):
+    """With approximations at the ends of 32 bits, and records there, too."""
+    pinned = hospitals.write_study(tmp_path, **STUDIES[name])
+    prepared = silo.study.prepare(pinned, dppvi.privacy.SecretKeys(7))
+    state, assembly = prepared.first_state(), prepared.assembly
+    clients = []
+    for record in (None, 3e3, -1e18, 3e38):
+        records = hospitals.records()
+        if record is not None:
+            records[0]["X"][0] = record
+        clients.append(assembly.client(0, state, dppvi.records.stack_clients(records)))
+    solver = assembly.problem.method.solver(assembly.params.learning_rate)
+    asked = consortium._request(
+        assembly.problem, assembly.params, state.server, state.server.natural, 0, jax.random.key(0)
+    )
+    most = 2 * float(clients[0].params.clip_norm * clients[0].params.weight)
+    moved = []
+    for linear, precision in ((0, 1), (1e3, 1), (1e30, 1e30), (0, 1e38), (-1e38, 1e-3)):
+        one = asked.q["w"]
+        q = {"w": type(one)(np.full(2, linear, "f4"), np.full(2, -precision / 2, "f4"))}
+        assert assembly.problem.family.in_domain(q)
+        values = [each.released(asked._replace(q=q))[1].value for each in clients]
+        assert len({np.isfinite(jax.tree.leaves(each)).all() for each in values}) == 1
+        if np.isfinite(jax.tree.leaves(values[0])).all():
+            first, *others = (
+                np.concatenate(jax.tree.leaves(solver.measured(assembly.problem.family, q, each)))
+                for each in values
+            )
+            moved += [np.linalg.norm(each - first) / most for each in others]
+    assert 0.1 < max(moved) < 1.01
 
 
 @pytest.mark.parametrize("noise_std", [0.0, 2.0])
