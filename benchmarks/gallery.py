@@ -9,7 +9,12 @@ change of a standard deviation. Where records have discrete latents of their own
 density with these summed out by hand. What is refused is shown with its sentence.
 """
 
+import multiprocessing
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -18,12 +23,17 @@ import numpyro
 
 import numpyro_dppvi as dppvi
 from benchmarks.examples import Example, difference, marginals, svi
+from benchmarks.paper import table as paper
 from benchmarks.studies import STUDIES
 from benchmarks.studies.study import Study
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks-gallery.md"
 
 CLOSE = 0.1
 """A posterior whose means are within so many standard deviations of SVI's counts as close."""
 
+# Studies that one process fits; compiled programs stay in its memory until it ends.
+_BATCH = 10
 _STUMBLES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -81,21 +91,66 @@ def tried(study: Study, beside: bool = True) -> Found:
 
 
 def table(names: tuple[str, ...] = (), beside: bool = True) -> None:
-    """One line a study, and how many run, are refused for their true reason, or fail."""
-    numpyro.enable_x64(False)
+    """One line a study, and how many run, are refused for their true reason, or fail.
+
+    All of them together are written into the docs, too.
+    """
     print("\nfit(method=NonPrivate()) with its defaults, two clients, beside SVI with AutoNormal")
     print(f"{'':<34}{'mean off (sd)':>14}{'sd off (%)':>12}{'seconds':>9}  status")
     found = {}
-    for name in names or STUDIES:
-        found[name] = one = tried(STUDIES[name], beside)
+    for name, one in _each(tuple(names or STUDIES), beside):
+        found[name] = one
         numbers = f"{_or_dash(one.shift, 3):>14}{_or_dash(one.percent, 1):>12}{one.seconds:>9.1f}"
         shown = numbers if one.outcome == "runs" else f"{one.outcome:>35}"
         print(f"{name:<34}{shown}  {one.sentence}", flush=True)
+    print(_counted(found))
+    if not names and beside:
+        PAGE.write_text(paper.between_marks(PAGE.read_text(), "gallery", markdown(found)))
+
+
+def markdown(found: Mapping[str, Found]) -> str:
+    """The table of the docs: one line a study, those that are refused at the end."""
+    rows = [
+        "| study | what comes out | a mean off by (sd) | a sd off by (%) |",
+        "| - | - | - | - |",
+    ]
+    for name, one in sorted(found.items(), key=lambda each: each[1].outcome == "refused"):
+        said = one.sentence
+        if one.outcome == "runs":
+            said = "all is well" if said.endswith("every merge was accepted.") else said
+        numbers = f"{_or_dash(one.shift, 3)} | {_or_dash(one.percent, 1)}"
+        words = said if one.outcome == "runs" else f"{one.outcome}: {said}"
+        rows.append(f"| {name} | {words.replace('|', ' ')} | {numbers} |")
+    return "\n".join([_counted(found), "", *rows])
+
+
+def _counted(found: Mapping[str, Found]) -> str:
     outcomes = [one.outcome for one in found.values()]
     counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("runs", "refused", "fails"))
     compared = [one for one in found.values() if one.shift == one.shift]
     close = sum(one.shift < CLOSE for one in compared)
-    print(f"{len(found)} studies: {counts}; {close} of {len(compared)} within {CLOSE} sd of SVI.")
+    return f"{len(found)} studies: {counts}; {close} of {len(compared)} within {CLOSE} sd of SVI."
+
+
+def _each(names: Sequence[str], beside: bool) -> Iterator[tuple[str, Found]]:
+    """What comes out of each study; of many, a process for every few."""
+    if len(names) <= _BATCH:
+        yield from _of_batch(names, beside)
+        return
+    spawn = multiprocessing.get_context("spawn")  # what is compiled cannot be forked
+    for start in range(0, len(names), _BATCH):
+        batch = names[start : start + _BATCH]
+        with ProcessPoolExecutor(1, spawn) as process:
+            try:
+                yield from process.submit(_of_batch, batch, beside).result()
+            except BrokenProcessPool:
+                for name in batch:
+                    yield name, Found("fails", "its process was killed, for want of memory perhaps")
+
+
+def _of_batch(names: Sequence[str], beside: bool) -> list[tuple[str, Found]]:
+    numpyro.enable_x64(False)
+    return [(name, tried(STUDIES[name], beside)) for name in names]
 
 
 def _or_dash(number: float, digits: int) -> str:

@@ -1,36 +1,45 @@
 """Rounds over hospitals' gateways: what Flower adds, in seconds, bytes and memory.
 
     python -m benchmarks.hospitals --hospitals 3 --latents 200 --rounds 5 [--schedule sequential]
+        [--one-process]
 
 Starts a gateway process for each hospital. A first study runs over their sockets alone, which is
 our own cost; the second over a SuperLink with TLS, nginx if it is installed, and a registered
 SuperNode for each hospital. Rounds after the first are timed: in the first one, programs are
 compiled. A hospital's message takes from the server's request to its reply; of that, the start of a
 process is what passes until a message reaches the gateway, and the gateway what it takes there.
+
+``--one-process`` has all gateways in one, as no hospital would: it says how far Flower goes on one
+machine. Where less than 5 GB of memory are left, everything is stopped.
 """
 
 import argparse
 import contextlib
 import datetime as dt
+import itertools
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from numpyro_dppvi import silo
 from numpyro_dppvi.silo import messages, new_study, settings, wire
+from numpyro_dppvi.silo.sockets import listening
 from tests.flower.loopback import Flower, wait_for
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-c", "import numpyro_dppvi.silo.command as c; exit(c.main())"]
+TOGETHER = [sys.executable, "-c", "from benchmarks import hospitals as h; h.listen()", "silo run"]
 NUM_RECORDS = 20
+LEAST_FREE = 5e9
 STUDY = """
 import numpyro
 import numpyro.distributions as dist
@@ -95,42 +104,77 @@ def write(folder: Path, arguments: argparse.Namespace, seed: int) -> dict[str, P
 
 
 @contextlib.contextmanager
-def gateways(paths: dict[str, Path]) -> Iterator[None]:
-    """A process for each hospital; what it says goes to gateway.log in its folder."""
+def gateways(paths: dict[str, Path], *, one_process: bool) -> Iterator[None]:
+    """A process for each hospital, or for all; what is said goes to gateway.log in its folder."""
+    commands = {path: [*COMMAND, "silo", "run", str(path)] for path in paths.values()}
+    if one_process:
+        first, *_ = paths.values()
+        commands = {first: [*TOGETHER, *map(str, paths.values())]}
     with contextlib.ExitStack() as stack:
-        for path in paths.values():
+        for path, command in commands.items():
             log = stack.enter_context((path.parent / "gateway.log").open("w"))
-            process = subprocess.Popen(
-                [*COMMAND, "silo", "run", str(path)], cwd=ROOT, stdout=log, stderr=log
-            )
+            process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.terminate)
         for path in paths.values():
             place = settings.read(path).socket
-            assert wait_for(place.exists, 300), f"no gateway listens on {place}"
+            assert wait_for(place.exists, 900), f"no gateway listens on {place}"
         yield
 
 
-def lines(path: Path, words: str) -> list[float]:
-    """When a gateway has said some words, in seconds."""
-    found = re.findall(rf"^(\S+ \S+),(\d+) step \d+ {words}", path.read_text(), re.MULTILINE)
-    return [dt.datetime.fromisoformat(when).timestamp() + int(ms) / 1e3 for when, ms in found]
+def listen() -> None:
+    """Gateways of all hospitals on the command line, in one process."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        for path in sys.argv[2:]:
+            gateway = stack.enter_context(silo.open_gateway(path))
+            place, handle = settings.read(path).socket, said(gateway.handle, path)
+            server = stack.enter_context(listening(place, handle, gateway.most_bytes))
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            stack.callback(server.shutdown)
+        signal.pause()
+
+
+def said(handle: Callable[[bytes], bytes], path: str) -> Callable[[bytes], bytes]:
+    """Writes times to a hospital's own log, because gateways of one process share theirs."""
+    log, number = Path(path).parent / "gateway.log", itertools.count(1)
+
+    def handled(message: bytes) -> bytes:
+        times = [dt.datetime.now()]
+        reply = handle(message)
+        times.append(dt.datetime.now())
+        step = next(number)
+        with log.open("a") as file:
+            for when, words in zip(times, ("is charged", "is released"), strict=True):
+                file.write(f"{when:%Y-%m-%d %H:%M:%S},{when:%f} step {step} {words}\n")
+        return reply
+
+    return handled
 
 
 class Watcher:
-    """The largest memory of each kind of process, and when each process began."""
+    """The largest memory of each kind of process and of all together, and when each began."""
 
     def __init__(self) -> None:
         self.megabytes: dict[str, float] = {}
+        self.together = 0.0
         self.begun: dict[int, float] = {}
         self.ended = threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
+        begun = time.monotonic()
         while not self.ended.wait(0.05):
             for folder in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError, StopIteration, ValueError, KeyError):
                     self._look(folder)
+            if time.monotonic() - begun > 5:
+                begun, pieces = time.monotonic(), map(proportional, Path("/proc").glob("[0-9]*"))
+                self.together = max(self.together, sum(pieces))
+                if free_bytes() < LEAST_FREE:
+                    print("stopped, because too little memory is left", flush=True)
+                    os.kill(os.getpid(), signal.SIGINT)
+                    return
 
     def _look(self, folder: Path) -> None:
         command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -145,6 +189,23 @@ class Watcher:
             self.begun.setdefault(int(folder.name), began)
 
 
+def proportional(folder: Path) -> float:
+    """A process's memory in MB, what it shares divided by who shares it; 0 for other processes."""
+    with contextlib.suppress(OSError):
+        command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        if any(kind in command for kind in KINDS):
+            found = re.search(r"^Pss: +(\d+)", (folder / "smaps_rollup").read_text(), re.MULTILINE)
+            return int(found[1]) / 1024 if found else 0.0
+    return 0.0
+
+
+def free_bytes() -> float:
+    """What the machine has left for new processes."""
+    found = re.search(r"^MemAvailable: +(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    assert found, "no MemAvailable"
+    return 1024.0 * int(found[1])
+
+
 def steps(paths: dict[str, Path]) -> dict[str, list[tuple[float, float]]]:
     """When each hospital's messages reached its gateway, and when their releases left it."""
     found = {}
@@ -152,6 +213,12 @@ def steps(paths: dict[str, Path]) -> dict[str, list[tuple[float, float]]]:
         log = path.parent / "gateway.log"
         found[name] = list(zip(lines(log, "is charged"), lines(log, "is released"), strict=True))
     return found
+
+
+def lines(path: Path, words: str) -> list[float]:
+    """When a gateway has said some words, in seconds."""
+    found = re.findall(rf"^(\S+ \S+),(\d+) step \d+ {words}", path.read_text(), re.MULTILINE)
+    return [dt.datetime.fromisoformat(when).timestamp() + float(f"0.{ms}") for when, ms in found]
 
 
 def seconds_a_round(found: dict[str, list[tuple[float, float]]]) -> float:
@@ -163,7 +230,7 @@ def seconds_a_round(found: dict[str, list[tuple[float, float]]]) -> float:
 def over_sockets(folder: Path, arguments: argparse.Namespace) -> tuple[float, float]:
     """Seconds a round, and seconds of a visit in the gateway, without Flower."""
     paths = write(folder, arguments, seed=1)
-    with gateways(paths):
+    with gateways(paths, one_process=arguments.one_process):
         places = {name: settings.read(path).socket for name, path in paths.items()}
         silo.run_study(
             silo.load_study(folder / "study.py"),
@@ -182,7 +249,7 @@ def over_flower(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     watcher = Watcher()
     with contextlib.ExitStack() as stack:
         stack.callback(watcher.ended.set)
-        stack.enter_context(gateways(paths))
+        stack.enter_context(gateways(paths, one_process=arguments.one_process))
         stack.callback(lambda: flower.kill(*flower.processes))
         flower.start_link()
         flower.start_proxy()
@@ -207,6 +274,7 @@ def over_flower(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "start": statistics.median(waits),
         "gateway": statistics.median(visits),
         "megabytes": watcher.megabytes,
+        "together": watcher.together,
     }
 
 
@@ -217,6 +285,7 @@ def main() -> None:
     parser.add_argument("--latents", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--schedule", default="synchronous", choices=["synchronous", "sequential"])
+    parser.add_argument("--one-process", action="store_true")
     arguments = parser.parse_args()
     # A socket's path must be short.
     with tempfile.TemporaryDirectory(dir="/tmp") as elsewhere:
@@ -239,6 +308,7 @@ def main() -> None:
     )
     for kind, name in KINDS.items():
         print(f"  {name}: {found['megabytes'].get(kind, 0):.0f} MB")
+    print(f"  all of these, what they share counted once: {found['together']:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def test_tables_of_other_libraries_have_columns_too():
             model,
             "got both: 'Oulu' is a .*'y' is neither",
         ),
-        ({"y": {"a": HELSINKI["y"]}, "Oulu": HELSINKI["y"]}, model, "nested mappings"),
+        ({"y": {"a": HELSINKI["y"]}, "Oulu": HELSINKI["y"]}, model, "a model that nests them"),
         ({1: HELSINKI, "1": TURKU}, model, "distinct names, got '1' twice"),
     ],
 )
@@ -301,6 +301,31 @@ def test_a_ledger_file_calls_clients_by_name(tmp_path):
         dppvi.fit(model, None, data, num_rounds=1, **options)
     with pytest.raises(dppvi.BudgetExceededError, match="Helsinki's budget is used up: other"):
         dppvi.fit(model, None, data, num_rounds=1, **options)
+    with pytest.raises(ValueError, match="client 0 under the name 'Helsinki', got 'Turku'"):
+        dppvi.fit(model, None, dict(reversed(data.items())), num_rounds=1, **options)
+
+
+def test_plan_and_statement_of_a_ledger_file_call_clients_by_name(tmp_path):
+    """Although the second run knows no names."""
+    file = tmp_path / "ledger.jsonl"
+    method = dppvi.ParameterPerturbation(num_local_steps=1)
+    options = {"rng_key": KEY, "method": method, "ledger_file": file, "num_rounds": 1}
+    with dry_rounds():
+        dppvi.fit(model, None, {"Helsinki": HELSINKI, "Turku": TURKU}, budget=BUDGET, **options)
+        more = dppvi.PrivacyBudget(2 * BUDGET.epsilon, BUDGET.delta)
+        result = dppvi.fit(model, None, [HELSINKI, TURKU], budget=more, **options)
+    for said in (result.plan, result.privacy_statement()):
+        assert "Helsinki" in str(said)
+    plan = dppvi.plan_privacy(
+        method,
+        dppvi.PrivacyBudget(4 * BUDGET.epsilon, BUDGET.delta),
+        num_rounds=1,
+        client_sizes=[len(HELSINKI), len(TURKU)],
+        ledger_file=dppvi.LedgerFile(file),
+    )
+    assert plan.names == ("Helsinki", "Turku")
+    statement = dppvi.PrivacyStatement("x", plan, result.ledger, insecure_seed=False)
+    assert [row["name"] for row in statement.as_dict()["clients"]] == ["Helsinki", "Turku"]
 
 
 def test_a_checkpoint_is_of_these_clients_in_this_order(tmp_path):

@@ -2,8 +2,10 @@
 
 import concurrent.futures
 import inspect
+import re
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -46,6 +48,61 @@ def refusal(model, data, **changes):
 
 def weights():
     return numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+
+
+# ---------------------------------------------------------------------------------------------
+# Python code that sees records.
+
+
+def shown(values):
+    return jax.debug.callback(lambda rows: None, values)
+
+
+def printed(values):
+    jax.debug.print("{}", values)
+
+
+def computed(values):
+    struct = jax.ShapeDtypeStruct(values.shape, values.dtype)
+    jax.experimental.io_callback(lambda rows: rows, struct, values)
+
+
+def in_a_loop(values):
+    jax.lax.fori_loop(0, 2, lambda i, x: (printed(values), x)[1], 0)
+
+
+def in_a_checkpoint(values):
+    jax.checkpoint(printed)(values)
+
+
+def in_a_gradient(values):
+    @jax.custom_vjp
+    def same(x):
+        return x
+
+    same.defvjp(lambda x: (x, x), lambda x, g: (printed(x), (g,))[1])
+    return same(values)
+
+
+@pytest.mark.parametrize(
+    "code", [shown, printed, computed, in_a_loop, in_a_checkpoint, in_a_gradient]
+)
+def test_records_are_not_handed_to_python(code, capfd):
+    """They would be printed as they are, or worse: nothing of that is clipped or charged."""
+
+    def model(X, z):
+        w = weights()
+        with numpyro.plate("records", X.shape[0]):
+            mean = (X * w).sum(1)
+            if code is in_a_gradient:
+                mean = code(mean)
+            else:
+                code(X)
+            numpyro.sample("z", dist.Normal(mean, 1), obs=z)
+
+    words = r"hands records to Python code \((debug|io)_(print|callback)\)"
+    assert re.search(words, refusal(model, {"X": X, "z": Z}))
+    assert not capfd.readouterr().out.count(str(X[0, 0]))
 
 
 # ---------------------------------------------------------------------------------------------

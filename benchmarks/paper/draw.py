@@ -1,5 +1,6 @@
 """Draws the figures again, ours over the paper's."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -25,10 +26,13 @@ COLOURS = {
     "global VI, trusted aggr.": "#000000",
 }
 SCORES = ("accuracy", "log-likelihood")
+DPI = 160
 
 
 def draw(figure: str, lines: Iterable[Line], folder: Path) -> Path:
-    """One figure: a row a score, a column a split; solid is ours, dashed the paper's.
+    """One figure: a row a split, a column a score; solid is ours, dashed the paper's.
+
+    It is narrow, so that it can be read on a telephone, too.
 
     Args:
         figure: The study's key.
@@ -40,18 +44,21 @@ def draw(figure: str, lines: Iterable[Line], folder: Path) -> Path:
     """
     study, lines = STUDIES[figure], list(lines)
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        page, axes = plt.subplots(2, len(study.splits), figsize=(10.5, 6.4), sharex=True)
-        for column, split in enumerate(study.splits):
-            panel = axes[:, column]
-            panel[0].set_title(split)
+        splits = len(study.splits)
+        page, axes = plt.subplots(splits, 2, figsize=(5.4, 2 + 1.9 * splits), sharex=True)
+        for panel, split in zip(axes, study.splits, strict=True):
+            panel[0].set_ylabel(split)
             for settings in study.settings:
                 _method(panel, lines, figure, settings.name, split)
-            _frame(panel, first=column == 0)
-        for row in axes:
-            _same_range(row)
+            for each in panel:
+                each.set_xscale("log")
+                each.grid(alpha=0.25, linewidth=0.5)
+        for score, column in zip(SCORES, axes.T, strict=True):
+            column[0].set_title(score)
+            _same_range(column)
         _finish(page, axes[0, 0], study.title, study.note)
         place = folder / f"paper-{figure}.png"
-        page.savefig(place, dpi=110)
+        page.savefig(place, dpi=DPI)
         plt.close(page)
     return place
 
@@ -90,28 +97,19 @@ def _curve(
         axes.fill_between(curve.rounds, mean - error, mean + error, color=colour, alpha=0.2, lw=0)
 
 
-def _frame(panel: Sequence[Axes], first: bool) -> None:
-    for axes, score in zip(panel, SCORES, strict=True):
-        axes.set_xscale("log")
-        axes.grid(alpha=0.25, linewidth=0.5)
-        if first:
-            axes.set_ylabel(score)
-    panel[1].set_xlabel("communications with every client")
-
-
-def _same_range(row: Sequence[Axes]) -> None:
+def _same_range(column: Sequence[Axes]) -> None:
     """One range for all splits of a score, which leaves out the first steps of long curves.
 
     It leaves out what failed, too: what ends four times as far below the median as the best is
     above it.
     """
-    finals = [line.get_ydata()[-1] for axes in row for line in axes.lines]
+    finals = [line.get_ydata()[-1] for axes in column for line in axes.lines]
     finals = [y for y in np.asarray(finals, float) if np.isfinite(y)]
     if finals:
         high, middle = max(finals), float(np.median(finals))
         low = max(min(finals), middle - 4 * (high - middle))
         margin = 0.15 * (high - low) + 1e-3
-        for axes in row:
+        for axes in column:
             axes.set_ylim(low - 2 * margin, high + margin)
 
 
@@ -123,8 +121,12 @@ def _finish(page: Figure, axes: Axes, title: str, note: str) -> None:
         [*handles, solid, dashed],
         [*names, "ours (band: standard error)", "the paper's"],
         loc="lower center",
-        ncols=5,
+        ncols=2,
         frameon=False,
+        fontsize=8,
     )
-    page.suptitle(f"{title}\n{note}" if note else title, fontsize=11)
-    page.tight_layout(rect=(0, 0.08, 1, 1))
+    said = [title, *textwrap.wrap(note, 60)]
+    page.suptitle("\n".join(said), fontsize=10)
+    below = 1.1 / page.get_figheight()
+    page.supxlabel("communications with every client", fontsize=9, y=below, va="bottom")
+    page.tight_layout(rect=(0, below - 0.01, 1, 1))

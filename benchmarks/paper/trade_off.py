@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from benchmarks.paper import results
+from benchmarks.paper.draw import DPI
 from benchmarks.paper.jobs import Job
 from benchmarks.paper.results import Line
 from benchmarks.paper.studies import Settings
@@ -56,13 +57,13 @@ def draw(lines: Iterable[Line], folder: Path) -> Path:
     """Two panels: log-likelihood by round without privacy, and after the last round by shards."""
     lines = list(lines)
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        page, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
-        _by_round(left, lines)
-        _by_shards(right, lines)
-        page.suptitle("SUPPORT2, local averaging, 10 clients, balanced", fontsize=11)
+        page, (upper, lower) = plt.subplots(2, 1, figsize=(4.6, 6.4))
+        _by_round(upper, lines)
+        _by_shards(lower, lines)
+        page.suptitle("SUPPORT2, local averaging, 10 clients, balanced", fontsize=10)
         page.tight_layout()
         place = folder / f"paper-{KEY}.png"
-        page.savefig(place, dpi=110)
+        page.savefig(place, dpi=DPI)
         plt.close(page)
     return place
 
@@ -73,12 +74,14 @@ def _by_round(axes: Axes, lines: list[Line]) -> None:
     for colour, number in zip(colours, SHARDS, strict=True):
         curve = results.curve(lines, KEY, _settings(variant, number).name, SPLIT)
         if curve is not None:
-            axes.plot(curve.rounds, curve.mean[:, 1], color=colour, label=f"{number} shards")
+            axes.plot(curve.rounds, curve.mean[:, 1], color=colour, label=str(number))
     axes.set_title(variant)
     axes.set_xticks(range(1, 6))
     axes.set_xlabel("communications with every client")
     axes.set_ylabel("log-likelihood")
-    axes.legend(frameon=False, fontsize=8)
+    axes.margins(y=0.2)  # room for the legend below
+    style = {"handlelength": 0.8, "columnspacing": 0.9, "frameon": False, "fontsize": 8}
+    axes.legend(title="shards a client", ncols=len(SHARDS), loc="lower center", **style)
 
 
 def _by_shards(axes: Axes, lines: list[Line]) -> None:
@@ -108,4 +111,5 @@ def _by_shards(axes: Axes, lines: list[Line]) -> None:
     axes.set_yticks(ticks, [f"-{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_title("after 5 rounds")
+    axes.set_ylabel("log-likelihood")
     axes.legend(frameon=False, fontsize=8)

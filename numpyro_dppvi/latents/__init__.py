@@ -5,6 +5,7 @@ check that outcomes lie in the model's support. It may import ``families``.
 """
 
 from numpyro_dppvi.latents.additive import check_additive
+from numpyro_dppvi.latents.callbacks import check_callbacks
 from numpyro_dppvi.latents.plausible import check_priors, check_records, warn_of_scales
 from numpyro_dppvi.latents.space import Latent, LatentSpace, from_model
 from numpyro_dppvi.latents.trace import HANDLERS
@@ -14,6 +15,7 @@ __all__ = [
     "Latent",
     "LatentSpace",
     "check_additive",
+    "check_callbacks",
     "check_priors",
     "check_records",
     "from_model",

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
@@ -12,6 +12,8 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
+
+_LONGEST_NAME = 100
 
 
 class BudgetExceededError(RuntimeError):
@@ -50,7 +52,8 @@ class Ledger:
         entries: What was charged.
         run: The public name of this run, for ledger files that several runs share.
         kept: The name of this run's newest checkpoint in the ledger file; empty without one.
-        client_names: The clients' names for messages; empty if they have none.
+        client_names: The clients' names; empty if they have none. Ledgers that differ in these
+            alone are equal.
 
     Example:
         >>> ledger = Ledger((PrivacyBudget(epsilon=1.0),))
@@ -75,6 +78,8 @@ class Ledger:
             _validate.instance(name, getattr(self, name), tuple, "()")
         for budget in self.budgets:
             _validate.instance("budgets", budget, PrivacyBudget, "(PrivacyBudget(epsilon=1.0),)")
+        if self.client_names:
+            check_names(self.client_names, len(self.budgets))
 
     def charge(self, entries: Iterable[Entry]) -> "Ledger":
         """Returns a ledger with more entries; called before the releases happen.
@@ -164,6 +169,26 @@ class Ledger:
                 f"epsilon = {epsilon:.6g} of {budget.epsilon:g} at delta = {budget.delta:g}; "
                 "nothing was computed. Write a larger num_rounds when the run is first planned."
             )
+
+
+def check_names(names: tuple[Any, ...], num_clients: int) -> tuple[str, ...]:
+    """Returns clients' names as they were, or refuses what a ledger file could not keep.
+
+    Args:
+        names: One a client.
+        num_clients: How many clients there are.
+
+    Raises:
+        ValueError: If there are more or fewer, two are the same, or one is no short text.
+    """
+    texts = all(type(n) is str and n.isprintable() and 0 < len(n) <= _LONGEST_NAME for n in names)
+    if not texts or not len(names) == len(set(names)) == num_clients:
+        raise ValueError(
+            f"client_names must be one name for each of {num_clients} clients, all different, of "
+            f"1 to {_LONGEST_NAME} printable characters, got {_validate.shown(names)}: write "
+            "client_names=('Helsinki', 'Turku'), or leave it out."
+        )
+    return names
 
 
 def _added(totals: dict[int, Composition], entries: Iterable[Entry]) -> dict[int, Composition]:

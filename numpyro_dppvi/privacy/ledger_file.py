@@ -1,7 +1,8 @@
 """A ledger on disk: a round's charge is durable before the round releases anything.
 
-The file is text with one JSON object per line: first the budgets, then one entry per line, each
-with a hash over all lines before it. Lines are only ever appended.
+The file is text with one JSON object per line: first the budgets and the clients' names, if they
+have any, then one entry per line, each with a hash over all lines before it. Lines are only ever
+appended.
 
 Crash protocol. A charge is written and synced to disk before anything is computed, so a process
 killed at any time leaves a file that covers every release it made, and at most one round more. A
@@ -30,10 +31,10 @@ from typing import Any, BinaryIO, NamedTuple
 import dp_accounting as dpa
 
 from numpyro_dppvi import _disk, _validate
-from numpyro_dppvi.privacy import accounting
+from numpyro_dppvi.privacy import accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
-from numpyro_dppvi.privacy.ledger import Entry, Ledger
+from numpyro_dppvi.privacy.ledger import Entry, Ledger, check_names
 
 try:
     import fcntl
@@ -46,9 +47,10 @@ _SCHEMA = "numpyro_dppvi/ledger/2"
 _OLDER_SCHEMA = "numpyro_dppvi/ledger/1"
 # Appended to a line that a killed process left unfinished.
 _UNFINISHED = b" unfinished"
-# The most bytes of a line of an entry, and the slack for a line of budgets, which grows with the
-# number of clients.
-_LINE, _MORE = 2**14, 2**20
+# The most bytes of a line of an entry, of a client in a line of budgets and names, and its slack.
+_LINE, _CLIENT, _MORE = 2**14, 2**11, 2**20
+# The most bytes of a line where it is not known how many clients there are.
+_MOST = 2**28
 # The possible beginnings of lines, to recognise unfinished ones.
 _LONG = (b'{"schema": "', b'{"budgets": [')
 _BEGINNINGS = (*_LONG, b'{"run": "', b'{"client": ')
@@ -78,6 +80,7 @@ class _Seen(NamedTuple):
         size: In bytes.
         check: The hash in the last line.
         budgets: The newest budgets; ``None`` before the first line.
+        names: The clients' names; empty if no run has had any.
         entries: What was charged.
         kept: For each run with a checkpoint, the names of its checkpoints in order.
         repair: What to write first if the file ends in an unfinished line.
@@ -86,6 +89,7 @@ class _Seen(NamedTuple):
     size: int = 0
     check: str = ""
     budgets: tuple[PrivacyBudget, ...] | None = None
+    names: tuple[str, ...] = ()
     entries: tuple[Entry, ...] = ()
     kept: Mapping[str, tuple[str, ...]] = {}
     repair: bytes = b""
@@ -106,20 +110,24 @@ class LedgerFile:
         self._seen = _Seen()
 
     def spent(
-        self, budgets: Sequence[PrivacyBudget], besides: str | None = None
+        self,
+        budgets: Sequence[PrivacyBudget],
+        besides: str | None = None,
+        names: tuple[str, ...] = (),
     ) -> tuple[Composition, ...]:
         """What each client has released so far according to the file.
 
         Args:
             budgets: One per client.
             besides: The public name of a run whose releases are left out.
+            names: The clients' names; empty if they have none.
 
         Raises:
             ValueError: If the file is damaged, not a ledger file, or was made for other clients,
-                relations or units.
+                names, relations or units.
             FileNotFoundError: If its folder is missing.
         """
-        ledger = self.open(Ledger(tuple(budgets)))
+        ledger = self.open(Ledger(tuple(budgets), client_names=names))
         others = tuple(entry for entry in ledger.entries if entry.run != besides)
         ledger = replace(ledger, entries=others)
         return tuple(ledger.composition(client) for client in range(len(budgets)))
@@ -132,15 +140,26 @@ class LedgerFile:
         """
         return {entry.client for entry in self._look().entries if entry.run in runs}
 
+    def names(self, num_clients: int) -> tuple[str, ...]:
+        """The clients' names in the file; empty if it has none, or so many clients are not its own.
+
+        Args:
+            num_clients: How many clients a run has.
+        """
+        names = self._look().names
+        return names if len(names) == num_clients else ()
+
     def open(self, ledger: Ledger) -> Ledger:
         """A ledger for a new run that includes everything in the file; writes nothing.
+
+        Clients without names have those of the file then.
 
         Raises:
             ValueError: As :meth:`spent`.
             FileNotFoundError: If its folder is missing.
         """
-        seen = self._look(ledger.budgets)
-        return _caught_up(self.path, replace(ledger, run=random_name()), seen.entries)
+        seen = self._look(ledger)
+        return _caught_up(self.path, replace(ledger, run=random_name()), seen)
 
     def rejoin(self, ledger: Ledger) -> Ledger:
         """The ledger of a resumed run, including everything in the file.
@@ -153,9 +172,9 @@ class LedgerFile:
             ValueError: If the run was not charged in this file, or the checkpoint is an older
                 copy; and as :meth:`spent`.
         """
-        seen = self._look(ledger.budgets)
+        seen = self._look(ledger)
         _check_newest(self.path, ledger, seen)
-        return _caught_up(self.path, ledger, seen.entries)
+        return _caught_up(self.path, ledger, seen)
 
     def newest(self, run: str) -> str:
         """The name of a run's newest checkpoint in the file; empty if there is none."""
@@ -181,16 +200,16 @@ class LedgerFile:
         """
         entries = tuple(entries)
         with self._locked() as file:
-            seen = self._read(file, ledger.budgets)
+            seen = self._read(file, ledger)
             if ledger.kept:
                 # The process that died may have charged this round and not saved it. Nobody
                 # has seen what it computed, so that the newest checkpoint may compute it again.
                 _check_newest(self.path, ledger, seen)
                 paid = {entry for entry in seen.entries if entry.run == ledger.run}
                 entries = tuple(entry for entry in entries if entry not in paid)
-            charged = _caught_up(self.path, ledger, seen.entries).charge(entries)
+            charged = _caught_up(self.path, ledger, seen).charge(entries)
             seen = seen._replace(entries=charged.entries)
-            self._append(file, seen, ledger.budgets, [_fields(entry) for entry in entries])
+            self._append(file, seen, ledger, [_fields(entry) for entry in entries])
         return charged
 
     def keep(self, ledger: Ledger, name: str) -> Ledger:
@@ -208,25 +227,22 @@ class LedgerFile:
                 then, because the charges cover that one.
         """
         with self._locked() as file:
-            seen = self._read(file, ledger.budgets)
+            seen = self._read(file, ledger)
             _check_newest(self.path, ledger, seen)
             before = seen.kept.get(ledger.run, ())
             seen = seen._replace(kept={**seen.kept, ledger.run: (*before, name)})
-            self._append(file, seen, ledger.budgets, [{"run": ledger.run, "kept": name}])
+            self._append(file, seen, ledger, [{"run": ledger.run, "kept": name}])
         return replace(ledger, kept=name)
 
     def _append(
-        self,
-        file: BinaryIO,
-        seen: _Seen,
-        budgets: tuple[PrivacyBudget, ...],
-        lines: list[dict[str, Any]],
+        self, file: BinaryIO, seen: _Seen, ledger: Ledger, lines: list[dict[str, Any]]
     ) -> None:
-        """Appends lines, with the budgets before them if these are new, and syncs to disk."""
-        if lines and seen.budgets != budgets:
+        """Appends lines, with budgets and names before them if these are new; syncs to disk."""
+        names = ledger.client_names or seen.names
+        if lines and (seen.budgets, seen.names) != (ledger.budgets, names):
             schema = {"schema": _SCHEMA} if seen.budgets is None else {}
-            lines = [{**schema, "budgets": _all_fields(budgets)}, *lines]
-            seen = seen._replace(budgets=budgets)
+            lines = [{**schema, **_of_clients(ledger.budgets, names)}, *lines]
+            seen = seen._replace(budgets=ledger.budgets, names=names)
         # One write, then fsync: after a crash at any point, the file ends in complete lines and
         # possibly a beginning of the next one.
         data, check = _encoded(lines, seen.check)
@@ -236,14 +252,14 @@ class LedgerFile:
         os.fsync(file.fileno())
         self._seen = seen._replace(size=seen.size + len(data), check=check, repair=b"")
 
-    def _look(self, budgets: Sequence[PrivacyBudget] | None = None) -> _Seen:
+    def _look(self, ledger: Ledger | None = None) -> _Seen:
         """The file's contents, read only; empty if there is no file."""
         if not os.path.lexists(_disk.check_place(self.path)):
-            return self._read(io.BytesIO(), budgets)
+            return self._read(io.BytesIO(), ledger)
         with os.fdopen(_disk.open_to_read(self.path, through_links=False), "rb") as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_SH)
-            return self._read(file, budgets)
+            return self._read(file, ledger)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
@@ -255,7 +271,7 @@ class LedgerFile:
                 _sync_folder(self.path.parent)
             yield file
 
-    def _read(self, file: BinaryIO, budgets: Sequence[PrivacyBudget] | None = None) -> _Seen:
+    def _read(self, file: BinaryIO, ledger: Ledger | None = None) -> _Seen:
         """Reads and checks the lines that were appended since the last call."""
         # Lines before ``seen.size`` were checked earlier and are never rewritten, so only the rest
         # is read. The hash chain continues from the last checked line.
@@ -264,8 +280,10 @@ class LedgerFile:
         if file.tell() < seen.size:
             raise ValueError(_sentence(self.path, "was cut while in use"))
         file.seek(seen.size)
-        found = _Found(self.path, seen.check, seen.budgets, list(seen.entries), dict(seen.kept))
-        size, repair, most = seen.size, b"", len(_dumps(_all_fields(budgets or ()))) + _MORE
+        entries, kept = list(seen.entries), dict(seen.kept)
+        found = _Found(self.path, seen.check, seen.budgets, seen.names, entries, kept)
+        size, repair = seen.size, b""
+        most = _MOST if ledger is None else _MORE + _CLIENT * len(ledger.budgets)
         while line := _line(self.path, file, most):
             size += len(line)
             if line.endswith(b"\n"):
@@ -275,10 +293,11 @@ class LedgerFile:
             else:  # a whole line that lacks only its newline
                 found.read(line)
                 repair = b"\n"
-        if found.budgets is not None and budgets is not None:
-            _check_protected(self.path, found.budgets, budgets)
-        entries = tuple(found.entries) if len(found.entries) > len(seen.entries) else seen.entries
-        return _Seen(size, found.check, found.budgets, entries, found.kept, repair)
+        if found.budgets is not None and ledger is not None:
+            _check_protected(self.path, found.budgets, ledger.budgets)
+            _check_names(self.path, found.names, ledger.client_names)
+        charged = tuple(entries) if len(entries) > len(seen.entries) else seen.entries
+        return _Seen(size, found.check, found.budgets, found.names, charged, kept, repair)
 
 
 def _line(path: Path, file: BinaryIO, most: int) -> bytes:
@@ -298,6 +317,7 @@ class _Found:
     path: Path
     check: str
     budgets: tuple[PrivacyBudget, ...] | None
+    names: tuple[str, ...]
     entries: list[Entry]
     kept: dict[str, tuple[str, ...]]
 
@@ -343,8 +363,11 @@ class _Found:
     def _take(self, fields: Mapping[str, Any]) -> None:
         if self.budgets is None and fields["schema"] not in (_SCHEMA, _OLDER_SCHEMA):
             raise ValueError("another schema")
-        if fields.keys() == ({"schema", "budgets"} if self.budgets is None else {"budgets"}):
+        header = {"schema", "budgets"} if self.budgets is None else {"budgets"}
+        if fields.keys() - {"clients"} == header:
             self.budgets = tuple(PrivacyBudget(**budget) for budget in fields["budgets"])
+            if "clients" in fields:
+                self.names = _names(fields["clients"], len(self.budgets))
         elif fields.keys() == {"run", "kept"}:
             run, name = _name(fields["run"]), _name(fields["kept"])
             self.kept[run] = (*self.kept.get(run, ()), name)
@@ -373,19 +396,29 @@ def _name(value: Any) -> str:
     return value
 
 
-def _all_fields(budgets: Sequence[PrivacyBudget]) -> list[dict[str, Any]]:
-    return [dict(vars(budget)) for budget in budgets]
+def _names(value: Any, num_clients: int) -> tuple[str, ...]:
+    if type(value) is not list:
+        raise ValueError("no names")
+    return check_names(tuple(value), num_clients)
 
 
-def _caught_up(path: Path, ledger: Ledger, entries: tuple[Entry, ...]) -> Ledger:
+def _of_clients(budgets: Sequence[PrivacyBudget], names: Sequence[str]) -> dict[str, Any]:
+    """Budgets as the file has them, and names if there are any."""
+    fields: dict[str, Any] = {"budgets": [dict(vars(budget)) for budget in budgets]}
+    return fields | ({"clients": list(names)} if names else {})
+
+
+def _caught_up(path: Path, ledger: Ledger, seen: _Seen) -> Ledger:
     """The ledger with all entries of the file; refuses a file that lacks some of the ledger's."""
-    if ledger.entries == entries:
+    if seen.names and not ledger.client_names:
+        ledger = replace(ledger, client_names=seen.names)
+    if ledger.entries == seen.entries:
         return ledger
     # The file may have more entries (of other runs), but never fewer than this run was charged.
-    missing = Counter(ledger.entries) - Counter(entries)
+    missing = Counter(ledger.entries) - Counter(seen.entries)
     if missing:
         raise ValueError(_lacking(path, f"{missing.total()} entries that this run was charged"))
-    return replace(ledger, entries=entries)
+    return replace(ledger, entries=seen.entries)
 
 
 def _newest(seen: _Seen, run: str) -> str:
@@ -449,6 +482,18 @@ def _check_protected(
                     f"the ledger file {path} was made for {name}={was!r} of client {number}, got "
                     f"{now!r}: {_ELSEWHERE}"
                 )
+
+
+def _check_names(path: Path, theirs: Sequence[str], mine: Sequence[str]) -> None:
+    """Refuses a run whose clients have other names, or come in another order."""
+    if not theirs or not mine or tuple(theirs) == tuple(mine):
+        return
+    number = next(m for m, name in enumerate(theirs) if name != mine[m])
+    raise ValueError(
+        f"the ledger file {path} has client {number} under the name {theirs[number]!r}, got "
+        f"{mine[number]!r}: pass the same clients in the order of the first run, "
+        f"{words.listed(range(len(theirs)), theirs)}, so that each is charged what is its own."
+    )
 
 
 _ELSEWHERE = (

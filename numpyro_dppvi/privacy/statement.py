@@ -123,6 +123,11 @@ class PrivacyStatement:
         """
         return json.dumps(words.finite(self.as_dict()), indent=2, allow_nan=False)
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """The clients' names, as the plan or the ledger has them."""
+        return self.plan.names or self.ledger.client_names if self.plan else ()
+
     def _largest(self, name: str) -> Any:
         """The largest value of a field over clients; ``None`` without privacy."""
         return max((client[name] for client in self._clients), default=None)
@@ -166,7 +171,7 @@ class PrivacyStatement:
             rows.append(
                 {
                     "client": number,
-                    **({"name": self.plan.names[number]} if self.plan.names else {}),
+                    **({"name": self._names[number]} if self._names else {}),
                     "records": mechanism.num_records,
                     "relation": budget.relation,
                     "unit": f"one {units.in_words(budget)}",
@@ -261,8 +266,7 @@ class PrivacyStatement:
         """The header, and a row for every group of equal clients."""
         shared = self._num_shares > 1
         header = [*_COLUMNS, *[_SHARED_COLUMN] * shared]
-        names = () if self.plan is None else self.plan.names
-        return [header, *_client_rows(self._clients, shared, names)]
+        return [header, *_client_rows(self._clients, shared, self._names)]
 
     @property
     def _num_shares(self) -> int:
@@ -317,7 +321,7 @@ class PrivacyStatement:
             *[to_others] * (shares > 1),
             *self._cautions,
             *filter(None, [self.plan.continued_in_words, self.plan.before_in_words]),
-            words.in_other_words(words.client(worst, self.plan.names), budget, attack),
+            words.in_other_words(words.client(worst, self._names), budget, attack),
         ]
 
 

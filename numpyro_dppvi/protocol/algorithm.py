@@ -285,6 +285,7 @@ def prepare(
     checks.check_plan(method, plan, client_sizes, trusted)
     checks.check_source(method, secret_keys)
     space = latents.from_model(model, records, model_kwargs)
+    latents.check_callbacks(space)
     latents.check_additive(space, model_kwargs, sum(client_sizes))
     latents.check_priors(space)
     latents.warn_of_scales(space)

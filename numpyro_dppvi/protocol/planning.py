@@ -1,6 +1,7 @@
 """From a method, a budget and a schedule to a privacy plan, before any data is read."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -88,7 +89,7 @@ def plan_privacy(
         budget: One budget for all clients, or one a client: a list, or a mapping by name.
         num_rounds: Rounds of the run.
         client_sizes: Number of records of each client, or a mapping of these by the clients'
-            names; these are public.
+            names; these are public. Without names, clients have those in the ledger file.
         schedule: Which clients each round visits.
         trusted_aggregator: Whether only the sum of a round's messages is seen.
         ledger_file: What other runs have charged there is covered by the budget, too: noise is
@@ -130,7 +131,10 @@ def plan_privacy(
         num_rounds=num_rounds,
         trusted_aggregator=trusted_aggregator,
     )
-    spent = None if ledger_file is None else ledger_file.spent
+    spent = None
+    if ledger_file is not None:
+        names = names or ledger_file.names(len(sizes))
+        spent = functools.partial(ledger_file.spent, names=names)
     plan = plan_run(run, budget, sizes, spent, names)
     warn_of_unsafe(run, plan)
     return plan if num_latents is None else with_worth(plan, num_latents)

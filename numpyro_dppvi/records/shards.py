@@ -193,8 +193,9 @@ def _number_array(value: Any, name: str) -> npt.NDArray[Any]:
     """Return one array of data cast to JAX's dtype; refuse what cannot be cast."""
     if isinstance(value, Mapping):
         raise ValueError(
-            f"{name} must be an array, got {_validate.shown(value)}: write one argument of the "
-            "model for each array, because nested mappings are not supported."
+            f"{name} must be an array, got {_validate.shown(value)}: pass each array as an "
+            "argument of its own to a model that nests them, such as def flat(age, bmi, y): "
+            "model({'age': age, 'bmi': bmi}, y)."
         )
     if isinstance(value, jax.core.Tracer):
         raise ValueError(

@@ -126,7 +126,7 @@ def plan_of(
         run: How the method is run.
         budget: The newest part's.
         sizes: Records of each client.
-        names: The clients' names; empty if they have none.
+        names: The clients' names; empty for those in the ledger file, if it has any.
         past: What was kept; ``None`` for a new run.
         ledger_file: Where other runs are charged, too.
 
@@ -135,8 +135,11 @@ def plan_of(
         ValueError: As of :func:`~numpyro_dppvi.protocol.planning.plan_run`.
     """
     spent: planning.Spent | None = None
+    if ledger_file is not None:
+        names = names or ledger_file.names(len(sizes))
+    if past is None and ledger_file is not None:
+        spent = functools.partial(ledger_file.spent, names=names)
     if past is None:
-        spent = None if ledger_file is None else ledger_file.spent
         return planning.plan_run(run, budget, sizes, spent, names)
     plan, first = None, 0
     for part in past.ended_before(run):

@@ -18,8 +18,9 @@ from numpyro_dppvi.methods import DPOptimization
 from numpyro_dppvi.methods.visits import ClientParams
 from numpyro_dppvi.protocol.problem import Problem
 
-# An honest release is refused with probability below exp(-t^2 / 2) = 2.3e-11: the norm of d
-# standard normal numbers exceeds sqrt(d) + t no more often.
+# An honest release is refused with probability below 2 exp(-t^2 / 2) = 4.6e-11: the norm of d
+# standard normal numbers exceeds sqrt(d) + t no more often than with half of that, and the largest
+# of them sqrt(2 log(2 d)) + t.
 _TAIL = 7.0
 # Room for rounding in 32 bits.
 _SLACK = 1.001
@@ -46,8 +47,7 @@ def excess(
     if releases == "changes":
         return float(_of_changes(problem, params, learning_rate, q, value))
     if releases == "sums":
-        most = params.num_records * params.clip_norm + _noise(params, value)
-        return float(_norm(value) / (_SLACK * most))
+        return float(_of_sum(params, params.num_records * params.clip_norm, value))
     if isinstance(problem.method, DPOptimization) and problem.method.optimizer is None:
         return float(_of_descent(problem, learning_rate, q, value))
     return None
@@ -57,13 +57,31 @@ def excess(
 def _of_changes(
     problem: Problem, params: ClientParams, learning_rate: Array, q: Natural, value: Natural
 ) -> Array:
-    """The norm in which changes were clipped and noised, over clip and noise.
+    """Changes are measured as they were clipped and noised: in white coordinates, say.
 
-    A sum of ``num_shards`` vectors of norm at most the clip, times the weight, and noise.
+    They are a sum of ``num_shards`` vectors of norm at most the clip, times the weight, and noise.
     """
     measured = problem.method.solver(learning_rate).measured(problem.family, q, value)
-    most = params.weight * params.num_shards * params.clip_norm + _noise(params, value)
-    return _norm(measured) / (_SLACK * most)
+    return _of_sum(params, params.weight * params.num_shards * params.clip_norm, measured)
+
+
+def _of_sum(params: ClientParams, most: Array, value: PyTree) -> Array:
+    """Norm and largest entry of a clipped sum with noise, each over the most that it can be.
+
+    The norm alone would let a hospital put the noise of all entries into one.
+
+    Args:
+        params: The numbers of the hospital's mechanism.
+        most: The norm of a sum without noise, at most.
+        value: The sum.
+    """
+    leaves = jax.tree.leaves(value)
+    size = sum(leaf.size for leaf in leaves)
+    norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in leaves))
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
+    noise_of_norm = params.noise_std * (math.sqrt(size) + _TAIL)
+    noise_of_entry = params.noise_std * (math.sqrt(2 * math.log(2 * size)) + _TAIL)
+    return jnp.maximum(norm / (most + noise_of_norm), largest / (most + noise_of_entry)) / _SLACK
 
 
 @functools.partial(jax.jit, static_argnames="problem")
@@ -92,13 +110,3 @@ def _steps_of_adam(num_steps: int) -> float:
         corrections = (1 - _B1) / (1 - _B1**step) * math.sqrt((1 - _B2**step) / (1 - _B2))
         total += corrections * math.sqrt(squares)
     return total
-
-
-def _noise(params: ClientParams, value: PyTree) -> Array:
-    """The largest norm of the noise."""
-    size = sum(leaf.size for leaf in jax.tree.leaves(value))
-    return params.noise_std * (math.sqrt(size) + _TAIL)
-
-
-def _norm(tree: PyTree) -> Array:
-    return jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree)))

@@ -18,6 +18,9 @@ from numpyro_dppvi._typing import Natural, PyTree
 from numpyro_dppvi.silo import wire
 from numpyro_dppvi.silo.wire import Head, MalformedError, Shapes
 
+# The most bytes of a message beside its arrays: most of it is the header.
+_BESIDES = 2**21
+
 
 class Code(enum.Enum):
     """Why a gateway refuses; the value is the word that is sent."""
@@ -226,6 +229,8 @@ def read_reply(data: bytes, form: Form) -> Reply:
     Raises:
         MalformedError: If it is no reply of this study.
     """
+    if len(data) > _BESIDES + wire.num_bytes(shapes(form.release)):  # before any of it is read
+        raise MalformedError("the message is larger than any reply of this study")
     head = wire.read_head(data)
     if head.kind == "ready":
         return read_ready(data)

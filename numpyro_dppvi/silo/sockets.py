@@ -107,6 +107,8 @@ def listening(
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
+    # Couriers that come while this many wait to be let in are turned away at once; 5 if not said.
+    request_queue_size = 128
 
 
 def _make_room(path: Path) -> None:

@@ -1,5 +1,7 @@
 """The gallery: studies of many kinds are read, or refused for their true reason."""
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -40,6 +42,38 @@ def test_a_study_that_is_refused_for_another_reason_fails():
 def test_the_table_counts_outcomes(capsys):
     gallery.table(tuple(REFUSED)[:2])
     assert "2 studies: 0 runs, 2 refused, 0 fails; 0 of 0" in capsys.readouterr().out
+
+
+def dies(names, beside):
+    os._exit(9)
+
+
+def test_many_are_fitted_in_processes_of_their_own(monkeypatch):
+    """Which give their memory back; where one is killed, its studies fail, and the others go on."""
+    monkeypatch.setattr(gallery, "_BATCH", 1)
+    names = tuple(REFUSED)[:2]
+    found = dict(gallery._each(names, beside=False))
+    assert {each.outcome for each in found.values()} == {"refused"}
+    monkeypatch.setattr(gallery, "_of_batch", dies)
+    found = dict(gallery._each(names, beside=False))
+    assert tuple(found) == names
+    assert all(each.sentence.startswith("its process was killed") for each in found.values())
+
+
+def test_the_page_says_what_comes_out_of_each():
+    well = gallery.Found("runs", "All 9 rounds ran and every merge was accepted.", 0.02, 1.0)
+    unsettled = gallery.Found("runs", "It has not settled.", 0.5, 30.0)
+    refused = gallery.Found("refused", "Write a | b.")
+    page = gallery.markdown({"one": refused, "two": well, "three": unsettled})
+    assert page.splitlines() == [
+        "3 studies: 2 runs, 1 refused, 0 fails; 1 of 2 within 0.1 sd of SVI.",
+        "",
+        "| study | what comes out | a mean off by (sd) | a sd off by (%) |",
+        "| - | - | - | - |",
+        "| two | all is well | 0.020 | 1.0 |",
+        "| three | It has not settled. | 0.500 | 30.0 |",
+        "| one | refused: Write a   b. | - | - |",
+    ]
 
 
 @pytest.mark.slow

@@ -204,14 +204,16 @@ class Flower:
         )
 
     def supervise(self, name, place):
-        """Starts a node again until it stays: Flower wants it to have been missed for a minute."""
-        while True:
+        """Starts a node again whenever it ends: Flower wants it to have been missed for a minute.
+
+        On a busy machine it can take longer than that to find out that it is not wanted yet.
+        """
+        process = None
+        while self.processes.get(f"node-{name}") is process:  # else it was killed for good
             self.start_node(name, place)
-            time.sleep(20)
-            process = self.processes.get(f"node-{name}")
-            if process is None or process.poll() is None:
-                return
+            process = self.processes[f"node-{name}"]
             process.wait()
+            time.sleep(5)
 
     def answers(self, port):
         with socket.socket() as probe:

@@ -208,6 +208,75 @@ class TestWhatCounts:
             LedgerFile(path).charge(Ledger(BUDGETS), [entry(count=10)])
 
 
+NAMES = ("Helsinki", "Åbo 東京")
+
+
+def named(names=NAMES, budgets=BUDGETS):
+    return Ledger(budgets, client_names=names)
+
+
+class TestNames:
+    def test_are_kept_and_given_to_who_has_none(self, path):
+        LedgerFile(path).charge(named(), [entry()])
+        assert json.loads(path.read_text().splitlines()[0])["clients"] == list(NAMES)
+        assert reopened(path).client_names == NAMES == LedgerFile(path).names(2)
+        assert LedgerFile(path).names(3) == ()
+        ledger = LedgerFile(path).charge(reopened(path), [entry()])
+        assert ledger.client_names == NAMES
+        with pytest.raises(BudgetExceededError, match="Helsinki's budget is used up"):
+            LedgerFile(path).charge(Ledger(BUDGETS), [entry(count=50)])
+
+    def test_are_added_to_a_file_without_once(self, path):
+        path.write_text(FIRST_VERSION)
+        assert reopened(path, OF_FIRST).client_names == ()
+        for _ in range(2):
+            LedgerFile(path).charge(named(NAMES[:1], OF_FIRST), [entry()])
+            LedgerFile(path).charge(Ledger(OF_FIRST), [entry()])
+        assert reopened(path, OF_FIRST).client_names == NAMES[:1]
+        assert path.read_text().count('"clients"') == 1
+        assert len(reopened(path, OF_FIRST).entries) == 5
+
+    def test_stay_when_a_budget_changes(self, path):
+        file = LedgerFile(path)
+        file.charge(named(), [entry()])
+        raised = (PrivacyBudget(2.0), BUDGETS[1])
+        file.charge(Ledger(raised), [entry()])
+        assert reopened(path, raised).client_names == NAMES
+
+    @pytest.mark.parametrize("others", [NAMES[::-1], ("Helsinki", "Oulu")])
+    def test_of_other_clients_or_in_another_order_are_refused(self, path, others):
+        """Or one client would be charged for another's releases."""
+        LedgerFile(path).charge(named(), [entry()])
+        before = path.read_bytes()
+        for use in (LedgerFile(path).open, lambda one: LedgerFile(path).charge(one, [entry()])):
+            with pytest.raises(ValueError, match=r"under the name '.*', got '.*': pass the same"):
+                use(named(others))
+        assert path.read_bytes() == before
+
+    @pytest.mark.parametrize(
+        "names", [NAMES[:1], (*NAMES, "Oulu"), ("Oulu", "Oulu"), ("", "a"), ("a\n", "b"), (1, 2)]
+    )
+    def test_that_no_file_could_keep_are_refused(self, names):
+        with pytest.raises(ValueError, match="client_names must be one name for each of 2 clients"):
+            named(names)
+
+    @pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", 1], "ab", None, {"a": 1, "b": 2}])
+    def test_that_were_forged_are_refused(self, path, names):
+        fields = {"schema": "numpyro_dppvi/ledger/2"}
+        fields |= ledger_file._of_clients(BUDGETS, ()) | {"clients": names}
+        path.write_bytes(ledger_file._encoded([fields], "")[0])
+        with pytest.raises(ValueError, match="is damaged"):
+            reopened(path)
+
+    def test_of_very_many_clients_are_read(self, path):
+        """Also where it is not known how many there are."""
+        many = (PrivacyBudget(math.inf),) * 20_000
+        names = tuple(f"hospital {number} in the north" for number in range(len(many)))
+        LedgerFile(path).charge(named(names, many), [entry()])
+        assert reopened(path, many).client_names == names
+        assert LedgerFile(path).charged_by([""]) == {0}
+
+
 class TestDamage:
     @pytest.fixture
     def whole(self, path):

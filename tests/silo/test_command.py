@@ -173,7 +173,7 @@ def test_run_answers_until_it_is_stopped(path):
         digest = silo.digest_of(path.parents[1] / "study.py")
         socket = path.parent / "store" / "silo.sock"
         reply = silo.send(socket, messages.encode(messages.Join(digest)))
-        assert messages.read_reply(reply, None) == messages.Ready(digest, "north", 0)
+        assert messages.read_ready(reply) == messages.Ready(digest, "north", 0)
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

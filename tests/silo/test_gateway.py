@@ -1,5 +1,7 @@
 """The gateway alone: what it answers, what it refuses, and what it remembers when it was killed."""
 
+import concurrent.futures
+import dataclasses
 import logging
 import signal
 import stat
@@ -15,8 +17,9 @@ import pytest
 
 from numpyro_dppvi import _files, silo
 from numpyro_dppvi.protocol import client
-from numpyro_dppvi.silo import messages, wire
+from numpyro_dppvi.silo import loading, messages, settings, wire
 from numpyro_dppvi.silo.messages import Code, Join, Ready, Refused, Released, Visit
+from numpyro_dppvi.silo.settings import Column
 from numpyro_dppvi.silo.store import Store
 from numpyro_dppvi.silo.study import prepare
 from tests.silo import hospitals, mutations
@@ -109,6 +112,24 @@ def test_what_no_honest_server_asks_is_refused_and_costs_nothing(study, place):
             assert code(asked(gateway, prepared, visit)) is reason
         assert charges(gateway) == 0
         assert isinstance(asked(gateway, prepared, first), Released)
+
+
+def test_of_couriers_that_ask_at_once_one_input_is_answered(study, place):
+    """The same bytes get one release, other bytes for the same step none; charged is once."""
+    _, prepared, first = study
+    sent = [messages.encode(following(first, 1, by=0.1 * (number % 2))) for number in range(6)]
+    with opened(place, seed=None) as gateway:
+        with concurrent.futures.ThreadPoolExecutor(len(sent)) as couriers:
+            replies = list(couriers.map(gateway.handle, sent))
+        assert charges(gateway) == 1
+    found = [messages.read_reply(reply, prepared.form) for reply in replies]
+    answered = {isinstance(reply, Released): set() for reply in found}
+    for reply, data in zip(replies, found, strict=True):
+        answered[isinstance(data, Released)].add(reply)
+    assert len(answered[True]) == 1
+    assert len(answered[False]) == 1
+    assert {isinstance(reply, Released) for reply in found[::2]} == {isinstance(found[0], Released)}
+    assert code(messages.read_reply(*answered[False], prepared.form)) is Code.OTHER_INPUT
 
 
 def test_steps_go_forward_only(study, place):
@@ -420,6 +441,22 @@ def test_what_is_wrong_is_said_before_it_listens(old, new, message, place):
     edited(place, old, new)
     with pytest.raises(ValueError, match=message), opened(place):
         pass
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_no_number_is_in_no_range(value, place):
+    """Whatever the bounds of its column; and the sentence shows no record."""
+    path = hospitals.write_hospital(place, "north")
+    records = hospitals.records()[0]
+    records["X"][3, 1] = value
+    np.savez(path.parent / "records.npz", **records)
+    with pytest.raises(ValueError, match="X") as caught, opened(place):
+        pass
+    assert str(records["X"][3, 0]) not in str(caught.value)
+    mine = settings.read(path)
+    checks = dataclasses.replace(mine.checks, columns={"X": Column(-10, 10), "y": Column(0, 1)})
+    with pytest.raises(ValueError, match=r"all values of X must be at (least|most)"):
+        loading.check(records, checks)
 
 
 def test_a_study_that_was_changed_is_not_run(place):

@@ -4,6 +4,7 @@ import contextlib
 import grp
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -206,6 +207,20 @@ def test_it_is_the_same_over_sockets(consortium_in_turn, tmp_path):
         deliver("north", b"no message")
 
 
+def test_a_courier_that_stalls_keeps_no_other_waiting(tmp_path):
+    """It has begun a message, or reads no reply; both hold nothing but their connection."""
+    path = tmp_path / "silo.sock"
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(listening(path, lambda message: bytes(2**24), 10))
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        stack.callback(server.shutdown)
+        for number in range(20):
+            stalled = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            stalled.connect(str(path))
+            stalled.sendall((3).to_bytes(8, "big") + b"abc"[: 1 + 2 * (number % 2)])
+        assert len(silo.send(path, b"abc", 30.0)) == 2**24
+
+
 def test_a_group_of_users_may_open_a_socket(tmp_path):
     group, path = grp.getgrgid(os.getgid()).gr_name, tmp_path / "silo.sock"
     with listening(path, bytes, 10, group):
@@ -269,6 +284,15 @@ def dying(deliver, last, when):
     return courier
 
 
+@pytest.fixture
+def interruptible():
+    """What a shell starts in the background ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @grid("kind", ["in_turn", "at_once"], quick=[0])
 def test_a_signal_that_comes_to_another_thread_does_not_wait_for_replies(kind, request):
     """Flower tells its applications so that they are to end."""
@@ -638,6 +662,55 @@ def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
             silo.bounds.excess(assembly.problem, mine.params, rate, asked.q, release.value)
         )
     assert 0.05 < max(found) <= 1
+
+
+@pytest.mark.parametrize("name", ["virtual", "by natural gradients"])
+def test_whatever_the_server_asks_with_a_record_moves_a_release_by_its_sensitivity(name, tmp_path):
+    """With approximations at the ends of 32 bits, and records there, too."""
+    pinned = hospitals.write_study(tmp_path, **STUDIES[name])
+    prepared = silo.study.prepare(pinned, dppvi.privacy.SecretKeys(7))
+    state, assembly = prepared.first_state(), prepared.assembly
+    clients = []
+    for record in (None, 3e3, -1e18, 3e38):
+        records = hospitals.records()
+        if record is not None:
+            records[0]["X"][0] = record
+        clients.append(assembly.client(0, state, dppvi.records.stack_clients(records)))
+    solver = assembly.problem.method.solver(assembly.params.learning_rate)
+    asked = consortium._request(
+        assembly.problem, assembly.params, state.server, state.server.natural, 0, jax.random.key(0)
+    )
+    most = 2 * float(clients[0].params.clip_norm * clients[0].params.weight)
+    moved = []
+    for linear, precision in ((0, 1), (1e3, 1), (1e30, 1e30), (0, 1e38), (-1e38, 1e-3)):
+        one = asked.q["w"]
+        q = {"w": type(one)(np.full(2, linear, "f4"), np.full(2, -precision / 2, "f4"))}
+        assert assembly.problem.family.in_domain(q)
+        values = [each.released(asked._replace(q=q))[1].value for each in clients]
+        assert len({np.isfinite(jax.tree.leaves(each)).all() for each in values}) == 1
+        if np.isfinite(jax.tree.leaves(values[0])).all():
+            first, *others = (
+                np.concatenate(jax.tree.leaves(solver.measured(assembly.problem.family, q, each)))
+                for each in values
+            )
+            moved += [np.linalg.norm(each - first) / most for each in others]
+    assert 0.1 < max(moved) < 1.01
+
+
+@pytest.mark.parametrize("noise_std", [0.0, 2.0])
+def test_the_noise_of_all_entries_may_not_be_in_one(noise_std):
+    """A sum of 10 vectors of norm 1 at most, of 10^4 entries: 200 of them would fit the norm."""
+    sum_of_ten = consortium.bounds.ClientParams(noise_std, 1, 1, 1.0, 1.0, 10)
+    rng = np.random.default_rng(0)
+    honest = [10 * np.eye(10_000, dtype="f4")[0] + noise_std * rng.normal(size=10_000)]
+    honest += [{"a": each[:5000], "b": each[5000:]} for each in honest]
+    largest = [float(consortium.bounds._of_sum(sum_of_ten, 10.0, each)) for each in honest]
+    assert largest[0] == pytest.approx(largest[1])
+    assert 0.2 < largest[0] < 1
+    for each in (10 + 16 * noise_std, -10 - 16 * noise_std):
+        dishonest = np.zeros(10_000, np.float32)
+        dishonest[7] = each * 1.01
+        assert consortium.bounds._of_sum(sum_of_ten, 10.0, dishonest) > 1
 
 
 def test_at_their_own_pace_who_cannot_be_reached_is_asked_again(tmp_path, monkeypatch):

@@ -194,6 +194,13 @@ def test_a_message_that_is_wrong_by_hand_is_refused(how):
         messages.read_reply(data, FORM)
 
 
+def test_a_reply_that_is_too_large_is_not_looked_into(monkeypatch):
+    """A dishonest hospital could have the server read gigabytes."""
+    monkeypatch.setattr(wire, "read_head", lambda data: pytest.fail("it was read"))
+    with pytest.raises(MalformedError, match="larger than any reply of this study"):
+        messages.read_reply(messages.encode(RELEASED) + bytes(3 * 2**20), FORM)
+
+
 def test_an_error_repeats_nothing_of_what_was_received():
     data = messages.encode(RELEASED._replace(hospital="secret", value={"w": np.zeros(4)}))
     with pytest.raises(MalformedError) as caught:
