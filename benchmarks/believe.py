@@ -70,7 +70,8 @@ class Cell(NamedTuple):
         model: Name of the model.
         sizes: Records of each client.
         epsilon: The budget.
-        columns: ``"independent"``, ``"correlated"`` (.7) or ``"raw units"``.
+        columns: ``"independent"``, ``"correlated"`` (.7), ``"raw units"``, or ``"far"``: every second
+            one lies 20 spreads off zero.
         num_weights: Weights, the intercept among them.
     """
 
@@ -87,6 +88,8 @@ CELLS = [
     *(Cell(model, (1000,) * 5, 3.0, "correlated") for model in MODELS),
     *(Cell(model, (1000,) * 5, 3.0, "raw units") for model in MODELS),
     *(Cell(model, (400, 2000, 8000), 2.0, num_weights=3) for model in MODELS),
+    *(Cell("logistic", (200,) * 10, epsilon, "far", 15) for epsilon in (3.0, 10.0)),
+    Cell("logistic", (1000,) * 10, 3.0, "far", 15),
 ]
 
 
@@ -109,12 +112,14 @@ def study(cell: Cell, seed: int) -> Study:
     columns = math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own
     truth = 0.5 * rng.normal(size=cell.num_weights)
     widths = np.full(cell.num_weights, 3.0)
-    if cell.columns == "raw units":
-        means, spreads = np.array(UNITS[:num_columns]).T
+    if cell.columns in ("raw units", "far"):
+        far = [(20.0 * (column % 2), 1.0) for column in range(num_columns)]
+        units = far if cell.columns == "far" else UNITS[:num_columns]
+        means, spreads = np.array(units).T
         columns = means + spreads * columns
         truth[1:] /= spreads
         truth[0] -= truth[1:] @ means
-        widths[0] = 30.0
+        widths[0] = 30.0 if cell.columns == "raw units" else 150.0
     x = np.column_stack([np.ones(num_records), columns]).astype(np.float32)
     eta = x.astype(np.float64) @ truth
     if cell.model == "logistic":
