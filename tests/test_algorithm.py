@@ -238,14 +238,14 @@ def test_all_rounds_share_one_compilation():
     assert rounds.run_round.program._cache_size() == before + 1  # the counter does count
 
 
-@grid(
+@pytest.mark.slow
+@pytest.mark.parametrize(
     "method",
     [
         dppvi.DPOptimization(sampler=dppvi.PoissonSampling(0.3), num_local_steps=2),
         dppvi.LocalAveraging(num_shards=2, num_local_steps=2),
     ],
     ids=["sampled", "sharded"],
-    quick=[1],
 )
 def test_nothing_is_compiled_for_a_second_fit(method, caplog):
     """Of the same shapes; the model has a prior that takes a computation, and is typed anew."""

@@ -114,6 +114,7 @@ class TestWhatItCosts:
             assert_same(result, go_on(ended, budget=larger, num_rounds=ALL + 1))
         assert not calls
 
+    @pytest.mark.slow
     def test_sampled_batches_are_composed_by_the_accountant(self, path):
         method = dppvi.DPOptimization(num_local_steps=1, sampler=dppvi.PoissonSampling(0.5))
         begin(path, method=method)

@@ -118,6 +118,7 @@ def test_factors_that_do_not_know_their_noise_are_the_estimated_information():
     assert np.all(np.linalg.eigvalsh(aware - np.linalg.inv(precision + np.eye(2) / 9)) > 0)
 
 
+@pytest.mark.slow
 def test_before_there_are_scores_no_factor_claims_anything():
     data, _ = study(logistic)
     result = fitted(logistic, data, 1.0, method=UNAWARE, num_rounds=2)
@@ -344,6 +345,7 @@ def test_flags_say_which_outcomes_were_clipped():
     np.testing.assert_allclose(flags([[0.0, 0.0], *far], 1.0)[:2], [0, 0.25], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_far_outcomes_bend_no_more_than_noise():
     """Every twentieth outcome is off by ten standard deviations; without noise all that counts."""
     data, truth = study(normal)

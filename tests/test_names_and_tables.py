@@ -339,6 +339,7 @@ def test_a_checkpoint_is_of_these_clients_in_this_order(tmp_path):
         dppvi.fit(model, None, dict(reversed(data.items())), **options)
 
 
+@pytest.mark.slow
 def test_diagnostics_and_plots_call_clients_by_name(result):
     found = dppvi.diagnose(result, num_replays=2)
     assert found.contributors == ("prior", "Helsinki", "Turku")

@@ -211,7 +211,8 @@ def test_shards_forget_it_where_nothing_is_clipped(x64, method, aggregated):
     np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-5)
 
 
-@grid("prior", ["same", "split"], quick=[1])
+@pytest.mark.slow
+@pytest.mark.parametrize("prior", ["same", "split"])
 @pytest.mark.parametrize("init_scale", [pytest.param(None, marks=pytest.mark.slow), INIT_SCALE])
 def test_committees_do_not_keep_it(x64, prior, init_scale):
     local = dppvi.DPOptimization(UNBOUNDED, **STEPS)

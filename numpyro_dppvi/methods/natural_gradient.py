@@ -88,11 +88,16 @@ class NaturalGradient:
                 step = whitening.unwhiten(family, coordinates, white)
                 return family.coordinates(factors.multiply(here, step))
 
+            # Along white axes the information matrix is the identity, so that the gradient in
+            # them is the natural gradient: (J' F J)^-1 J' g = J' g, with J = d eta / d white.
             _, pull = jax.vjp(moved, factors.unit(q))
             (records,) = pull(records_gradient(key, coordinates))
-            # What the cavity lacks of q here: its part of the gradient, without cancellation.
+            # Of -<eta_cavity, E[T]> - H the gradient in E[T] is eta_here - eta_cavity. With
+            # here = q + before and cavity = q - own that is before + own: q does not enter, and
+            # nothing cancels.
             rest = whitening.whiten(family, coordinates, factors.multiply(before, own))
             variances = whitening.axis_variances(family, coordinates)
+            # The ridge adds to a precision of 1 / v: v^-1 / (v^-1 + ridge) of the step is left.
             share = {
                 name: self.location_rate / (1 + self.ridge * v) for name, v in variances.items()
             }

@@ -219,9 +219,11 @@ def _predictor_loss(
     predictor = space.predictor
     assert predictor is not None  # rule_for has seen to it
     center, slope = jax.value_and_grad(predictor.value)(family.location(coordinates), row)
+    # The predictor is affine in theta: the slope is a itself, wherever q is.
     variance = family.linear_variance(coordinates, jax.lax.stop_gradient(slope))
     # A record that sees no latent has no variance, where the root has no derivative.
     stddev = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    # E[f(center + stddev * Z)], Z standard normal.
     nodes, weights = rule.nodes_and_weights
     values = center + stddev * jnp.asarray(nodes, stddev.dtype)
     densities = jax.vmap(predictor.log_likelihood, (0, None))(values, row)

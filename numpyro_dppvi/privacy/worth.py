@@ -101,6 +101,7 @@ def worth(
             math.sqrt(total / n * (1 + num_latents * mine / n))
             for n, mine in zip(sizes, own, strict=True)
         ),
+        # The least whole number above the positive root of R (n + R) = n V.
         others_needed=tuple(
             math.floor((math.sqrt(n**2 + 4 * n * variance) - n) / 2) + 1 for n in sizes
         ),

@@ -203,7 +203,6 @@ CASES = {
 # One of each kind answers at once; `make slow` runs them all.
 QUICK = {
     "Poisson batches",
-    "global",
     "averaging, natural gradients",
     "virtual",
     "scores",

@@ -158,7 +158,7 @@ def test_no_kept_change_is_longer_than_the_clip(name):
         assert max(found) >= CLIP * (1 - 1e-4)  # cut, and no further than it must be
 
 
-@grid("name", ["virtual", "virtual, natural"], quick=[0])
+@grid("name", ["virtual", "virtual, natural"], quick=[1])
 def test_a_change_within_the_clip_is_what_the_solve_found(name):
     """Each shard's, from q and its own cavity, as of a client without privacy."""
     method, key = METHODS[name], dppvi.privacy.SecretKeys(0).round_key(0)
