@@ -109,11 +109,14 @@ def _factors(
 ) -> Array:
     """The factor that clips each vector, at most ``one``; 0 or NaN for what becomes zero."""
     leaves = jax.tree.leaves(contributions)
-    squared = sum(jnp.sum(leaf.reshape(len(mask), -1) ** 2, axis=1) for leaf in leaves)
+    # Rows that are left out are zero here already. Without that, the compiler may add up the
+    # squares of the last few rows in another order, and a vector's rounding depend on its place.
+    kept = [jnp.where(mask[:, None], leaf.reshape(len(mask), -1), 0) for leaf in leaves]
+    squared = sum(jnp.sum(leaf**2, axis=1) for leaf in kept)
     factor = jnp.minimum(one, (1 - _ROUNDING_MARGIN) * clip_norm / jnp.sqrt(squared))
     # If squares overflow, the norm is infinite and the factor 0. If they underflow, the computed
     # norm is too small and the factor too large, so such vectors are set to zero.
-    return jnp.where(mask & (squared > _least_square(leaves)), factor, 0.0)
+    return jnp.where(squared > _least_square(leaves), factor, 0.0)
 
 
 def _scaled(factor: Array, leaf: Array) -> Array:
