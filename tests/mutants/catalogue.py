@@ -220,14 +220,14 @@ _DISCRETE = (
 _CLIP = (
     Mutant(
         "a norm of its own for every leaf",
-        "squared = sum(jnp.sum(leaf**2, axis=1) for leaf in kept)",
-        "squared = jnp.stack([jnp.sum(leaf**2, axis=1) for leaf in kept]).max(axis=0)",
+        "return functools.reduce(jnp.add, squared).astype(dtype)",
+        "return functools.reduce(jnp.maximum, squared).astype(dtype)",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
     ),
     Mutant(
         "a norm that leaves a leaf out",
-        "squared = sum(jnp.sum(leaf**2, axis=1) for leaf in kept)",
-        "squared = sum(jnp.sum(leaf**2, axis=1) for leaf in kept[:1])",
+        "squared = [jnp.sum(leaf**2, axis=1) for leaf in wide]",
+        "squared = [jnp.sum(leaf**2, axis=1) for leaf in wide[:1]]",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
     ),
     Mutant(
@@ -238,8 +238,8 @@ _CLIP = (
     ),
     Mutant(
         "masked rows that count",
-        "kept = [jnp.where(mask[:, None], leaf.reshape(len(mask), -1), 0) for leaf in leaves]",
-        "kept = [leaf.reshape(len(mask), -1) for leaf in leaves]",
+        "return jnp.where(mask & (squared > _least_square(leaves)), factor, 0.0)",
+        "return jnp.where(squared > _least_square(leaves), factor, 0.0)",
         (f"{CLIPPING}test_masked_rows_count_for_nothing_whatever_they_hold",),
     ),
     Mutant(
@@ -256,8 +256,8 @@ _CLIP = (
     ),
     Mutant(
         "squares that vanish count as nothing",
-        "return jnp.where(squared > _least_square(leaves), factor, 0.0)",
-        "return factor",
+        "return jnp.where(mask & (squared > _least_square(leaves)), factor, 0.0)",
+        "return jnp.where(mask, factor, 0.0)",
         (f"{CLIPPING}test_the_bound_holds_where_squares_vanish",),
     ),
     Mutant(
