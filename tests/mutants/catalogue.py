@@ -220,15 +220,14 @@ _DISCRETE = (
 _CLIP = (
     Mutant(
         "a norm of its own for every leaf",
-        "squared = sum(jnp.sum(leaf.reshape(len(mask), -1) ** 2, axis=1) for leaf in leaves)",
-        "rows = [leaf.reshape(len(mask), -1) for leaf in leaves]\n"
-        "    squared = jnp.stack([jnp.sum(leaf**2, axis=1) for leaf in rows]).max(axis=0)",
+        "return functools.reduce(jnp.add, squared).astype(dtype)",
+        "return functools.reduce(jnp.maximum, squared).astype(dtype)",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
     ),
     Mutant(
         "a norm that leaves a leaf out",
-        "squared = sum(jnp.sum(leaf.reshape(len(mask), -1) ** 2, axis=1) for leaf in leaves)",
-        "squared = sum(jnp.sum(leaf.reshape(len(mask), -1) ** 2, axis=1) for leaf in leaves[:1])",
+        "squared = [jnp.sum(leaf**2, axis=1) for leaf in wide]",
+        "squared = [jnp.sum(leaf**2, axis=1) for leaf in wide[:1]]",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
     ),
     Mutant(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
@@ -56,6 +56,7 @@ def test_a_32_bit_sum_would_fail_that_test():
 
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 70))
+@example(seed=256, count=6)  # a vector was rounded by its place
 def test_the_sum_does_not_depend_on_the_order_of_the_rows(seed, count):
     """Every bit of it: sums of rounded entries have no error that could."""
     rng = np.random.default_rng(seed)
