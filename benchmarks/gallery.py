@@ -111,7 +111,7 @@ def table(names: tuple[str, ...] = (), beside: bool = True) -> None:
 def markdown(found: Mapping[str, Found]) -> str:
     """The table of the docs: one line a study, those that are refused at the end."""
     rows = [
-        "| study | what comes out | a mean off by (sd) | a sd off by (%) |",
+        "| study | what the status says | a mean off by (sd) | a sd off by (%) |",
         "| - | - | - | - |",
     ]
     for name, one in sorted(found.items(), key=lambda each: each[1].outcome == "refused"):

@@ -68,7 +68,7 @@ def test_the_page_says_what_comes_out_of_each():
     assert page.splitlines() == [
         "3 studies: 2 runs, 1 refused, 0 fails; 1 of 2 within 0.1 sd of SVI.",
         "",
-        "| study | what comes out | a mean off by (sd) | a sd off by (%) |",
+        "| study | what the status says | a mean off by (sd) | a sd off by (%) |",
         "| - | - | - | - |",
         "| two | all is well | 0.020 | 1.0 |",
         "| three | It has not settled. | 0.500 | 30.0 |",
