@@ -70,8 +70,8 @@ class Cell(NamedTuple):
         model: Name of the model.
         sizes: Records of each client.
         epsilon: The budget.
-        columns: ``"independent"``, ``"correlated"`` (.7), ``"raw units"``, or ``"far"``: every second
-            one lies 20 spreads off zero.
+        columns: ``"independent"``, ``"correlated"`` (.7), ``"raw units"``, or ``"far"``: every
+            second one lies 20 spreads off zero.
         num_weights: Weights, the intercept among them.
     """
 

@@ -996,6 +996,7 @@ LEFT_OUT = {
     "LedgerFile.spent": IN_PLANS,
     "LedgerFile.charged_by": IN_PLANS,
     "LedgerFile.keep": IN_PLANS,
+    "LedgerFile.names": IN_PLANS,
     "LedgerFile.newest": IN_PLANS,
     "LedgerFile.rejoin": IN_PLANS,
     "Ledger.check": IN_PLANS,

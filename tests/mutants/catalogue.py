@@ -595,7 +595,7 @@ _CHARGING = (
     ),
     Mutant(
         "a ledger file that others' charges do not count in",
-        "charged = _caught_up(self.path, ledger, seen.entries).charge(entries)",
+        "charged = _caught_up(self.path, ledger, seen).charge(entries)",
         "charged = ledger.charge(entries)",
         (f"{LEDGER_FILE}TestWhatCounts::test_two_runs_at_the_same_time_share_the_budget",),
     ),
