@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi.privacy import arithmetic, noise_laws
 
-# Factors and products are rounded to 32 bits, and the compiler may compute an entry anew where it is
-# used, one part in 10^7 off. Clipping to slightly less keeps norms within the bound in exact
+# Factors and products are rounded to 32 bits, and the compiler may compute an entry anew where it
+# is used, one part in 10^7 off. Clipping to slightly less keeps norms within the bound in exact
 # arithmetic, with room to spare.
 _ROUNDING_MARGIN = 1e-5
 
