@@ -569,16 +569,21 @@ def _coordinates(shape: Array) -> _White:
     """Coordinates in which the shape is the identity, one column after the other.
 
     By Cholesky's factors: an axis is what a column has beside those before it, so that columns keep
-    apart. Eigenvectors of the shape would mix what noise cannot tell from one another.
+    apart. Eigenvectors of the shape would mix what noise cannot tell from one another. First come
+    columns that have most in common, the intercept and those far from zero: what little they have
+    of their own would drown in the noise of others that were taken off them.
     """
     root = jnp.sqrt(jnp.diagonal(shape))
-    eye = jnp.eye(len(root))
-    # Correlations are well scaled. What is added is more than their rounding, which makes no
-    # direction's information negative.
+    alike = shape / (root[:, None] * root)  # correlations, which are well scaled
+    # The diagonal of the fourth power weighs eigenvectors by their eigenvalues' fourth powers.
+    order = jnp.argsort(-jnp.sum((alike @ alike) ** 2, axis=1))
+    # What is added is more than rounding, which makes no direction's information negative.
     rounding = 3 * len(root) * float(np.finfo(shape.dtype).eps)
-    tril = jnp.linalg.cholesky(shape / (root[:, None] * root) + rounding * eye)
-    white = solve_triangular(tril, eye, lower=True).T
-    return _White(white / root[:, None], tril.T * root)
+    eye = jnp.eye(len(root))
+    tril = jnp.linalg.cholesky(alike[order][:, order] + rounding * eye)
+    white = jnp.zeros_like(shape).at[order].set(solve_triangular(tril, eye, lower=True).T)
+    back = jnp.zeros_like(shape).at[:, order].set(tril.T)
+    return _White(white / root[:, None], back * root)
 
 
 def _any_shape(memory: Memory) -> Array:
