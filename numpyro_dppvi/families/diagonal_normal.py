@@ -59,8 +59,8 @@ class DiagonalNormal:
         distribution = plain(distribution)
         if not isinstance(distribution, dist.Normal):
             return None
-        precision = full(distribution.scale, self.shape) ** -2.0
-        return NormalNatural(full(distribution.loc, self.shape) * precision, -0.5 * precision)
+        loc, scale = full(distribution.loc, self.shape), full(distribution.scale, self.shape)
+        return self.natural(NormalCoordinates(loc, jnp.log(scale)))
 
     def natural(self, coordinates: NormalCoordinates) -> NormalNatural:
         """(loc, log scale) -> (loc / scale^2, -1 / (2 scale^2))."""
