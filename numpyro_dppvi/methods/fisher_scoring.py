@@ -43,7 +43,7 @@ from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import FullNormal, MeanField
 from numpyro_dppvi.families.full_normal import pack
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import noisy_scores
+from numpyro_dppvi.methods import noisy_scores, ratios
 from numpyro_dppvi.methods.local_solve import Descent
 from numpyro_dppvi.methods.noisy_scores import Memory, Told
 from numpyro_dppvi.methods.objective import Automatic
@@ -241,13 +241,27 @@ def _contribution(told: Told, scores: Array) -> PyTree:
     # Of drawn outcomes, how many are clipped under the model.
     over = norms > told.clip
     flags = jnp.stack([1.0 * over[0], jnp.mean(over[1:]), 1.0 * (size > told.info_clip)])
-    scales = jnp.sqrt(jnp.mean(scores[1:] ** 2, axis=0)) * told.prior_sd
-    octave = jnp.clip(jnp.floor(jnp.log2(scales)) - noisy_scores.LOWEST, 0, noisy_scores.BINS - 1)
-    hit = (octave[:, None] == jnp.arange(noisy_scores.BINS)) & (scales > 0)[:, None]
     roots = jnp.sqrt(told.shares)
     return {
         "score": roots[0] / told.clip * score,
         "information": roots[1] / told.info_clip * pack(info),
         "clipped": roots[2] / np.sqrt(3) * (2.0 * flags - 1),
-        "scales": roots[3] / np.sqrt(told.loc.size) * hit.astype(score.dtype),
+        "scales": roots[3] * _hits(told, scores[1:] * told.prior_sd).astype(score.dtype),
     }
+
+
+def _hits(told: Told, scores: Array) -> Array:
+    """A record's entries in histograms of scales or of ratios, joint norm at most 1.
+
+    Args:
+        told: What the server said.
+        scores: Of drawn outcomes, in units of the prior.
+    """
+    scales = jnp.sqrt(jnp.mean(scores**2, axis=0))
+    octave = jnp.clip(jnp.floor(jnp.log2(scales)) - noisy_scores.LOWEST, 0, noisy_scores.BINS - 1)
+    octave = jnp.where(scales > 0, octave, -1)
+    looking = jnp.any(told.look.step > 0)
+    place = jnp.where(looking, ratios.place(told.look, scores), octave)
+    number = jnp.where(looking, jnp.sum(told.look.step > 0), scales.size)
+    hit = place[:, None] == jnp.arange(noisy_scores.BINS)
+    return hit / jnp.sqrt(jnp.maximum(number, 1))

@@ -25,10 +25,12 @@ from numpyro_dppvi._typing import Array, Natural, PyTree
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
+from numpyro_dppvi.methods import ratios
+from numpyro_dppvi.methods.ratios import Look, Ratios
 from numpyro_dppvi.methods.visits import Received
 
 # Bins of the scale histograms: powers of two of a record's root information, in prior units.
-LOWEST, BINS = -20, 44
+LOWEST, BINS = -20, ratios.BINS
 # log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
 _TEMPLATE = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
 _TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean square
@@ -61,6 +63,7 @@ class Told(NamedTuple):
         info_clip: Bound on the Frobenius norm of a record's white information.
         shares: Shares of a release's squared norm: score, information, fractions, scales.
         prior_sd: Standard deviations of the prior, shape ``(d,)``.
+        look: Where to look for columns far from zero, at visits that do.
     """
 
     loc: Array
@@ -69,6 +72,7 @@ class Told(NamedTuple):
     info_clip: Array
     shares: Array
     prior_sd: Array
+    look: Look
 
 
 class Memory(NamedTuple):
@@ -89,6 +93,7 @@ class Memory(NamedTuple):
         counts: Noisy histograms of the records' scales, shape ``(d, bins)``.
         counts_var: Variance of their noise.
         counted: Records in them.
+        ratios: What is known of columns far from zero.
         visits: How often each client was visited, shape ``(num_factors,)``.
         records: How many records each client has, once it was visited.
         score: Sum of each client's scores at ``loc`` over the level, shape ``(num_factors, d)``.
@@ -108,6 +113,7 @@ class Memory(NamedTuple):
     counts: Array
     counts_var: Array
     counted: Array
+    ratios: Ratios
     visits: Array
     records: Array
     score: Array
@@ -162,6 +168,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         counts=jnp.zeros((size, BINS)),
         counts_var=zero,
         counted=zero,
+        ratios=ratios.nothing(size),
         visits=jnp.zeros(num_factors),
         records=jnp.zeros(num_factors),
         score=jnp.zeros((num_factors, size)),
@@ -172,17 +179,37 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
 def told(memory: Memory, place: Array | int) -> Told:
     """Where to take scores, in which coordinates, and how to share out the release."""
     visits = memory.visits[place]
+    look = _look(memory, visits)
     first = (visits == 0) & ~_any_shape(memory)
     info = jnp.maximum(_INFO_SHARES[2], _INFO_SHARES[0] * _INFO_SHARES[1] ** visits)
     usual = jnp.array([1 - info - _FLAGS_SHARE, info, _FLAGS_SHARE, 0.0])
+    counting = first | jnp.any(look.step > 0)
     return Told(
         loc=memory.loc,
         white=memory.prior_sd[:, None] * _coordinates(memory.shape).white,
         clip=memory.clip,
         info_clip=memory.info_clip * memory.clip**2,
-        shares=jnp.where(first, jnp.array([0.0, 0.0, 0.0, 1.0]), usual),
+        shares=jnp.where(counting, jnp.array([0.0, 0.0, 0.0, 1.0]), usual),
         prior_sd=memory.prior_sd,
+        look=look,
     )
+
+
+def _look(memory: Memory, visits: Array) -> Look:
+    """Where a client looks for columns far from zero: at its second visit, and perhaps its third."""
+    known = memory.ratios
+    looks = (
+        ratios.first(
+            _scales(memory), memory.counts, jnp.sqrt(memory.counts_var), memory.counted
+        ),
+        ratios.second(known),
+        known.look,
+    )
+    begins = (visits == known.stage + 1) & (known.stage < 2)
+    which = [begins & (known.stage == 0), begins & (known.stage == 1), visits == known.stage]
+    # Not once there is information, and at first visits there is nothing to look at.
+    which = [each & (visits > 0) & ~_any_shape(memory) for each in which]
+    return jax.tree.map(lambda *leaves: jnp.select(which, leaves, 0.0), *looks)
 
 
 def take(
@@ -201,7 +228,7 @@ def take(
         by = jnp.where(root > 0, scale / jnp.where(root > 0, root, 1), 0)
         return sums * by.reshape(-1, *[1] * (sums.ndim - 1)), received.noise_std * by
 
-    memory = _counted(received, released, memory, places, part, scored)
+    memory = _counted(received, released, memory, said, places, part, scored)
     seen = _observed(received, released, memory, said, places, part, scored)
     memory = jax.tree.map(lambda new, old: jnp.where(jnp.any(scored), new, old), seen, memory)
     change, loc = _factors(received, memory, places, noise_aware)
@@ -209,19 +236,53 @@ def take(
 
 
 def _counted(
-    received: Received, released: PyTree, memory: Memory, places: Array, part: _Part, scored: Array
+    received: Received,
+    released: PyTree,
+    memory: Memory,
+    said: Told,
+    places: Array,
+    part: _Part,
+    scored: Array,
 ) -> Memory:
-    """After the first visits: scales of all columns from the histograms so far."""
-    counts, std = part(released["scales"], 3, np.sqrt(memory.loc.size))
+    """After visits that counted: the shape, from histograms of scales and of columns far from zero."""
+    looked = jnp.any(said.look.step > 0, axis=1)
+    histograms = jnp.where(looked, jnp.sum(said.look.step > 0, axis=1), memory.loc.size)
+    counts, std = part(released["scales"], 3, 1.0)
+    counts, std = counts * jnp.sqrt(histograms)[:, None, None], std * jnp.sqrt(histograms)
+    first = ~looked & ~scored
     memory = memory._replace(
-        counts=memory.counts + jnp.sum(counts, axis=0),
-        counts_var=memory.counts_var + jnp.sum(std**2),
-        counted=memory.counted + jnp.sum(jnp.where(scored, 0, received.num_records)),
+        counts=memory.counts + jnp.sum(jnp.where(first[:, None, None], counts, 0), axis=0),
+        counts_var=memory.counts_var + jnp.sum(jnp.where(first, std**2, 0)),
+        counted=memory.counted + jnp.sum(jnp.where(first, received.num_records, 0)),
+        ratios=_looked(received, memory, said, places, counts, std),
         visits=memory.visits.at[places].add(1.0),
         records=memory.records.at[places].set(received.num_records),
     )
-    scales = jnp.diag(_scales(memory))
-    return memory._replace(shape=jnp.where(_any_shape(memory), memory.shape, scales))
+    shape = ratios.shape(_scales(memory), memory.ratios)
+    return memory._replace(shape=jnp.where(_any_shape(memory), memory.shape, shape))
+
+
+def _looked(
+    received: Received, memory: Memory, said: Told, places: Array, counts: Array, std: Array
+) -> Ratios:
+    """What is known of columns far from zero after visits that looked for them."""
+    known = memory.ratios
+    stages = jnp.where(jnp.any(said.look.step > 0, axis=1), memory.visits[places], 0)
+    stage = jnp.maximum(jnp.max(stages), known.stage)
+    # A new look begins with empty histograms, and keeps what the one before has found.
+    new, mine = stage > known.stage, (stages == stage) & (stages > 0)
+    mean, var = ratios.found(known)
+    look = jax.tree.map(lambda leaf: leaf[jnp.argmax(mine)], said.look)
+    before = jax.tree.map(lambda leaf: jnp.where(new, 0, leaf), known)
+    return Ratios(
+        stage=stage,
+        look=jax.tree.map(lambda now, old: jnp.where(new, now, old), look, known.look),
+        counts=before.counts + jnp.sum(jnp.where(mine[:, None, None], counts, 0), axis=0),
+        counts_var=before.counts_var + jnp.sum(jnp.where(mine, std**2, 0)),
+        counted=before.counted + jnp.sum(jnp.where(mine, received.num_records, 0)),
+        mean=jnp.where(new, mean, known.mean),
+        var=jnp.where(new, var, known.var),
+    )
 
 
 def _scales(memory: Memory) -> Array:

@@ -1,0 +1,174 @@
+"""Columns far from zero: where the records' entries lie beside what these columns share, and how wide.
+
+A column of 60 +- 15 is all but a multiple of the column of ones. What it has of its own is a
+seventeenth of its information, and noise hides that for many rounds from those who look for it in
+the information matrix. It shows in a histogram: divided by what columns far from zero share, up to
+the outcome the same for all of them, the entry of a record's score is 60 +- 15.
+
+The server looks where the histograms of scales, which were released first, are narrow, and a second
+time, twenty times closer, where entries lie in one bin. Nothing here sees a record but ``place``,
+which clients call.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi._typing import Array
+
+BINS = 44
+_NARROW = 0.9  # what two octaves have to hold of a latent that is looked at
+_STEPS = (0.1, 0.005)  # widths of bins at the first and the second look
+_SPREADS = (0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # that are looked for, in bins
+_SEEN = 4.0  # an entry is taken for seen if it stands out by so many deviations of noise
+_MASS = 0.6  # and if so many of the records have it
+_WIDE = 0.15  # and if it spreads no further
+_CLOSE = 0.06  # what spreads less is looked at once more
+_MISFIT = 0.03  # of the records: what a histogram may differ from a normal one
+
+
+class Look(NamedTuple):
+    """Where to look.
+
+    Attributes:
+        members: 1 for latents whose median is what they share, 0 for others, shape ``(d,)``.
+        unit: Lengths of entries, in units of the prior, shape ``(d,)``.
+        centre: The middle of the histograms, shape ``(d,)``.
+        step: Widths of their bins, shape ``(d,)``; 0 for latents that are not looked at.
+    """
+
+    members: Array
+    unit: Array
+    centre: Array
+    step: Array
+
+
+class Ratios(NamedTuple):
+    """What is known of entries beside what is shared.
+
+    Attributes:
+        stage: How many looks were taken, the current one among them.
+        look: The current one.
+        counts: Its noisy histograms, shape ``(d, BINS)``.
+        counts_var: Variance of their noise.
+        counted: Records in them.
+        mean: What earlier looks found, in lengths, shape ``(d,)``.
+        var: Its variance; infinite where nothing was found.
+    """
+
+    stage: Array
+    look: Look
+    counts: Array
+    counts_var: Array
+    counted: Array
+    mean: Array
+    var: Array
+
+
+def nothing(size: int) -> Ratios:
+    """Nothing is known."""
+    zero, none = jnp.zeros(()), jnp.zeros(size)
+    return Ratios(
+        zero,
+        Look(none, none, none, none),
+        jnp.zeros((size, BINS)),
+        zero,
+        zero,
+        none,
+        jnp.full(size, jnp.inf),
+    )
+
+
+def place(look: Look, scores: Array) -> Array:
+    """The bins of one record's entries; outside of ``range(BINS)`` where nothing is counted.
+
+    Args:
+        look: Where to look.
+        scores: Of drawn outcomes, in units of the prior, shape ``(outcomes, d)``.
+    """
+    member = look.members > 0
+    lengths = scores / jnp.where(look.unit > 0, look.unit, 1)
+    # Outcomes change the length of all entries alike, and the longest is the least rounded.
+    total = jnp.sum(jnp.where(member, jnp.abs(lengths), 0), axis=1)
+    lengths = lengths[jnp.argmax(jnp.where(jnp.isfinite(total), total, 0))]
+    size = jnp.where(member, jnp.abs(lengths), jnp.inf)
+    rank = jnp.argsort(jnp.argsort(size))
+    ordered, number = jnp.sort(size), jnp.sum(member)
+    # The median of the other members: without the entry itself, places from its rank on move up.
+    lower, upper = jnp.maximum(number - 2, 0) // 2, jnp.maximum(number - 1, 0) // 2
+    others = (ordered[lower + (lower >= rank)] + ordered[upper + (upper >= rank)]) / 2
+    entries = lengths / others * jnp.sign(lengths[jnp.argmax(member)])
+    bins = jnp.floor((entries - look.centre) / jnp.where(look.step > 0, look.step, 1)) + BINS // 2
+    return jnp.where(look.step > 0, bins, -1)
+
+
+def first(scales: Array, counts: Array, std: Array, counted: Array) -> Look:
+    """The first look, after histograms of the records' scales by octaves.
+
+    Args:
+        scales: Information of each latent, in units of the prior.
+        counts: Histograms of the records' scales.
+        std: Standard deviation of their noise.
+        counted: Records in them.
+    """
+    two = jnp.max(counts[:, 1:] + counts[:, :-1], axis=1)
+    narrow = two - std > _NARROW * counted
+    return _of(narrow, jnp.sqrt(scales), 0 * scales, _STEPS[0])
+
+
+def second(known: Ratios) -> Look:
+    """The second look, where the first one found entries within a bin."""
+    mean, var = found(known)
+    close = var < _CLOSE**2
+    return _of(close, known.look.unit, mean, _STEPS[1])
+
+
+def _of(chosen: Array, unit: Array, centre: Array, step: float) -> Look:
+    look = Look(jnp.where(chosen, 1.0, 0.0), unit, centre, jnp.where(chosen, step, 0.0))
+    # Of one alone nothing can be said.
+    return jax.tree.map(lambda leaf: jnp.where(jnp.sum(chosen) > 1, leaf, 0), look)
+
+
+def found(known: Ratios) -> tuple[Array, Array]:
+    """Means and variances of entries, in lengths; infinite variances where none was found.
+
+    A matched filter over places and spreads, averaged over what fits about as well as the best.
+    """
+    spread = jnp.repeat(jnp.array(_SPREADS), 4 * BINS)
+    middle = jnp.tile((jnp.arange(4 * BINS) + 0.5) / 4, len(_SPREADS))
+    edges = (jnp.arange(BINS + 1)[:, None] - middle) / spread
+    shape = jnp.diff(jax.scipy.stats.norm.cdf(edges), axis=0)
+    fit = known.counts @ (shape / jnp.sqrt(jnp.sum(shape**2, axis=0)))
+    doubt = known.counts_var + (_MISFIT * known.counted) ** 2
+    weight = jax.nn.softmax(jnp.maximum(fit, 0) ** 2 / (2 * jnp.maximum(doubt, 1e-6)), axis=1)
+    at = weight @ middle
+    var = weight @ (spread**2 + middle**2) - at**2
+    near = jnp.abs(jnp.arange(BINS) + 0.5 - at[:, None]) < 3 * jnp.sqrt(var)[:, None] + 1
+    records, noise = jnp.maximum(known.counted, 1), jnp.sqrt(known.counts_var)
+    mass = jnp.sum(jnp.where(near, known.counts, 0), axis=1) / records
+    error = noise * jnp.sqrt(jnp.sum(near, axis=1)) / records
+    # Records elsewhere are about as far away as entries are long. Of what lies within a bin at the
+    # last look all that is known is that such records are too few to be seen.
+    outside = jnp.maximum(1 - _MISFIT - mass - 2 * error, 0)
+    outside = outside + jnp.where((known.stage > 1) & (var < 1), error, 0)
+    mean = known.look.centre + (at - BINS // 2) * known.look.step
+    var = var * known.look.step**2 + outside
+    seen = (
+        (known.look.step > 0)
+        & (jnp.max(fit, axis=1) > _SEEN * noise)
+        & (mass > _MASS)
+        & (var < _WIDE**2)
+        & (var < known.var)
+    )
+    return jnp.where(seen, mean, known.mean), jnp.where(seen, var, known.var)
+
+
+def shape(scales: Array, known: Ratios) -> Array:
+    """The information of an average record, as far as scales and looks tell."""
+    mean, var = found(known)
+    seen = jnp.isfinite(var)
+    way = jnp.where(seen, known.look.unit * mean, 0)
+    own = jnp.where(seen, known.look.unit**2 * jnp.where(seen, var, 0), scales)
+    return jnp.outer(way, way) + jnp.diag(own)
