@@ -50,6 +50,7 @@ _FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, 
 _CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
 _ALONE = 2.0  # an axis is taken for seen if it stands out by so many deviations of noise
 _PAIR = 3.0  # the same for a pair of columns, if these are few
+_LOOK_SHARE = 0.4
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -183,13 +184,14 @@ def told(memory: Memory, place: Array | int) -> Told:
     first = (visits == 0) & ~_any_shape(memory)
     info = jnp.maximum(_INFO_SHARES[2], _INFO_SHARES[0] * _INFO_SHARES[1] ** visits)
     usual = jnp.array([1 - info - _FLAGS_SHARE, info, _FLAGS_SHARE, 0.0])
-    counting = first | jnp.any(look.step > 0)
+    looking = (1 - _LOOK_SHARE) * usual + jnp.array([0.0, 0.0, 0.0, _LOOK_SHARE])
+    usual = jnp.where(jnp.any(look.step > 0), looking, usual)
     return Told(
         loc=memory.loc,
         white=memory.prior_sd[:, None] * _coordinates(memory.shape).white,
         clip=memory.clip,
         info_clip=memory.info_clip * memory.clip**2,
-        shares=jnp.where(counting, jnp.array([0.0, 0.0, 0.0, 1.0]), usual),
+        shares=jnp.where(first, jnp.array([0.0, 0.0, 0.0, 1.0]), usual),
         prior_sd=memory.prior_sd,
         look=look,
     )
@@ -208,7 +210,7 @@ def _look(memory: Memory, visits: Array) -> Look:
     begins = (visits == known.stage + 1) & (known.stage < 2)
     which = [begins & (known.stage == 0), begins & (known.stage == 1), visits == known.stage]
     # Not once there is information, and at first visits there is nothing to look at.
-    which = [each & (visits > 0) & ~_any_shape(memory) for each in which]
+    which = [each & (visits > 0) & (jnp.max(memory.visits) <= visits + 1) for each in which]
     return jax.tree.map(lambda *leaves: jnp.select(which, leaves, 0.0), *looks)
 
 
@@ -258,8 +260,8 @@ def _counted(
         visits=memory.visits.at[places].add(1.0),
         records=memory.records.at[places].set(received.num_records),
     )
-    shape = ratios.shape(_scales(memory), memory.ratios)
-    return memory._replace(shape=jnp.where(_any_shape(memory), memory.shape, shape))
+    scales = jnp.diag(_scales(memory))
+    return memory._replace(shape=jnp.where(_any_shape(memory), memory.shape, scales))
 
 
 def _looked(
@@ -327,6 +329,8 @@ def _observed(
     error = jnp.sqrt(jnp.sum(std**2)) / records / np.sqrt(2)  # packed entries are sqrt(2) as large
     level, seen, known = _shape_seen(memory, axes, now, error, share)
     shape = _shrunk(axes, seen, known)
+    far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(ratios.found(memory.ratios)[1]))
+    shape = jnp.where(far, ratios.shape(_scales(memory), memory.ratios), shape)
 
     flags, std = part(released["clipped"], 2, np.sqrt(3))
     fractions = (jnp.sum(flags, axis=0) / records + 1) / 2
