@@ -17,7 +17,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.latents import HANDLERS, LatentSpace
-from numpyro_dppvi.methods.values import NonPrivate
+from numpyro_dppvi.methods import NonPrivate
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.records import Partition, Shards
 from numpyro_dppvi.run.data import Data, lay_out

@@ -20,7 +20,7 @@ import numpy as np
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
 from numpyro_dppvi.guides import PriorFactor
-from numpyro_dppvi.methods import values
+from numpyro_dppvi.methods import noisy_gradients, values
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.methods.visits import ClientParams, Layout
 from numpyro_dppvi.posterior.posterior import Posterior, shapes
@@ -313,7 +313,7 @@ def prepare(
     )
     if method.releases == "gradients":
         rate = float(params.learning_rate)
-        check_width(family, prior, values.noisy_step(method, rate, family.standard()))
+        check_width(family, prior, noisy_gradients.noisy_step(method, rate, family.standard()))
     return Assembly(
         problem,
         params,

@@ -16,7 +16,8 @@ import numpy as np
 from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.methods import values
-from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
+from numpyro_dppvi.methods.noisy_gradients import DPOptimization
+from numpyro_dppvi.methods.values import AnyMethod
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.posterior.prior import Prior
 from numpyro_dppvi.privacy import (

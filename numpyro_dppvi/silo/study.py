@@ -22,7 +22,8 @@ import numpy as np
 from numpyro_dppvi import _disk, _validate
 from numpyro_dppvi._typing import Model, PRNGKey
 from numpyro_dppvi.methods import values
-from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
+from numpyro_dppvi.methods.noisy_gradients import DPOptimization
+from numpyro_dppvi.methods.values import AnyMethod
 from numpyro_dppvi.posterior import Prior, load
 from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, SecretKeys
 from numpyro_dppvi.protocol import algorithm, client, planning, rounds, schedules, server

@@ -1,0 +1,69 @@
+"""The method without privacy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from numpyro_dppvi.methods import values, visits
+from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE
+from numpyro_dppvi.methods.objective import Automatic, Expectation
+from numpyro_dppvi.methods.values import Aggregator, Facts, Optimizer, Releases, Study
+from numpyro_dppvi.methods.visits import Likelihood, Outcome, Visit
+from numpyro_dppvi.privacy import PrivacyPlan
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """Partitioned variational inference without privacy (paper, Algorithm 1).
+
+    Args:
+        num_local_steps: Optimiser steps a visit, on all of the client's records.
+        optimizer: Any optax optimiser, whose state starts afresh at every visit, or
+            :class:`NaturalGradient`. ``None`` is Adam.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else 10 draws.
+
+    Raises:
+        ValueError: If the number of steps is not a whole number of at least 1.
+        TypeError: If the optimiser or expectation is none.
+    """
+
+    releases: ClassVar[Releases] = "nothing"
+    aggregator: ClassVar[Aggregator] = "useless"
+    keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
+
+    num_local_steps: int = 50
+    optimizer: Optimizer | None = None
+    expectation: Expectation = Automatic()
+
+    def __post_init__(self) -> None:
+        values.set_steps(self)
+        values.check_pieces(self.optimizer, self.expectation, natural=True)
+
+    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
+    weights = values.ones
+
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """One that suits exact gradients."""
+        del num_releases, damping
+        return NOISELESS_LEARNING_RATE
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
+        """One exact solve."""
+        return visits.without_noise(visit, likelihood)
+
+    def plan(self, study: Study) -> PrivacyPlan:
+        """Refuses: there is none."""
+        del study
+        raise ValueError(
+            "NonPrivate() adds no noise, and no budget covers that: write "
+            "method=DPOptimization() to keep to the budget, or leave budget out."
+        )
+
+    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """Nothing."""
+        del num_shares
+        return [{} for _ in client_sizes]
