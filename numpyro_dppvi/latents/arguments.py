@@ -30,6 +30,7 @@ def check_arguments(
             f"the model takes {unnamed[0]!r} by position only, but data is passed by name: remove "
             "the '/' from its signature."
         )
+    # A model with **kwargs takes every name: nothing can be said of unknown or missing ones.
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     names = [name for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]

@@ -106,6 +106,7 @@ def prior_draws(
         trace = _trace(model, {**constants, **_zeros(shapes)}, {}, key)
         return {name: trace[name]["value"] for name in names}
 
+    # Zeros for records: priors depend on none (latents.space refuses those that do).
     return jax.jit(jax.vmap(one))(jax.random.split(rng_key, num_draws))
 
 
@@ -144,6 +145,7 @@ def derived(
         return {n: jnp.asarray(s["value"]) for n, s in found.items()}
 
     # A site that is computed from records has no value without them.
+    # One name for all rows and one for all latents: which of them it is does not matter.
     inputs = eval_provenance(sites, rows=dict(shapes), theta=dict(theta))
     before = dict(facts)
     longer = {
@@ -172,6 +174,8 @@ def _plates(site: Mapping[str, Any]) -> Dims:
     names: list[str | None] = [None] * len(shape)
     for frame in site["cond_indep_stack"]:
         if -frame.dim <= len(shape) and shape[frame.dim] == frame.size:
+            # A deterministic value need not have a dimension for each plate around it (a sum over
+            # one).
             names[frame.dim] = frame.name
     return tuple(names)
 

@@ -102,6 +102,7 @@ class _ProperPriors(Messenger):
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         fn = msg["fn"]
+        # Independent, expanded, masked or transformed: the base decides whether it is proper.
         while hasattr(fn, "base_dist"):
             fn = fn.base_dist
         if isinstance(fn, dist.ImproperUniform):
@@ -121,6 +122,8 @@ class _ForcedPlates(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate" and msg["name"] in self.names:
+            # (size, size of the subsample). NumPyro takes the smaller one for a minibatch and
+            # scales densities by size / num_rows, which log_prob below takes back.
             msg["args"] = (msg["args"][0], self.num_rows)
             msg["value"] = jnp.arange(self.num_rows)
 
@@ -134,6 +137,7 @@ class _AtDistances(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and msg["name"] in self.distances:
+            # x = m + s d, so that densities that depend on x are functions of the fixed distance d.
             base, transforms = normal_of(msg["fn"])
             value = base.loc + base.scale * self.distances[msg["name"]]
             for transform in transforms:
@@ -162,6 +166,7 @@ def indexable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A model's public arguments: NumPy's arrays of numbers as ones that columns may index."""
 
     def of(value: Any) -> Any:
+        # Not subclasses, and no arrays of strings or objects, which JAX does not have.
         is_plain = type(value) is np.ndarray and value.dtype.kind in "biuf"
         return value.view(_Public) if is_plain else value
 
@@ -182,6 +187,8 @@ def run_model(
 
     Those of ``distances`` are fixed so many standard deviations from their means.
     """
+    # From the inside out: plates yield the rows, distances become values, latents are fixed, and
+    # what is left is drawn from the seed (missing entries on which nothing depends, say).
     forced = _ForcedPlates(model, plates, num_rows)
     if distances:
         forced = _AtDistances(forced, distances)
@@ -230,6 +237,7 @@ def static_facts(
                 found.append(_site(site, trace))
 
     try:
+        # On shapes alone: no value of a record can end up in an error's message.
         jax.eval_shape(run, dict(shapes))
     except UnsupportedModelError as refusal:
         raise UnsupportedModelError(str(refusal)) from None  # drops JAX's notes
@@ -276,6 +284,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         UnsupportedModelError: If the model does not run on another number of rows.
     """
     try:
+        # As it would be called, before anything is forced: errors here are the model's own.
         sites = static_facts(model, shapes, kwargs)
     except UnsupportedModelError:
         raise
@@ -339,6 +348,7 @@ def _of_a_loop(
         raise refusal from None
     # One row more must add observed sites and nothing else: a latent for each row would be local.
     new = _only_in(of_two, sites)
+    # Two rows against one: exactly what a second record adds.
     if not new or not all(site.observed for site in new):
         raise refusal
     found = _compare(sites, of_two, forced)
@@ -369,6 +379,7 @@ def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str
 def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset[str]) -> Structure:
     """The structure that two traces show, of which the second has one more row."""
     after = {site.name: site for site in grown}
+    # Sites are compared whole: shapes, plates and sizes.
     changed = [site for site in sites if after.get(site.name) != site]
     grown_plates = {p.name for s in changed for p in set(s.plates) - set(after[s.name].plates)}
     plates = forced | grown_plates
