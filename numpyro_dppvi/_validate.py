@@ -49,6 +49,7 @@ def _article(noun: str) -> str:
 
 def _real(value: Any) -> float:
     """A number as a float; NaN, which is in no range, for anything else."""
+    # True is a number to Python, but to a person who wrote epsilon=True it is a mistake.
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return math.nan
     try:
@@ -73,6 +74,7 @@ def positive(name: str, value: float, *, infinite: bool = False, most: float = M
         raise ValueError(
             f"{name} must be a number above 0, got {shown(value)}: write {name}=1.0, say."
         )
+    # Symmetric, because reciprocals of what is passed have to be representable, too.
     if not 1 / most <= number <= most:
         raise ValueError(
             f"{name} must lie between {1 / most:g} and {most:g}, got {shown(value)}: write "
@@ -307,6 +309,7 @@ def function(name: str, value: Any, parameters: Iterable[str], example: str) -> 
     fits = callable(value) and not isinstance(value, type)
     if fits:
         try:
+            # Bound and not called: what it does is not known.
             inspect.signature(value).bind(*names)
         except TypeError:
             fits = False
@@ -387,6 +390,7 @@ def outside_transformations(caller: str, *arguments: Any) -> None:
         leaves = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, Iterator))
     except ValueError:  # a mapping whose keys JAX cannot sort, which it cannot have traced either
         leaves = []
+    # The second test finds jit around closures: inside a trace even a constant becomes a tracer.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     if traced or isinstance(jnp.zeros(()), jax.core.Tracer):
         raise TypeError(

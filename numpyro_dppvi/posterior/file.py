@@ -134,6 +134,7 @@ def read(
     facts, arrays = _files.read(path, _KIND, kinds=_FACTS)
     prefix = "model_kwargs/"
     kwargs = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    # What the caller passes goes before what the file has.
     kwargs |= {**facts["model_kwargs"], **(model_kwargs or {})}
     missing = [str(name) for name in facts["model_kwargs_left_out"] if str(name) not in kwargs]
     if missing:
@@ -165,7 +166,9 @@ def read(
             f"which raise a {type(error).__name__} on the shapes of its data: pass those that it "
             "was fitted with."
         ) from error
+    # Before any number is believed: factors of other latents could have the same shapes.
     _check_latents(path, facts, theirs, space, family)
+    # The model decides on names and shapes of arrays, and the file has to have these and no others.
     like = family.natural(family.standard())
     with _damages(path):
         natural = _files.unflatten(arrays, "natural", like)

@@ -133,6 +133,7 @@ def _least(distribution: dist.Distribution, levels: Array) -> Array:
 
 
 def _draws(distribution: dist.Distribution) -> Array:
+    # A fixed key, so that a mean is the same number every time it is asked for.
     return distribution.sample(jax.random.key(0), (_NUM_DRAWS,))
 
 

@@ -72,6 +72,7 @@ def unpickled(model: Model, kept: Pickled) -> Pieces:
         ValueError: If the model has other latents now.
         UnsupportedModelError: If it cannot be read any more.
     """
+    # From shapes: unpickling reads a model and no data.
     space = latents.from_model(model, kept.records, kept.model_kwargs)
     # A guide of one's own may have chosen the bijections. Those of other latents fit nothing, and
     # the difference below says so.

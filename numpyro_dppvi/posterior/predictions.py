@@ -46,6 +46,8 @@ def predict(
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         with HANDLERS:
+            # With its observations, the model would give back an outcome that was passed as its own
+            # prediction.
             sites = Predictive(unconditioned(model), dict(draws))
             found = sites(key, **indexable(constants), **rows)
         return {name: value for name, value in found.items() if value.size}  # drops factors
@@ -115,6 +117,8 @@ def _in_batches(
         batch_size = max(1, _VALUES_PER_BATCH // num_draws)
     if num_rows <= batch_size:
         return call(rng_key, rows)
+    # Which axis of a result are its rows is not said anywhere: it is the one that shrinks with
+    # them.
     axes = _row_axes(call, rng_key, rows, num_rows)
     if axes is None:
         return call(rng_key, rows)
@@ -132,6 +136,7 @@ def _in_batches(
                 continue
             kept = np.asarray(value)  # on the host: all batches together may not fit the device
             if axis is not None:
+                # Only the rows that no batch before it had.
                 kept = np.take(kept, np.arange(start - first, batch_size), axis=axis)
             pieces.setdefault(name, []).append(kept)
     return {name: _joined(parts, axes[name]) for name, parts in pieces.items()}

@@ -81,6 +81,7 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
         raise TypeError(
             f"prior must be a Prior, got {shown(prior)}: write prior=earlier.posterior.as_prior()."
         )
+    # Names, shapes and supports, and not priors: the new model's own are replaced anyway.
     found = difference(identities(space), identities(prior.space))
     if found is not None:
         raise UnsupportedModelError(

@@ -84,6 +84,7 @@ def to_arviz(
             f"coords must name dimensions of variables ({_listed(used - {*_SAMPLE_DIMS})}), got "
             f"{unused[0]!r}: name it in dims, or leave it out of coords."
         )
+    # ArviZ 0.x shows InferenceData, 1.x the DataTree of xarray; the groups in them are the same.
     if int(importlib.metadata.version("arviz").split(".")[0]) >= 1:
         return xarray.DataTree.from_dict({"/": xarray.Dataset(attrs=attrs), **datasets})
     data: Any = arviz.InferenceData
@@ -141,6 +142,7 @@ def _named(
                 f"for each axis of the shape {values.shape[len(lead[1:]) :]}."
             )
         own = [*given[:num_own]]
+    # ArviZ's own names for dimensions that have none.
     names = [dim or f"{name}_dim_{axis}" for axis, dim in enumerate(own)]
     return (*lead, *names), values[None] if lead else values
 

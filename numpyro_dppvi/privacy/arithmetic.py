@@ -84,6 +84,8 @@ def grid(clip_norm: Array | float, rounded: Array | bool, dtype: jnp.dtype) -> G
     # Whole numbers of units are rounded fastest. Neither unit nor 1 / unit may be out of range of
     # the dtype, so that lengths are given in units of the power of two next to the norm.
     info = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+    # norm / size is between 3/4 and 3/2, in range for whatever clipping norm; the unit itself may
+    # be far below the smallest 32-bit float, and is kept in 64 bits.
     norm = jnp.asarray(clip_norm, dtype)
     size = power_of_two(norm, dtype)
     finest = 2.0 ** (2 ** (info.nexp - 2) - 4)  # 2^60, or 2^508 in 64 bits
@@ -116,6 +118,7 @@ def total(stacked: PyTree) -> PyTree:
 def weighted_total(stacked: PyTree, weight: Array | float) -> PyTree:
     """The sum over the leading axis, multiplied by a number, in 64 bits."""
     with jax.enable_x64(True):
+        # One multiplication after the sum: weighting before it would round every vector.
         wide = jnp.asarray(weight).astype(jnp.float64)
         return jax.tree.map(lambda leaf: wide * leaf, total(stacked))
 
@@ -147,8 +150,11 @@ def released(draws: Array, value: Array, noise_std: Array | float, dtype: jnp.dt
     """
     with jax.enable_x64(True):
         std = jnp.asarray(noise_std).astype(jnp.float64)
+        # Noise first and the grid afterwards: a value that is rounded before it gets noise could
+        # move by a step more than its sensitivity.
         noisy = value.astype(jnp.float64) + std * draws
         step = power_of_two(std, jnp.float64) * 2.0**-_RELEASE_BITS
+        # Without noise nothing is rounded; 1.0 is there only so that nothing is divided by 0.
         divisor = jnp.where(step > 0, step, 1.0)
         on_grid = jnp.round(noisy / divisor) * divisor
         return jnp.where(step > 0, on_grid, noisy).astype(dtype)
@@ -170,5 +176,6 @@ def normal(words: Array) -> Array:
         # near 0, so ndtri(u) keeps its relative precision far into the tail, where ndtri(1 - u)
         # would lose it.
         high, low = (half.astype(jnp.float64) for half in (words[0], words[1] >> 1))
+        # Never 0: the half keeps ndtri away from -infinity.
         tail = (high + (low + 0.5) * 2.0**-31) * 2.0**-33  # in (0, 1/2)
         return jnp.where(words[1] & 1, -1.0, 1.0) * ndtri(tail)

@@ -72,6 +72,7 @@ def clipped_sum(
     # rounding may add. The sum is exact, so replacing one vector moves it by |-a + b| <=
     # 2 clip_norm with no slack for summation error.
     grid = arithmetic.grid(clip_norm, rounded, _dtype(contributions))
+    # |round(v)| <= |v| + rounding_norm C <= C.
     bound = (1 - arithmetic.rounding_norm(_num_entries(contributions))) * grid.norm
     factor = _factors(contributions, mask, bound, grid.one)
 
@@ -111,6 +112,8 @@ def _factors(
     """The factor that clips each vector, at most ``one``; 0 or NaN for what becomes zero."""
     leaves = jax.tree.leaves(contributions)
     squared = arithmetic.squared_norms(leaves, _dtype(leaves))
+    # min(1, C / |v|), in grid units. NaN or infinite entries make the norm so, and the factor NaN
+    # or 0: one hostile record can then do no more than leave itself out.
     factor = jnp.minimum(one, (1 - _ROUNDING_MARGIN) * clip_norm / jnp.sqrt(squared))
     # If squares overflow, the norm is infinite and the factor 0. If they underflow, the computed
     # norm is too small and the factor too large, so such vectors are set to zero.
@@ -136,5 +139,7 @@ def _dtype(contributions: PyTree) -> jnp.dtype:
 
 def _least_square(leaves: list[Array]) -> float:
     """A sum of squares above this has lost no more than a rounding error to underflow."""
+    # A square below tiny / eps has lost digits, or all of them; so has a sum of d such squares
+    # below d times that.
     limits = [jnp.finfo(leaf.dtype) for leaf in leaves]  # type: ignore[no-untyped-call]
     return _num_entries(leaves) * max(float(limit.tiny) / float(limit.eps) for limit in limits)

@@ -149,6 +149,7 @@ def rounds_from_epsilon(
     likely = calibrate.likely_releases(noise_multiplier, sampler, size, budget)
     most = _MOST_RELEASES // releases_per_round
     roughly = functools.partial(spends, roughly=True)
+    # Coarse grids first: the fine ones are asked only near the answer.
     near = _most_rounds(roughly, budget.epsilon, likely / releases_per_round, most)
     return _most_rounds(spends, budget.epsilon, near, most)
 

@@ -158,10 +158,13 @@ class Ledger:
             return accounting.epsilon(composition, budget.delta, budget.relation)
 
         # Part of a composition costs no more than the whole, whose epsilon is cached.
+        # The plan's epsilon was computed when noise was calibrated: a round within it needs no
+        # accountant, which takes seconds for sampled batches.
         planned = self.affordable[client] if self.affordable else frozenset()
         if _within(composition, planned) and cost(planned) <= budget.epsilon:
             return
         epsilon = cost(composition)
+        # Written so that NaN refuses, too.
         if not epsilon <= budget.epsilon:
             who = words.client(client, self.client_names)
             raise BudgetExceededError(

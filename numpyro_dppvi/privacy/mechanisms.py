@@ -60,6 +60,7 @@ class GaussianSum:
         """
         units.check_sampler(budget, self.sampler)
         _check_std(self.share_std)
+        # A budget for persons of five records needs noise for five: a plan made for one is refused.
         _check_contributions(self.contributions, units.records_changed(budget), budget)
 
     def sensitivity(self, relation: Relation) -> float:
@@ -242,6 +243,7 @@ def add_noise(
     """
     leaves, treedef = jax.tree.flatten(total)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(total if like is None else like)]
+    # One draw of bits for all entries, so that none of them is used twice whatever the tree.
     words = arithmetic.random_words(rng_key, (sum(leaf.size for leaf in leaves),))
     noisy, start = [], 0  # every entry of every leaf has random words of its own
     with jax.enable_x64(True):

@@ -332,6 +332,7 @@ def of_gradients(
     contributions = [units.records_changed(budget) for budget in budgets]
     before = before or [frozenset()] * len(budgets)
     check_before(budgets, num_visits, before, names)
+    # The same for all clients, whose batches are one array in a compiled round.
     physical_size = sampler.physical_size(client_sizes)
     samplers = [sampler.of_client(number) for number in range(len(budgets))]
     # A client that is never visited gets the noise of one release: its mechanism has to exist.

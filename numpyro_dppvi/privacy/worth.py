@@ -89,6 +89,7 @@ def worth(
     needed, total = None, sum(sizes)
     if len({*granted}) == 1:
         # V = d times z^2 < N (N / n - 1).
+        # From 1 + V / N < N / n with V = d times z^2, solved for the noise z.
         most = [math.sqrt(total * (total / n - 1) / (num_latents * times)) for n in sizes]
         needed = tuple(_epsilon(*granted[0], noise) for noise in most)
     variance = num_latents * all_own

@@ -122,6 +122,7 @@ def split_evenly(rng_key: jax.Array, num_rows: int, num_clients: int) -> Partiti
         Partition(num_clients=3, sizes=(4, 3, 3))
     """
     check_counts(num_rows, num_clients)
+    # Shuffled before it is cut: rows of data are often sorted by time or outcome.
     shuffled = host_generator(rng_key).permutation(num_rows)
     return Partition(tuple(np.array_split(shuffled, num_clients)))
 
@@ -170,7 +171,10 @@ def names_of(names: Any, num_clients: int) -> tuple[str, ...]:
 
 def _client_name(name: Any) -> str:
     is_number = isinstance(name, (int, np.integer)) and not isinstance(name, bool)
+    # Years and numbers of wards are names, too; 1.0 and True are not.
     text = str(int(name)) if is_number else name
+    # Names stand in tables, messages, file headers and ledger lines: nothing in them may break a
+    # line or hide.
     is_text = isinstance(text, str) and text.isprintable() and text == text.strip()
     if not is_text or not 0 < len(text) <= _LONGEST_NAME:
         raise ValueError(
@@ -183,6 +187,7 @@ def _client_name(name: Any) -> str:
 def host_generator(rng_key: jax.Array) -> np.random.Generator:
     """Seed a NumPy generator from a JAX key; shuffling on the host needs no compilation."""
     key = _validate.rng_key(rng_key)
+    # All words of the key: two keys that differ anywhere give different shuffles.
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 

@@ -134,6 +134,7 @@ def record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
             f"arrays of {name} must have one row per record, got unequal lengths {lengths}: "
             "give them all the same number of rows."
         )
+    # A client without records would have no denominator, and no epsilon that means anything.
     if 0 in lengths.values():
         raise ValueError(
             f"{name} must hold at least one record, got empty arrays: leave such a client out."
@@ -211,6 +212,7 @@ def _number_array(value: Any, name: str) -> npt.NDArray[Any]:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         if isinstance(error, TypeError) or not isinstance(value, (list, tuple)):
+            # "from None": NumPy's own message may quote an entry.
             raise ValueError(_no_numbers(name, _validate.shown(value))) from None
         raise ValueError(
             f"rows of {name} must all have one shape, got a ragged {type(value).__name__}: "

@@ -22,7 +22,6 @@ import glob
 import json
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,11 +37,6 @@ from numpyro_dppvi.protocol import schedules
 from numpyro_dppvi.protocol.algorithm import PVIState, entries
 from numpyro_dppvi.run import parts
 from numpyro_dppvi.run.history import History
-
-try:
-    import fcntl
-except ImportError:  # Windows, where two processes on one checkpoint are not noticed
-    fcntl = None  # type: ignore[assignment]
 
 _KIND, _PRIVATE_KIND = "checkpoint", "private state of clients"
 # What JSON types their facts are of.
@@ -75,6 +69,7 @@ def read(path: Path, ledger_file: LedgerFile | None) -> parts.Past | None:
     if beside.exists():
         if ledger_file is not None:
             facts = _files.read_facts(beside, _KIND, kinds=_FACTS, owner_only=True)
+            # Both files have reached some point of the same write: the ledger says which.
             names = _names(beside, facts)
             newest = ledger_file.newest(names["run"])
             if newest == names["kept"]:
@@ -175,11 +170,15 @@ class Journal:
             ValueError: If another process has gone on from a copy of the checkpoint, so that this
                 state must not be shown.
         """
+        # The round that comes next is charged in the same write that keeps this one's result, so
+        # that no moment exists in which a round may run and is not paid.
         charged = min(state.round + 1, len(self.groups))
         private = state.clients.private
         arrays = _files.flatten(_released(state), "state") | _files.flatten(history, "history")
         private_file = None
         if private is not None and state.round < len(self.groups):
+            # A name for each round: the file of the round before stays until this checkpoint is in
+            # place.
             private_file = self._private_name(state.round)
             _files.write(
                 self.path.with_name(private_file),
@@ -206,6 +205,8 @@ class Journal:
             _files.write(beside, _KIND, facts, arrays, owner_only=True)
             try:
                 ledger = self.ledger_file.keep(ledger, name)
+            # Left there, the next start would take the refused result for one that was being
+            # written.
             except ValueError:  # refused, and nothing was written
                 beside.unlink()
                 raise
@@ -229,6 +230,8 @@ class Journal:
         """
         if not self.path.exists():
             return first, past
+        # A file cannot be larger than this run makes it; a hostile one is refused before it is
+        # read.
         most = self._most(first, past)
         facts, arrays = _files.read(self.path, _KIND, kinds=_FACTS, most=most, owner_only=True)
         self._check(facts)
@@ -245,6 +248,7 @@ class Journal:
             history = _history(past, arrays, rounds)
         except ValueError as error:
             raise ValueError(_damaged(self.path, error)) from error
+        # Computed anew from this call's plan: a file whose charges were lowered does not go on.
         if facts["charged"] != self._charged(charged):
             raise ValueError(
                 f"{self.path} does not say what this run's plan charges for {charged} rounds: it "
@@ -335,6 +339,7 @@ class Journal:
         if self.plan is None:
             return []
         rows = []
+        # Each part of a continued run is charged by its own plan.
         ends = [*(part.first_round for part in self.plan.parts[1:]), len(self.groups)]
         for part, end in zip(self.plan.parts, ends, strict=True):
             of_part = self.groups[part.first_round : min(end, rounds)]
@@ -385,32 +390,18 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
     _disk.refuse_link(path)
     lock = path.with_name(f".{path.name}.lock")
     with _disk.open_or_create(lock) as file:
-        if not _has_lock(file, patience):
+        if not _disk.try_lock(file, patience):
             raise RuntimeError(
                 f"another process{_whose(file)} runs on the checkpoint {path}: wait for it, end "
                 "it, or give this run another path."
             )
+        # Only the holder of the lock writes here; who waits reads whom to ask.
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         file.flush()
         _files.discard_partial(path)
         _files.discard_partial(_beside(path))
         yield
-
-
-def _has_lock(file: BinaryIO, patience: float) -> bool:
-    if fcntl is None:
-        return True
-    end = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(min(0.2, patience))
-        else:
-            return True
 
 
 def _whose(file: BinaryIO) -> str:

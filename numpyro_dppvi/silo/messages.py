@@ -27,7 +27,6 @@ class Code(enum.Enum):
 
     MALFORMED = "malformed"
     UNKNOWN_STUDY = "unknown study"
-    NOT_ALLOWED = "not allowed"
     OTHER_HOSPITAL = "other hospital"
     NOT_PLANNED = "not planned"
     OUT_OF_ORDER = "out of order"
@@ -44,7 +43,6 @@ class Code(enum.Enum):
 _SENTENCES = {
     Code.MALFORMED: "The message is not one of this protocol and study, or was damaged.",
     Code.UNKNOWN_STUDY: "The hospital's silo.toml does not name a study with this digest.",
-    Code.NOT_ALLOWED: "The study asks for less privacy than the hospital allows.",
     Code.OTHER_HOSPITAL: "The message is for another hospital.",
     Code.NOT_PLANNED: "The study plans no such step for this hospital.",
     Code.OUT_OF_ORDER: "The hospital has released a later step already.",
@@ -214,6 +212,7 @@ def read_visit(data: bytes, head: Head, form: Form) -> Visit:
     """
     facts = _facts(head, "visit", study=str, hospital=str, step=int, taken=int)
     trees = _trees(data, head, form.visit)
+    # A share of 5 would move private factors by five times what was released.
     if not 0 <= trees["share"] <= 1:
         raise MalformedError("the share is not between 0 and 1")
     return Visit(**{"factor": None, "told": None, **facts, **trees})
@@ -262,6 +261,7 @@ def read_ready(data: bytes) -> Ready:
 
 def _facts(head: Head, kind: str, **kinds: type) -> dict[str, Any]:
     """A message's facts, if they are those of its kind."""
+    # Exactly these facts, of exactly these types: True is no 1 here.
     if head.kind != kind or {name: type(value) for name, value in head.facts.items()} != kinds:
         raise MalformedError("the message is of another kind, or says other things")
     return dict(head.facts)

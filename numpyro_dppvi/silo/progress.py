@@ -110,6 +110,7 @@ def write(path: Path, prepared: Prepared, progress: Progress) -> None:
     }
     arrays = _files.flatten(progress.known, "known") | _files.flatten(progress.history, "history")
     arrays["counts"] = np.array(progress.counts, np.int32)
+    # As they were sent, to the byte: a gateway that kept its reply knows the request by its digest.
     arrays |= {f"asked/{n}": np.frombuffer(x, np.uint8) for n, x in progress.asked.items()}
     _files.write(path, _KIND, facts, arrays)
 

@@ -108,6 +108,7 @@ def read(path: str | os.PathLike[str]) -> Settings:
         FileNotFoundError: If there is none.
         ValueError: If it is no TOML, lacks an entry, has one that nobody knows, or a wrong value.
     """
+    # Read strictly: a cap that is misspelt, and so ignored, would be no cap.
     target = _validate.path("path", path).absolute()
     try:
         found = tomllib.loads(target.read_text("utf-8"))
@@ -158,6 +159,8 @@ def _caps(found: Any) -> Caps:
     table = _table("[caps]", found, {**numbers, "releases": int}, protected)
     least = _validate.positive("noise_multiplier", table.pop("noise_multiplier"))
     releases = _validate.positive_int("releases", table.pop("releases"))
+    # TOML has inf, and for a budget of fit it is a way to say "no noise". No hospital's cap says
+    # that.
     if not table["epsilon"] < float("inf"):
         raise ValueError("epsilon must be a finite number, got inf: write epsilon = 1.0, say.")
     trusted = table.pop("trusted_aggregator", False)
@@ -215,6 +218,7 @@ def _table(
                 f"{where} must have no entry but {', '.join(kinds)}, got "
                 f"{_validate.shown(name)}: take it out, or correct its spelling."
             )
+        # True is an int to Python, but not to a person who reads the file.
         if not isinstance(value, kinds[name]) or isinstance(value, bool) != (kinds[name] is bool):
             raise ValueError(f"{name} in {where} has a wrong type, got {_validate.shown(value)}.")
     return dict(found)

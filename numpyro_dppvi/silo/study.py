@@ -129,6 +129,7 @@ def check_name(argument: str, name: Any) -> str:
     Raises:
         ValueError: If it is no word of letters, digits, ``-`` and ``_``.
     """
+    # Names become folders, keys of TOML and words of messages.
     plain = isinstance(name, str) and name.isascii() and 0 < len(name) <= _MOST_NAME
     if not plain or not name.replace("-", "").replace("_", "").isalnum():
         raise ValueError(
@@ -194,6 +195,7 @@ def load_study(path: str | os.PathLike[str], sha256: str | None = None) -> Pinne
     """
     if sha256 is not None:
         _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
+    # One read: a file that changes between digest and run would make the digest a lie.
     source = _bytes(path)
     digest = hashlib.sha256(source).hexdigest()
     if sha256 is not None and digest != sha256:
@@ -205,6 +207,7 @@ def load_study(path: str | os.PathLike[str], sha256: str | None = None) -> Pinne
     module = types.ModuleType(f"dppvi_study_{digest[:16]}")
     module.__file__ = os.fspath(path)
     sys.modules[module.__name__] = module
+    # Code, run as it is: that is why it is read by people and pinned by its digest.
     exec(compile(source, module.__file__, "exec"), vars(module))
     study = getattr(module, "study", None)
     if not isinstance(study, Study):
@@ -383,6 +386,8 @@ def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity
 
     # All arrays are arguments: what is compiled elsewhere is traced here, and must see that it is.
     def sent_and_released(records: Any, params: Any, any_q: Any, begin: Any) -> tuple[Any, ...]:
+        # A client's request and release are traced once, with shapes alone, to know what arrays
+        # messages have.
         state = rounds.first_state(problem, params, any_q, begin, asynchronous=False)
         key, q = jax.random.key(0), state.server.natural
         asked = server.request(problem, params, state.server, q, 0, key)
