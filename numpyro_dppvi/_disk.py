@@ -103,11 +103,14 @@ def lock(file: BinaryIO, *, shared: bool = False) -> None:
 
 
 def try_lock(file: BinaryIO, patience: float = 0.0) -> bool:
-    """Whether the lock of an open file was to be had; it is held until the file is closed.
+    """Takes the lock of an open file if it can, and holds it until the file is closed.
 
     Args:
         file: The file.
-        patience: Seconds to wait for whoever holds it.
+        patience: Seconds to wait for another process that holds it.
+
+    Returns:
+        Whether it has the lock.
     """
     end = time.monotonic() + patience
     while fcntl is not None:

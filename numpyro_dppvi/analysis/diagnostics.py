@@ -108,8 +108,8 @@ class Diagnostics:
 
     def _margin(self) -> str:
         if math.isinf(self.margin):
-            return "repeating the last step does not lead out of the domain"
-        return f"the last step, {self.margin:.3g} times, leads out of the domain"
+            return "q would not leave its domain, however often the last step were repeated"
+        return f"q would leave its domain after {self.margin:.3g} more steps like the last"
 
     def _shares(self) -> str:
         """Shares of the precision, averaged over parameters."""

@@ -79,7 +79,7 @@ class LocatedFamily(Protocol):
     """Families whose natural parameters separate location from precision."""
 
     # Without precision, a location says nothing, but through a refined prior it would still move q:
-    # see "Noise and the domain" in docs/design.md.
+    # see "Noise and the domain" in docs/decisions.md.
     def project_whole(self, natural: MemberNatural) -> MemberNatural:
         """Like ``project``, but replaces what it has to repair by the factor 1.
 

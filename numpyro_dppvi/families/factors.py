@@ -55,7 +55,7 @@ def power(factor: Parameters, exponent: Array | float) -> Parameters:
 # q is always this sum, never a running total of changes: the rounding errors of a total would grow
 # with the rounds, and q would cease to be the product of its factors. But a sum over ten thousand
 # clients at every visit would cost more than the visit.
-# Factors of many clients are added up in blocks of so many, of which a visit changes one.
+# Factors of many clients are added up in blocks of this many, of which a visit changes one.
 _BLOCK = 256
 
 

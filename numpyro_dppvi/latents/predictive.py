@@ -112,7 +112,7 @@ def usual_range(
 
 
 def _averaged(log_likelihoods: Array) -> Array:
-    """The log of the mean over draws; a draw under which there is no number counts as 0."""
+    """The log of the mean over draws; a draw that gives NaN counts as 0."""
     # log p(y) = log (1/S sum_s p(y | theta_s)).
     known = jnp.where(jnp.isnan(log_likelihoods), -jnp.inf, log_likelihoods)
     return logsumexp(known) - jnp.log(len(known))

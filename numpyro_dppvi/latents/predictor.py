@@ -121,8 +121,8 @@ def _is_linear(eqn: JaxprEqn, knowing: Sequence[bool]) -> bool:
 
 def _depends(program: ClosedJaxpr, latents: Sequence[Var], cut: Var) -> bool:
     """Whether the result depends on the latents other than through ``cut``."""
-    # Propagate dependence through the program, but not through ``cut``.
-    # If the result can still be reached with the path through ``cut`` closed, it is no split.
+    # Propagate dependence through the program, but not through ``cut``: if the result can still be
+    # reached with that path closed, ``cut`` does not split it.
     knowing = set(latents)
     for eqn in program.jaxpr.eqns:
         if any(_in(v, knowing) for v in eqn.invars):

@@ -296,8 +296,8 @@ def from_model(
 
     def densities(trace: Trace, z: Mapping[str, Array]) -> dict[str, Array]:
         terms = {name: log_prob(trace[name], trace, plates) for name in client_side}
-        # NumPyro's density outside of a support is no number to rely on; that of an outcome which
-        # this z makes impossible must be zero in the sum over z.
+        # NumPyro's density outside of a support cannot be relied on; that of an outcome which this
+        # z makes impossible must be zero in the sum over z.
         for name in summation.bounded:
             possible = domains.inside(trace[name]["fn"], jnp.asarray(trace[name]["value"]))
             terms[name] = jnp.where(jnp.all(possible), terms[name], -jnp.inf)

@@ -36,8 +36,8 @@ MAX_TERMS = 1024
 """The most entries of a table of joint values of a record's discrete latents."""
 
 
-# Normal entries that are missing are integrated on a grid of so many points, from -6 to 6 standard
-# deviations. The rule is exact to rounding for what is wider than about a fifth of one.
+# Normal entries that are missing are integrated on a grid of this many points, from -6 to 6
+# standard deviations. The rule is exact to rounding for what is wider than about a fifth of one.
 _NUM_POINTS, _FARTHEST = 64, 6.0
 _GRID = np.linspace(-_FARTHEST, _FARTHEST, _NUM_POINTS)
 

@@ -185,7 +185,7 @@ def run_model(
 ) -> Trace:
     """Runs the model on some rows with latents fixed to ``theta``.
 
-    Those of ``distances`` are fixed so many standard deviations from their means.
+    Those in ``distances`` are fixed that many standard deviations from their means.
     """
     # From the inside out: plates yield the rows, distances become values, latents are fixed, and
     # what is left is drawn from the seed (missing entries on which nothing depends, say).
@@ -408,11 +408,11 @@ def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Arra
 
 
 def rescaled(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> bool:
-    """Whether :func:`log_prob` is not the distribution's own, but for masks."""
+    """Whether :func:`log_prob` differs from the distribution's own by more than masks."""
     scale = 1.0 if site["scale"] is None else site["scale"]
     for frame in site["cond_indep_stack"]:
         if frame.name in plates and frame.name in trace:
             size, num_rows = trace[frame.name]["args"]
             scale = scale * (num_rows / size)
-    # A number may be off by rounding; whatever is no number is of records or latents.
+    # A number may be off by rounding; an array or tracer comes from records or latents.
     return not (isinstance(scale, int | float) and abs(scale - 1) < 1e-6)

@@ -69,8 +69,8 @@ class FisherScoring:
             without noise both agree.
 
     Raises:
-        ValueError: If ``num_replicates`` is no whole number of at least 1.
-        TypeError: If ``noise_aware`` is no flag.
+        ValueError: If ``num_replicates`` is not a whole number of at least 1.
+        TypeError: If ``noise_aware`` is not True or False.
     """
 
     releases: ClassVar[Releases] = "sums"

@@ -103,7 +103,7 @@ class ParameterPerturbation:
 
     Raises:
         ValueError: If a number is outside its range.
-        TypeError: If the optimiser, expectation or noise is none.
+        TypeError: If the optimiser, expectation or noise is of another kind.
     """
 
     releases: ClassVar[Releases] = "changes"
@@ -154,7 +154,7 @@ class LocalAveraging:
 
     Raises:
         ValueError: If a number is outside its range.
-        TypeError: If the optimiser, expectation or noise is none.
+        TypeError: If the optimiser, expectation or noise is of another kind.
     """
 
     releases: ClassVar[Releases] = "changes"
@@ -208,7 +208,7 @@ class VirtualClients:
 
     Raises:
         ValueError: If a number is outside its range.
-        TypeError: If the optimiser, expectation or noise is none.
+        TypeError: If the optimiser, expectation or noise is of another kind.
     """
 
     releases: ClassVar[Releases] = "changes"

@@ -87,7 +87,7 @@ class DPOptimization:
 
     Raises:
         ValueError: If a number is outside its range.
-        TypeError: If the optimiser, sampler or expectation is none.
+        TypeError: If the optimiser, sampler or expectation is of another kind.
     """
 
     releases: ClassVar[Releases] = "gradients"
@@ -179,7 +179,7 @@ class GlobalVI:
 
     Raises:
         ValueError: If a number is outside its range.
-        TypeError: If the optimiser, sampler or expectation is none.
+        TypeError: If the optimiser, sampler or expectation is of another kind.
     """
 
     releases: ClassVar[Releases] = "gradients"

@@ -25,7 +25,7 @@ class NonPrivate:
 
     Raises:
         ValueError: If the number of steps is not a whole number of at least 1.
-        TypeError: If the optimiser or expectation is none.
+        TypeError: If the optimiser or expectation is of another kind.
     """
 
     releases: ClassVar[Releases] = "nothing"
@@ -56,7 +56,7 @@ class NonPrivate:
         return visits.without_noise(visit, likelihood)
 
     def plan(self, study: Study) -> PrivacyPlan:
-        """Refuses: there is none."""
+        """Refuses: without noise there is nothing to plan."""
         del study
         raise ValueError(
             "NonPrivate() adds no noise, and no budget covers that: write "

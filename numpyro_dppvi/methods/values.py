@@ -198,7 +198,7 @@ def check(method: Any) -> None:
 
 
 def check_assembled(method: Any) -> None:
-    """Refuses what ``pvi`` cannot run as it is: what is no method, and what is made of others."""
+    """Refuses what ``pvi`` cannot run: what is not a method, or is made of others."""
     check(method)
     if not isinstance(method, Method):
         raise TypeError(
@@ -284,7 +284,7 @@ def set_steps(method: Any) -> None:
 
 
 def check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) -> None:
-    """Refuses an optimiser or an expectation that is none.
+    """Refuses an optimiser or an expectation of another kind.
 
     ``natural``: whether steps may be natural gradients, which noise on each of them forbids.
     """

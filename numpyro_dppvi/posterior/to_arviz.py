@@ -74,7 +74,8 @@ def to_arviz(
         arrays = {name: _named(group, name, v, dims) for name, v in variables.items()}
         sizes = dict(_sizes(arrays, labels))
         used |= set(sizes)
-        # Rows that somebody passes may be as many as there are clients, and are none of them.
+        # Rows that the caller passes may happen to be as many as there are clients: these get no
+        # names.
         fitting = _fitting(known or {}, sizes) if group in _LATENT_GROUPS else {}
         index = {n: labels.get(n, fitting.get(n, range(size))) for n, size in sizes.items()}
         datasets[group] = xarray.Dataset(arrays, {n: list(v) for n, v in index.items()}, attrs)

@@ -132,7 +132,7 @@ def _in_order(
         raise ValueError(
             f"budget must hold one budget for each client, got "
             f"{'none for' if lacking else 'one for'} {_validate.shown(wrong[0])}"
-            f"{'' if lacking else ', who is no client'}: the clients are "
+            f"{'' if lacking else ', which is not a client'}: the clients are "
             f"{', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}."
         )
     return tuple(called[name] for name in names)

@@ -137,7 +137,7 @@ class LedgerFile:
         return {entry.client for entry in self._look().entries if entry.run in runs}
 
     def names(self, num_clients: int) -> tuple[str, ...]:
-        """The clients' names in the file; empty if it has none, or so many clients are not its own.
+        """The clients' names in the file; empty if it has none, or another number of clients.
 
         Args:
             num_clients: How many clients a run has.

@@ -121,7 +121,7 @@ class PrivacyPlan:
             round_number: 0 for the first.
 
         Raises:
-            ValueError: If it is no whole number of at least 0.
+            ValueError: If it is not a whole number of at least 0.
         """
         _validate.not_negative_int("round_number", round_number)
         if self.continues is None or round_number >= self.first_round:

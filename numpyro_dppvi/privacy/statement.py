@@ -330,7 +330,7 @@ class PrivacyStatement:
 def _client_rows(
     clients: list[dict[str, Any]], shared: bool, names: Sequence[str]
 ) -> list[list[str]]:
-    """One row of cells for every group of consecutive clients that are equal but for their name."""
+    """One row of cells for every group of consecutive clients that differ in names alone."""
     rows: list[list[str]] = []
     start = 0
     for number, client in enumerate(clients):

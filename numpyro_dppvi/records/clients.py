@@ -149,7 +149,7 @@ def names_and_sizes(
     """The clients' names, if they have any, and how many records each holds.
 
     Raises:
-        ValueError: If a name or a size is no such thing.
+        ValueError: If a name is not a short text, or a size not a whole number of at least 1.
         TypeError: If there are no sizes.
     """
     if isinstance(client_sizes, Mapping):

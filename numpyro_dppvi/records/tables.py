@@ -48,7 +48,7 @@ def asked_of(model: Model, model_kwargs: Mapping[str, Any]) -> Asked:
 
 
 def is_table(value: Any) -> bool:
-    """Whether this has columns by name, and is no mapping."""
+    """Whether this has columns by name and is not a mapping."""
     # By what it can do: pandas and polars need not be installed for this to be read.
     has_columns = hasattr(value, "columns") and hasattr(value, "__getitem__")
     return has_columns and not isinstance(value, (type, Mapping))

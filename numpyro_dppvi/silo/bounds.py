@@ -89,7 +89,7 @@ def _of_sum(params: ClientParams, most: Array, value: PyTree) -> Array:
 
 @functools.partial(jax.jit, static_argnames="problem")
 def _of_descent(problem: Problem, learning_rate: Array, q: Natural, value: Natural) -> Array:
-    """How far coordinates have moved, over the furthest that so many steps of Adam go."""
+    """How far coordinates have moved, over the furthest that this many steps of Adam can go."""
     family = problem.family
     # A solve's release is post-processing of noisy gradients and has no clip of its own. What
     # bounds it is Adam, whose step does not grow with its gradient.

@@ -132,8 +132,8 @@ def _what_leaves(mine: Settings, study: OpenStudy) -> Iterator[str]:
     yield str(PrivacyPlan((plan,), (mine.name,))).partition("\n")[2]  # without the title
     if prepared.run.trusted is not None:
         yield (
-            "That is of sums over hospitals. A release carries a share of the noise: whoever runs "
-            "the server can learn more, and must be trusted to look at sums alone."
+            "That holds for sums over hospitals. A release carries a share of the noise: whoever "
+            "runs the server can learn more, and must be trusted to look at sums alone."
         )
     yield from _what_it_buys(prepared)
     left, covered = _left_and_covered(mine, study)

@@ -74,7 +74,7 @@ class Missed(NamedTuple):
 
     @property
     def for_good(self) -> bool:
-        """Whether there is no use in asking again."""
+        """Whether asking again is useless."""
         return self.code in _FOR_GOOD
 
 

@@ -83,7 +83,7 @@ def _check_range(name: str, array: np.ndarray, column: Column) -> None:
                 f"{word} must be a number, or one for each column of {name}, got {given.size} "
                 f"for records of shape {array.shape[1:]}: correct [checks.columns.{name}]."
             )
-        # What is no number is in no range.
+        # NaN is in no range.
         inside = array >= given if word == "least" else array <= given
         if not np.all(inside):
             raise ValueError(

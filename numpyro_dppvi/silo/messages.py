@@ -192,7 +192,7 @@ def read_join(data: bytes, head: Head) -> Join:
         head: What :func:`wire.read_head` found in them.
 
     Raises:
-        MalformedError: If it is none.
+        MalformedError: If it is not one.
     """
     facts = _facts(head, "join", study=str)
     wire.read_arrays(data, head, {})
@@ -208,7 +208,7 @@ def read_visit(data: bytes, head: Head, form: Form) -> Visit:
         form: The study's.
 
     Raises:
-        MalformedError: If it is none of this study.
+        MalformedError: If it is not one of this study.
     """
     facts = _facts(head, "visit", study=str, hospital=str, step=int, taken=int)
     trees = _trees(data, head, form.visit)
@@ -226,7 +226,7 @@ def read_reply(data: bytes, form: Form) -> Reply:
         form: The study's.
 
     Raises:
-        MalformedError: If it is no reply of this study.
+        MalformedError: If it is not a reply of this study.
     """
     if len(data) > _BESIDES + wire.num_bytes(shapes(form.release)):  # before any of it is read
         raise MalformedError("the message is larger than any reply of this study")
@@ -251,7 +251,7 @@ def read_ready(data: bytes) -> Ready:
         data: Its bytes.
 
     Raises:
-        MalformedError: If it is none.
+        MalformedError: If it is not one.
     """
     head = wire.read_head(data)
     facts = _facts(head, "ready", study=str, hospital=str, released=int)
@@ -261,7 +261,7 @@ def read_ready(data: bytes) -> Ready:
 
 def _facts(head: Head, kind: str, **kinds: type) -> dict[str, Any]:
     """A message's facts, if they are those of its kind."""
-    # Exactly these facts, of exactly these types: True is no 1 here.
+    # Exactly these facts, of exactly these types: True does not pass for 1.
     if head.kind != kind or {name: type(value) for name, value in head.facts.items()} != kinds:
         raise MalformedError("the message is of another kind, or says other things")
     return dict(head.facts)

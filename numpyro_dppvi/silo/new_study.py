@@ -27,7 +27,7 @@ def write(folder: str | os.PathLike[str], hospitals: Mapping[str, int]) -> Path:
         The folder.
 
     Raises:
-        ValueError: If there is such a folder, or a name or number is none.
+        ValueError: If the folder is there already, or a name or number is not valid.
     """
     place = _validate.path("folder", folder)
     for name in hospitals:

@@ -106,7 +106,7 @@ def read(path: str | os.PathLike[str]) -> Settings:
 
     Raises:
         FileNotFoundError: If there is none.
-        ValueError: If it is no TOML, lacks an entry, has one that nobody knows, or a wrong value.
+        ValueError: If it is not TOML, lacks an entry, or has an unknown one or a wrong value.
     """
     # Read strictly: a cap that is misspelt, and so ignored, would be no cap.
     target = _validate.path("path", path).absolute()

@@ -64,7 +64,7 @@ class Study:
             ``fit``. Each hospital must allow it in its ``silo.toml``.
 
     Raises:
-        ValueError: If a hospital's name or number of records, or a record's shape, is none.
+        ValueError: If a hospital's name or number of records, or a record's shape, is not valid.
         TypeError: If an argument is of another kind.
     """
 
@@ -127,7 +127,7 @@ def check_name(argument: str, name: Any) -> str:
         name: The name.
 
     Raises:
-        ValueError: If it is no word of letters, digits, ``-`` and ``_``.
+        ValueError: If it is not a word of letters, digits, ``-`` and ``_``.
     """
     # Names become folders, keys of TOML and words of messages.
     plain = isinstance(name, str) and name.isascii() and 0 < len(name) <= _MOST_NAME
@@ -238,7 +238,7 @@ def load_prior(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it has another digest, or is no posterior of this model.
+        ValueError: If it has another digest, or is not a posterior of this model.
     """
     _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
     held = _bytes(path)

@@ -68,7 +68,7 @@ def encode(kind: str, facts: Facts, arrays: Mapping[str, np.ndarray]) -> bytes:
         Its bytes; equal messages have equal ones.
 
     Raises:
-        MalformedError: If a fact is none that :func:`read_head` would read.
+        MalformedError: If :func:`read_head` would refuse a fact.
     """
     for value in facts.values():
         _check_fact(value)
@@ -87,7 +87,7 @@ def read_head(data: bytes) -> Head:
         data: The message.
 
     Raises:
-        MalformedError: If it is no message, damaged, too large, or of another version.
+        MalformedError: If it is not a message, or damaged, too large or of another version.
     """
     if len(data) > MOST_BYTES:
         raise MalformedError("the message is too large")
@@ -186,7 +186,7 @@ def _little(array: np.ndarray) -> bytes:
 
 
 def _array(piece: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    # A byte of 2 is no boolean, though NumPy would take it for true.
+    # A byte of 2 is not a boolean, though NumPy would take it for true.
     if dtype.kind == "b" and piece.strip(b"\0\1"):
         raise MalformedError("a truth value is neither true nor false")
     array = np.frombuffer(piece, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
