@@ -116,6 +116,7 @@ def compare(
             f"compare needs continuous latents, which NUTS can draw, got the discrete latent "
             f"{discrete[0]!r}: compare with fit(..., method=NonPrivate()) on the same data instead."
         )
+    # The same first key as fit's, so that rows are split as they were there.
     split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
     posterior = result.posterior
     shards, sizes, names, _ = lay_out(
@@ -188,6 +189,7 @@ def _nuts(
         priors = Posterior(earlier.natural, earlier.family, earlier.space, target, {}, {})
         target = with_earlier_prior
     options = {"num_warmup": num_warmup, "num_samples": num_samples, "progress_bar": False}
+    # NumPyro has one stack of handlers for all threads: see latents.trace.
     with HANDLERS:
         if earlier is None and posterior.space.summation.summed:
             draws = _nuts_of_density(posterior.space, rows, key, options)
@@ -209,6 +211,7 @@ def _nuts_of_density(
         of_rows = jax.vmap(space.log_likelihood, (None, 0))
         return -space.log_prior(base, names) - jnp.sum(of_rows(space.constrain(base), rows))
 
+    # The middle of each support; NUTS warms up from there.
     start = {latent.name: jnp.zeros(latent.base_shape) for latent in space.latents}
     sampler = MCMC(NUTS(potential_fn=potential), **options)
     sampler.run(key, init_params=start)

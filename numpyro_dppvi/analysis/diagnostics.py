@@ -160,6 +160,7 @@ def diagnose(
     damping = result.run.damping
     contributors, share = _shares(result)
     noise_residual, sharpness, noise = None, None, {}
+    # A run that no replay can stand for, or that added no noise, has no effect of noise to measure.
     if result.run.repeatable and result.plan is not None and result.state.round:
         replayed = replay.replay_of(result, key)
         found, sharpness = _replayed(replayed, natural, key, num_replays)
@@ -273,6 +274,7 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     share = {}
     for name, member in enumeration.continuous(result.posterior.family).members:
         q = result.posterior.natural[name]
+        # q is the product of all factors, and curvatures of logarithms add up: shares sum to 1.
         whole = precision(member, q, q)
         parts = jax.vmap(lambda t, m=member, q=q: precision(m, q, t))(stacked[name])
         share[name] = np.asarray(parts / whole)
@@ -300,6 +302,7 @@ def precision(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
 
 def curvature(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
     """:func:`precision` for families without a closed form, from draws with a fixed key."""
+    # The expectation is under q, where the posterior is; a fixed key makes it the same every time.
     draws = member.distribution(member.coordinates(q)).sample(
         jax.random.key(0), (_CURVATURE_DRAWS,)
     )

@@ -222,6 +222,7 @@ def _picture() -> Any:
     """Figures that notebooks show: those of matplotlib they show only with pyplot."""
     from matplotlib.figure import Figure
 
+    # A method of this name is what Jupyter looks for.
     class Picture(Figure):
         def _repr_png_(self) -> bytes:
             file = io.BytesIO()

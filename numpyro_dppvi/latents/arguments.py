@@ -12,18 +12,13 @@ def check_arguments(
     model: Model, records: Mapping[str, Any], model_kwargs: Mapping[str, Any]
 ) -> None:
     """Refuses data that the model has no argument for, and arguments without a value."""
-    if not callable(model):
-        raise UnsupportedModelError(
-            f"model must be a function with numpyro.sample statements, got {shown(model)}: pass "
-            "the function itself."
-        )
+    parameters = _parameters(model)
     both = sorted(set(records) & set(model_kwargs))
     if both:
         raise UnsupportedModelError(
             f"{both[0]!r} is in both data and model_kwargs: keep it in data if it holds records, "
             "in model_kwargs if it is public."
         )
-    parameters = _parameters(model)
     unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
     if unnamed:
         raise UnsupportedModelError(

@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PRNGKey
-from numpyro_dppvi.latents.trace import HANDLERS, indexable
+from numpyro_dppvi.latents.trace import HANDLERS, indexable, resized
 
 Dims = tuple[str | None, ...]
 
@@ -148,9 +148,7 @@ def derived(
     # One name for all rows and one for all latents: which of them it is does not matter.
     inputs = eval_provenance(sites, rows=dict(shapes), theta=dict(theta))
     before = dict(facts)
-    longer = {
-        n: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype) for n, s in shapes.items()
-    }
+    longer = resized(shapes, 1 + next(iter(shapes.values())).shape[0])
     # A site whose shape follows the number of rows depends on records, too. A model that only runs
     # on its own number of rows raises; then there is nothing to compare.
     with contextlib.suppress(AssertionError, IndexError, TypeError, ValueError):

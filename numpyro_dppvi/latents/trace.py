@@ -293,7 +293,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         error.add_note(f"The model was run on arrays of these shapes: {given}.")
         raise
     num_rows = next(iter(shapes.values())).shape[0]
-    longer = _resized(shapes, num_rows + 1)
+    longer = resized(shapes, num_rows + 1)
     # Candidates are tried until one makes an observed site grow with the rows. If none does but
     # some run, the first of these is taken: then outcomes may not be in a plate at all.
     first, wrong = None, None
@@ -342,7 +342,7 @@ def _of_a_loop(
     refusal = UnsupportedModelError(a_site_a_record(min(s.name for s in grown if s.observed)))
     try:
         sites, of_two = (
-            static_facts(model, _resized(shapes, number), kwargs, forced) for number in (1, 2)
+            static_facts(model, resized(shapes, number), kwargs, forced) for number in (1, 2)
         )
     except WRONG_NUMBER_ERRORS:
         raise refusal from None
@@ -355,7 +355,8 @@ def _of_a_loop(
     return Structure(sites, found.plates, found.local, loop=True)
 
 
-def _resized(shapes: Mapping[str, Any], num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def resized(shapes: Mapping[str, Any], num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the same arrays with another number of rows."""
     return {
         name: jax.ShapeDtypeStruct((num_rows, *s.shape[1:]), s.dtype) for name, s in shapes.items()
     }

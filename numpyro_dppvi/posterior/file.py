@@ -76,6 +76,8 @@ def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
             "returned by fit(...) or pvi(...).posterior(...)."
         )
     stored = {name: _plain(value) for name, value in pieces.model_kwargs.items()}
+    # Each public argument goes to where it can be read without running code; what cannot is named,
+    # and asked for again by load.
     plain = {name: value for name, value in stored.items() if isinstance(value, _JSON)}
     arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
     # The file does not hold the latents' bijections, which are code, but probes of them, so that
@@ -99,6 +101,7 @@ def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
     numbers |= {f"model_kwargs/{name}": value for name, value in arrays.items()}
     most, size = _files.MOST, sum(array.nbytes for array in numbers.values())
     words = len(json.dumps(facts, indent=1)) + 2**10  # some slack for the fixed part of a header
+    # Refused when it is written: a file that nobody can read would be found out too late.
     if size > most.arrays or words > most.facts:
         raise ValueError(
             f"a saved posterior must have at most {most.arrays} bytes of arrays and {most.facts} "
@@ -160,6 +163,7 @@ def read(
         raise ValueError(
             f"{path} was made with another model or guide than the one given: {error}"
         ) from error
+    # The model is the caller's own code, on shapes that it may never have seen.
     except _NOT_THIS_MODEL as error:
         raise ValueError(
             f"{path} was made with another model, guide or public arguments than those given, "

@@ -56,6 +56,7 @@ def pickled(pieces: Pieces) -> Pickled:
     return Pickled(
         natural=pieces.natural,
         family=pieces.family,
+        # Bijections are values that pickle takes; the functions made of them are not.
         transforms={latent.name: latent.transform for latent in pieces.space.latents},
         found=identities(pieces.space),
         model_kwargs=dict(pieces.model_kwargs),

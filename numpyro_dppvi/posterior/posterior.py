@@ -300,6 +300,7 @@ class Posterior:
 
     def _prior_draws(self, rng_key: PRNGKey, num_draws: int) -> dict[str, Array]:
         """Draws from the prior: the model's, or the earlier posterior that served as prior."""
+        # The model's own priors were replaced by it.
         if self.prior is not None:
             return replace(self, natural=self.prior.natural).sample(rng_key, (num_draws,))
         return prior_draws(

@@ -68,6 +68,7 @@ def to_arviz(
         name: _validate.entries(f"coords[{name!r}]", values, "['a', 'b']")
         for name, values in coords.items()
     }
+    # netCDF limits attributes, and a statement of a thousand clients has a thousand lines.
     attrs = {name: _short(x) if isinstance(x, str) else x for name, x in attrs.items()}
     datasets, used = {}, set()
     for group, variables in groups.items():
@@ -145,6 +146,7 @@ def _named(
         own = [*given[:num_own]]
     # ArviZ's own names for dimensions that have none.
     names = [dim or f"{name}_dim_{axis}" for axis, dim in enumerate(own)]
+    # Independent draws are one chain.
     return (*lead, *names), values[None] if lead else values
 
 

@@ -199,6 +199,7 @@ def _one_client(
                 f"num_records must be given with {type(sampler).__name__}, got None: write "
                 "num_records=1000, say."
             )
+        # Of a full batch the number of records does not enter epsilon.
         num_records = 1
     num_records = _validate.positive_int("num_records", num_records)
     sampler.check([num_records], relation)

@@ -228,6 +228,8 @@ class LedgerFile:
             seen = self._read(file, ledger)
             _check_newest(self.path, ledger, seen)
             before = seen.kept.get(ledger.run, ())
+            # Names are appended, and the last one counts: older checkpoints stay known as older
+            # ones.
             seen = seen._replace(kept={**seen.kept, ledger.run: (*before, name)})
             self._append(file, seen, ledger, [{"run": ledger.run, "kept": name}])
         return replace(ledger, kept=name)

@@ -81,6 +81,8 @@ class GaussianSum:
     @property
     def dp_event(self) -> dpa.DpEvent:
         """The accounting event of one release, with noise in units of a contribution."""
+        # Clip and contributions cancel: noise and sensitivity are both in units of what one unit
+        # adds.
         return self.sampler.dp_event(self.noise_multiplier, self.num_records, self.physical_size)
 
     @property

@@ -99,6 +99,7 @@ def std_in_steps(noise_std: float, clip_norm: float) -> float:
     Raises:
         ValueError: If the noise is too large for 64-bit floats to hold it exactly.
     """
+    # In units of the grid, whose step is a power of two: the quotient is exact.
     scale = noise_std / grid_step(clip_norm)
     if not scale <= _MOST_STEPS:
         raise ValueError(

@@ -51,7 +51,9 @@ class Partition:
                 "write one array of row numbers per client."
             )
         checked = tuple(_row_numbers(client, rows) for client, rows in enumerate(self.rows))
+        # A row at two clients would be one person's record under two epsilons, which then add up.
         _check_disjoint(checked)
+        # Checked copies in the place of what was passed: nobody can change them afterwards.
         object.__setattr__(self, "rows", checked)
         object.__setattr__(self, "names", names_of(self.names, len(checked)))
 
@@ -229,6 +231,7 @@ def _has_missing(column: npt.NDArray[Any]) -> bool:
 def distinct(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
     """Return the distinct labels in sorted order, and for every row the number of its label."""
     try:
+        # Sorted, so that clients have the same numbers whatever order the rows come in.
         return np.unique(column, return_inverse=True)
     except TypeError as error:
         kinds = " and ".join(sorted({type(label).__name__ for label in column}))

@@ -62,6 +62,7 @@ def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
         )
     arrays = record_arrays(data, "data")
     num_rows = len(next(iter(arrays.values())))
+    # Or NumPy would wrap around, or raise in words about axes.
     highest = max(int(rows.max()) for rows in partition.rows)
     if highest >= num_rows:
         raise ValueError(
@@ -256,6 +257,7 @@ def _held(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArr
     Messages depend on the dtype only and NumPy's warnings are suppressed, because either could
     reveal something about a record.
     """
+    # A cast can overflow without a word: 1e39 becomes infinite in 32 bits.
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
             held = array.astype(dtype, copy=False)
@@ -312,6 +314,8 @@ def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
     capacity = max(sizes)
     records = {}
     for name, example in clients[0].items():
+        # One array for all clients has one dtype: integers at one and floats at another become
+        # floats.
         dtype = np.result_type(*(arrays[name].dtype for arrays in clients))
         padded = np.zeros((len(clients), capacity, *example.shape[1:]), dtype)
         for client, arrays in enumerate(clients):

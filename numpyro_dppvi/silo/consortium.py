@@ -249,6 +249,7 @@ class _Server:
             now = now._replace(asked={n: self._visit(now, m, 1) for m, n in enumerate(names)})
             self._keep(now)
         arrivals: _Arrivals = queue.SimpleQueue()
+        # Hospitals that could not be reached, until somebody else answers.
         waiting: set[str] = set()
         flying = set(now.asked)
         for name in flying:
@@ -301,6 +302,8 @@ class _Server:
             now = self._dealt_with(now, at, {name: reply})
         asked = {n: visit for n, visit in now.asked.items() if n != name}
         gone = isinstance(reply, Missed) and reply.for_good
+        # Its own number of visits, as planned: a fast hospital does not release more than it was
+        # budgeted.
         if not gone and sent.step < len(self.prepared.steps(number)):
             asked[name] = self._visit(now, number, sent.step + 1)
         return now._replace(asked=asked)

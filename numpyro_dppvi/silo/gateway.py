@@ -61,6 +61,8 @@ class OpenStudy:
 
     def request(self, visit: Visit) -> Request:
         """What the client is asked. Keys and learning rate are the study's own."""
+        # From the study, and not from the message: round, group and keys are what everybody
+        # reviewed.
         step = self.steps[visit.step - 1]
         problem, params = self.prepared.assembly.problem, self.prepared.assembly.params
         _, key = server.round_keys(problem, self.prepared.round_key(step.round))
@@ -251,6 +253,7 @@ def open_studies(mine: Settings, insecure_noise_seed: int | None = None) -> dict
         try:
             opened[prepared.digest] = _opened(mine, prepared, records)
         except ValueError as error:
+            # For the hospital's own terminal: nothing has been listened to yet.
             raise ValueError(f"{allowed.file}: {error}") from None
     return opened
 

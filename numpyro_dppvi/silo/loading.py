@@ -34,6 +34,7 @@ def load(settings: Settings) -> dict[str, np.ndarray]:
 
 def _loader(settings: Settings) -> Callable[[], Any]:
     module, name = settings.loader.split(":")
+    # First on the path, and gone again: the loader's module lies beside silo.toml.
     sys.path.insert(0, str(settings.folder))
     try:
         found = getattr(importlib.import_module(module), name, None)

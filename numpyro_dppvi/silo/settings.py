@@ -133,6 +133,7 @@ def _settings(folder: Path, found: Mapping[str, Any]) -> Settings:
             f"loader must be a module beside silo.toml and its function, got "
             f"{_validate.shown(loader)}: write loader = 'hospital:load'."
         )
+    # Relative paths are from the file and not from where the process was started.
     store = folder / table.get("store", "store")
     if "socket_group" in table and "socket" not in table:
         raise ValueError(

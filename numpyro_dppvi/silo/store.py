@@ -82,6 +82,8 @@ class Store:
             return None
         most = _files.Most(facts=2**16, arrays=wire.MOST_BYTES)
         facts, arrays = _files.read(path, _REPLY, kinds=_FACTS, most=most, owner_only=True)
+        # A file that was copied to another step's name would be sent for an input that it does not
+        # answer.
         if (facts["step"], facts["input"]) != reserved:
             raise ValueError(f"{path} is of another step than the ledger says")
         return arrays["reply"].tobytes()
@@ -89,6 +91,7 @@ class Store:
     def released(self, study: str) -> int:
         """The last step whose reply was kept, 0 for none."""
         names = (path.name for path in (self.folder / study).glob("step-*.npz"))
+        # Files under temporary names, of a write that was cut off, do not count.
         steps = (re.fullmatch(r"step-(\d+)\.npz", name) for name in names)
         return max((int(step[1]) for step in steps if step), default=0)
 
