@@ -494,6 +494,7 @@ CALLS: dict[str, Call] = {
     "stack_clients, one array": Call(
         lambda y: dppvi.records.stack_clients([{"y": np.ones(3)}, {"y": y}]), {"y": np.ones(3)}
     ),
+    "spread": Call(dppvi.records.spread, {"shards": dppvi.records.stack_clients(DATA)}),
     "stack_clients, one client": Call(
         lambda data: dppvi.records.stack_clients([{"y": np.ones(3)}, data]),
         {"data": {"y": np.ones(3)}},
