@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import (
     Any,
     ClassVar,
@@ -223,6 +223,11 @@ def _set_steps(method: Any) -> None:
     object.__setattr__(method, "num_local_steps", steps)
 
 
+def _set_microbatch(method: Any) -> None:
+    size = _validate.positive_int_or_none("microbatch_size", method.microbatch_size)
+    object.__setattr__(method, "microbatch_size", size)
+
+
 def _check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) -> None:
     """``natural``: whether steps may be natural gradients, which noise on each of them forbids."""
     allowed = Optimizer if natural else optax.GradientTransformation
@@ -405,6 +410,8 @@ class DPOptimization:
             ``FixedSizeSampling(batch_size)``.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
+        microbatch_size: The most records of a client that are computed at once, which bounds memory
+            and changes no result. ``None`` for as many as stay in a core's cache.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -422,10 +429,12 @@ class DPOptimization:
     optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
     expectation: Expectation = Automatic()
+    microbatch_size: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _set_each(self, "clip_norm", _validate.positive)
         _set_steps(self)
+        _set_microbatch(self)
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
@@ -452,9 +461,11 @@ class NonPrivate:
             :class:`NaturalGradient`. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
+        microbatch_size: The most records of a client that are computed at once, which bounds memory
+            and changes results by rounding alone. ``None`` for some ten million numbers' worth.
 
     Raises:
-        ValueError: If the number of steps is not a whole number of at least 1.
+        ValueError: If a number of steps or records is not a whole number of at least 1.
         TypeError: If the optimiser or expectation is none.
     """
 
@@ -467,9 +478,11 @@ class NonPrivate:
     num_local_steps: int = 50
     optimizer: Optimizer | None = None
     expectation: Expectation = Automatic()
+    microbatch_size: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _set_steps(self)
+        _set_microbatch(self)
         _check_pieces(self.optimizer, self.expectation, natural=True)
 
     guide, check, told = as_asked, any_model, tells_nothing
@@ -699,6 +712,8 @@ class GlobalVI:
             ``FixedSizeSampling(batch_size)``, at every client.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
+        microbatch_size: The most records of a client that are computed at once, which bounds memory
+            and changes no result. ``None`` for as many as stay in a core's cache.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -716,9 +731,11 @@ class GlobalVI:
     optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
     expectation: Expectation = Automatic()
+    microbatch_size: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _set_each(self, "clip_norm", _validate.positive)
+        _set_microbatch(self)
         _check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
@@ -821,11 +838,11 @@ def program_of(method: Any) -> Any:
     """The method without the numbers that are arguments of a compiled program.
 
     Methods that differ in nothing else share a compilation. What reads these numbers from a method
-    inside a program would read stand-ins: they are in ``visits.ClientParams``.
+    inside a program would read stand-ins: they are in ``visits.ClientParams`` and ``Layout``.
     """
     if isinstance(method, type) or not dataclasses.is_dataclass(method):
         return method
-    stand_ins: dict[str, Any] = {"clip_norm": 1.0, "num_shards": 1}
+    stand_ins: dict[str, Any] = {"clip_norm": 1.0, "num_shards": 1, "microbatch_size": None}
     sampler = getattr(method, "sampler", None)
     if isinstance(sampler, PoissonSampling):
         stand_ins["sampler"] = dataclasses.replace(sampler, sampling_prob=0.5)

@@ -391,16 +391,20 @@ def _layout(
     # Where a sum of changes is all that is known, no public factor is one client's.
     private = method.keeps_factors or (trusted is not None and method.releases == "changes")
     batch = plan.physical_size if plan else 0
-    return Layout(batch, int(max(num_shards)), capacity, private, _rows_at_once(client_sizes))
+    at_once = _rows_at_once(client_sizes, getattr(method, "microbatch_size", None))
+    return Layout(batch, int(max(num_shards)), capacity, private, at_once)
 
 
-def _rows_at_once(client_sizes: Sequence[int]) -> int | None:
+def _rows_at_once(client_sizes: Sequence[int], most: int | None = None) -> int | None:
     """Chunks of rows that let small clients leave out their padding; ``None`` if they have little.
 
-    Half a chunk is wasted on average, which is an eighth of the average client.
+    Half a chunk is wasted on average, which is an eighth of the average client. ``most`` is the
+    largest chunk that the method allows.
     """
     mean = sum(client_sizes) / len(client_sizes)
-    return None if max(client_sizes) < 1.2 * mean else max(_FEWEST_ROWS, math.ceil(mean / 4))
+    if max(client_sizes) < 1.2 * mean:
+        return most
+    return min(max(_FEWEST_ROWS, math.ceil(mean / 4)), most or max(client_sizes))
 
 
 def shards_of(plan: PrivacyPlan | None, client_sizes: Sequence[int]) -> np.ndarray:
