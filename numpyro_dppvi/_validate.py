@@ -132,6 +132,11 @@ def positive_int(name: str, value: int, most: int = MOST_INT) -> int:
     return int(value)
 
 
+def positive_int_or_none(name: str, value: int | None) -> int | None:
+    """Returns a whole number of at least 1 as an ``int``, or ``None`` as it is; refuses others."""
+    return None if value is None else positive_int(name, value)
+
+
 def not_negative_int(name: str, value: int, most: int = MOST_INT) -> int:
     """Returns a whole number in [0, most] as an ``int``; refuses others."""
     if not _is_whole(value) or value < 0:

@@ -28,7 +28,7 @@ What the server makes of releases is in :mod:`numpyro_dppvi.methods.noisy_scores
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
@@ -67,9 +67,11 @@ class FisherScoring:
             records' information, A in place of A (A + Sigma)^-1 A: q as the paper defines it, for
             reproduction. Its intervals leave the noise out, and are too narrow under privacy;
             without noise both agree.
+        microbatch_size: The most records of a client that are computed at once, which bounds memory
+            and changes no result. ``None`` for as many as stay in a core's cache.
 
     Raises:
-        ValueError: If ``num_replicates`` is not a whole number of at least 1.
+        ValueError: If a number is not a whole number of at least 1.
         TypeError: If ``noise_aware`` is not True or False.
     """
 
@@ -87,12 +89,14 @@ class FisherScoring:
 
     num_replicates: int = 8
     noise_aware: bool = True
+    microbatch_size: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         aware = _validate.flag("noise_aware", self.noise_aware)
         object.__setattr__(self, "noise_aware", aware)
         number = _validate.positive_int("num_replicates", self.num_replicates, 1000)
         object.__setattr__(self, "num_replicates", number)
+        values.set_microbatch(self)
 
     weights, planned = values.ones, planned_gradients
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -84,6 +84,8 @@ class DPOptimization:
             ``FixedSizeSampling(batch_size)``.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
+        microbatch_size: The most records of a client that are computed at once, which bounds memory
+            and changes no result. ``None`` for as many as stay in a core's cache.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -101,9 +103,11 @@ class DPOptimization:
     optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
     expectation: Expectation = Automatic()
+    microbatch_size: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         values.set_each(self, "clip_norm", _validate.positive)
+        values.set_microbatch(self)
         values.set_steps(self)
         values.check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
@@ -176,6 +180,8 @@ class GlobalVI:
             ``FixedSizeSampling(batch_size)``, at every client.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
+        microbatch_size: The most records of a client that are computed at once, which bounds memory
+            and changes no result. ``None`` for as many as stay in a core's cache.
 
     Raises:
         ValueError: If a number is outside its range.
@@ -193,9 +199,11 @@ class GlobalVI:
     optimizer: optax.GradientTransformation | None = None
     sampler: Sampler = FullBatch()
     expectation: Expectation = Automatic()
+    microbatch_size: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         values.set_each(self, "clip_norm", _validate.positive)
+        values.set_microbatch(self)
         values.check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 

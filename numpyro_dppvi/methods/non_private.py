@@ -1,7 +1,7 @@
 """The method without privacy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from numpyro_dppvi.methods import values, visits
@@ -22,9 +22,11 @@ class NonPrivate:
             :class:`NaturalGradient`. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
+        microbatch_size: The most records of a client that are computed at once, which bounds memory
+            and changes results by rounding alone. ``None`` for some ten million numbers' worth.
 
     Raises:
-        ValueError: If the number of steps is not a whole number of at least 1.
+        ValueError: If a number of steps or records is not a whole number of at least 1.
         TypeError: If the optimiser or expectation is of another kind.
     """
 
@@ -37,9 +39,11 @@ class NonPrivate:
     num_local_steps: int = 50
     optimizer: Optimizer | None = None
     expectation: Expectation = Automatic()
+    microbatch_size: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         values.set_steps(self)
+        values.set_microbatch(self)
         values.check_pieces(self.optimizer, self.expectation, natural=True)
 
     guide, check, told = values.as_asked, values.any_model, values.tells_nothing

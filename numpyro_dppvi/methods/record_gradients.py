@@ -73,7 +73,7 @@ def _by_quadrature(
     value_and_slope = jax.value_and_grad(predictor.value)
     centers, slopes = jax.vmap(value_and_slope, (None, 0))(family.location(at), rows)
     white = jax.vmap(family.white_slope, (None, 0))(at, slopes)
-    variances = sum(jnp.sum(leaf**2, tuple(range(1, leaf.ndim))) for leaf in white.values())
+    variances = sum(map(_squared_norms, white.values()))
     stddevs = jnp.sqrt(variances)
     nodes, weights = (jnp.asarray(each, stddevs.dtype) for each in rule.nodes_and_weights)
     # Nodes come first and records last, so that a core's vector holds records.
@@ -83,6 +83,12 @@ def _by_quadrature(
     turned = (weights * nodes) @ derivatives / jnp.where(variances > 0, stddevs, 1)
     across = jax.tree.map(lambda leaf: jax.vmap(jnp.multiply)(turned, leaf), white)
     return Gradient(jax.vmap(family.linear_gradient, (None, 0, 0, 0))(at, slopes, along, across))
+
+
+def _squared_norms(rows: Array) -> Array:
+    """By a product, whose order of terms does not depend on how many rows there are."""
+    squares = rows.reshape(rows.shape[0], -1) ** 2
+    return squares @ jnp.ones(squares.shape[1], squares.dtype)
 
 
 def _by_draws(

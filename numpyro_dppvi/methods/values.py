@@ -249,14 +249,14 @@ def program_of(method: Any) -> Any:
     """The method without the numbers that are arguments of a compiled program.
 
     Methods that differ in nothing else share a compilation. What reads these numbers from a method
-    inside a program would read stand-ins: they are in ``visits.ClientParams``.
+    inside a program would read stand-ins: they are in ``visits.ClientParams`` and ``Layout``.
     """
     if isinstance(method, type) or not dataclasses.is_dataclass(method):
         return method
     # The method is part of a compiled program's key. What the plan hands to the program as an
     # argument must not be, or every budget and every clip would be compiled anew. Any valid value
     # will do; a program that read one would fail the tests that vary it.
-    stand_ins: dict[str, Any] = {"clip_norm": 1.0, "num_shards": 1}
+    stand_ins: dict[str, Any] = {"clip_norm": 1.0, "num_shards": 1, "microbatch_size": None}
     sampler = getattr(method, "sampler", None)
     if isinstance(sampler, PoissonSampling):
         stand_ins["sampler"] = dataclasses.replace(sampler, sampling_prob=0.5)
@@ -281,6 +281,12 @@ def set_steps(method: Any) -> None:
     """Checks the number of local steps."""
     steps = _validate.positive_int("num_local_steps", method.num_local_steps, _MOST_STEPS)
     object.__setattr__(method, "num_local_steps", steps)
+
+
+def set_microbatch(method: Any) -> None:
+    """Checks how many records are computed at once."""
+    size = _validate.positive_int_or_none("microbatch_size", method.microbatch_size)
+    object.__setattr__(method, "microbatch_size", size)
 
 
 def check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) -> None:

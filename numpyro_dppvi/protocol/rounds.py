@@ -168,7 +168,7 @@ def one_round(
             return respond(number, mine, request, own, noise)
 
         outcomes = jax.lax.map(
-            lambda at: visit(*at), (numbers, noise), batch_size=_batch_size(problem, numbers.size)
+            lambda at: visit(*at), (numbers, noise), batch_size=batch_size(problem, numbers.size)
         )
         # From here to the answer nothing is seen but what was released.
         releases = Release(outcomes.release, outcomes.failed)
@@ -192,7 +192,7 @@ def one_round(
     return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
 
 
-def _batch_size(problem: Problem, group_size: int) -> int | None:
+def batch_size(problem: Problem, group_size: int) -> int | None:
     """Clients that are solved side by side; ``None`` for one after the other."""
     if group_size == 1:  # a batch of one is many times slower than no batch at all
         return None

@@ -173,7 +173,7 @@ class Journal:
         # The round that comes next is charged in the same write that keeps this one's result, so
         # that no moment exists in which a round may run and is not paid.
         charged = min(state.round + 1, len(self.groups))
-        private = state.clients.private
+        private = self._of_clients(state.clients.private)
         arrays = _files.flatten(_released(state), "state") | _files.flatten(history, "history")
         private_file = None
         if private is not None and state.round < len(self.groups):
@@ -215,6 +215,13 @@ class Journal:
             state = state._replace(ledger=ledger)
         self._discard_private(except_for=private_file)
         return state
+
+    def _of_clients(self, private: Any) -> Any:
+        """Without what stands after the last client, where clients are spread over devices."""
+        if private is None or self.plan is None:
+            return private
+        num_clients = len(self.plan.clients)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:num_clients], private)
 
     def resume(self, first: Any, past: History) -> tuple[Any, History]:
         """The state to go on from: what the file holds, or ``first`` if there is no file.

@@ -13,7 +13,7 @@ from numpyro_dppvi._typing import Natural, PRNGKey
 from numpyro_dppvi.privacy import BudgetExceededError
 from numpyro_dppvi.protocol.algorithm import Algorithm
 from numpyro_dppvi.protocol.rounds import RoundInfo
-from numpyro_dppvi.records import Shards
+from numpyro_dppvi.records import Shards, SpreadShards
 from numpyro_dppvi.run.checkpoint import Journal
 from numpyro_dppvi.run.history import History
 
@@ -41,7 +41,7 @@ def run_rounds(
     first: Any,
     past: History,
     rng_key: PRNGKey,
-    shards: Shards,
+    shards: Shards | SpreadShards,
     num_rounds: int,
     journal: Journal | None,
     show: Shown,

@@ -501,19 +501,29 @@ _ACCOUNTANT = (
 
 _CHARGING = (
     Mutant(
+        "a release of a client who is not visited, from a free place on its device",
+        "        released = jax.tree.map(present, Release(outcomes.release, outcomes.failed))\n",
+        "        released = Release(outcomes.release, outcomes.failed)\n",
+        ("tests/test_devices.py::test_nothing_leaves_a_place_without_a_client",),
+    ),
+    Mutant(
         "a charge after the release",
         """        ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
-        end, info = rounds.run_round(
+        spread = isinstance(shards, SpreadShards)
+        run_round: Any = devices.run_round if spread else rounds.run_round
+        end, info = run_round(
             problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
         )
 """,
         """        key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
-        end, info = rounds.run_round(
+        spread = isinstance(shards, SpreadShards)
+        run_round: Any = devices.run_round if spread else rounds.run_round
+        end, info = run_round(
             problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
         )
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
