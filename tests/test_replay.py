@@ -10,7 +10,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import replay
-from numpyro_dppvi.analysis.diagnostics import moments
+from numpyro_dppvi.posterior.marginals import moments
 from numpyro_dppvi.families import NormalNatural
 
 NO_NOISE = dppvi.PrivacyBudget(float("inf"))

@@ -35,6 +35,7 @@ from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import objective, visits
 from numpyro_dppvi.methods.local_solve import Descent, Solver
 from numpyro_dppvi.methods.natural_gradient import NaturalGradient
+from numpyro_dppvi.methods.newton import Newton
 from numpyro_dppvi.methods.objective import Automatic, Expectation, GaussHermite
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
 from numpyro_dppvi.privacy import (
@@ -473,7 +474,12 @@ class NonPrivate:
         _check_pieces(self.optimizer, self.expectation, natural=True)
 
     guide, check, told = as_asked, any_model, tells_nothing
-    solver, memory, take, weights = _solver, remembers_nothing, takes_releases, _ones
+    memory, take, weights = remembers_nothing, takes_releases, _ones
+
+    def solver(self, learning_rate: Array | float) -> Solver:
+        """Newton's steps where no optimiser is named."""
+        asked = _solver(self, learning_rate)
+        return asked if self.optimizer is not None else Newton(asked)
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """One that suits exact gradients."""
