@@ -488,6 +488,9 @@ class NonPrivate:
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One exact solve."""
+        if isinstance(visit.solver, Newton):
+            solver = dataclasses.replace(visit.solver, draws=likelihood.draws)
+            visit = visit._replace(solver=solver)
         return visits.without_noise(visit, likelihood)
 
     def plan(self, study: Study) -> PrivacyPlan:

@@ -142,6 +142,8 @@ def plan_privacy(
     return plan if num_latents is None else with_worth(plan, num_latents)
 
 
+# The share of a change that is merged: what several clients correct at once, or noise, goes too far.
+_DAMPING = 0.4
 DEFAULT_ROUNDS = 10
 """Rounds of a private run where their number is not given."""
 
@@ -262,13 +264,14 @@ def resolve(
     schedule: schedules.Schedule,
     num_rounds: int | None,
     trusted_aggregator: bool | TrustedAggregator,
-    damping: float = 1.0,
+    damping: float | None = 1.0,
     init_scale: float | None = None,
 ) -> RunSpec:
     """Settles how a method is run.
 
     Without a number of rounds, a private run has :data:`DEFAULT_ROUNDS`, and one that costs nothing
-    ends when it has settled, after :data:`MOST_TO_SETTLE` at the latest.
+    ends when it has settled, after :data:`MOST_TO_SETTLE` at the latest. Without a damping, changes
+    are merged whole where they are exact and each is made after the one before.
 
     The schedule is asked for all rounds here and nowhere else: a bad one must not come to light
     when rounds have been spent.
@@ -281,7 +284,8 @@ def resolve(
     """
     trusted = server.aggregator(trusted_aggregator)
     checks.check_aggregator(method, trusted)
-    damping, init_scale = _validate.damping(damping), initial.check(init_scale)
+    damping = None if damping is None else _validate.damping(damping)
+    init_scale = initial.check(init_scale)
     resolved = values.resolved(method)
     if resolved.local.central:
         schedule = schedules.synchronous
@@ -295,6 +299,11 @@ def resolve(
     if trusted is not None:
         for of_round in groups:
             trusted.check(of_round, num_clients)
+    if damping is None:
+        in_turn = all(of_round.shape[1] == 1 for of_round in groups)
+        exact = resolved.local.releases == "nothing"
+        damped = not (exact and in_turn) or schedules.starts_from_pulled(schedule)
+        damping = _DAMPING if damped else 1.0
     return RunSpec(
         method=method,
         local=resolved.local,

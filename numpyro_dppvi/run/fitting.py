@@ -173,7 +173,7 @@ def fit(
     budget: Budgets | None = None,
     schedule: schedules.Schedule = schedules.sequential,
     num_rounds: int | None = None,
-    damping: float = 0.4,
+    damping: float | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     trusted_aggregator: bool | TrustedAggregator = False,
     prior: Prior | None = None,
@@ -213,7 +213,8 @@ def fit(
             given, a private run has 10, and one without privacy ends when its posterior has
             settled: when more rounds would move no mean by more than about .05 of its standard
             deviations. It has at most 160, and ``status`` says so if these are not enough.
-        damping: In [1e-6, 1]; the share of a change that is merged.
+        damping: In [1e-6, 1]; the share of a change that is merged. Not given, it is .4, but 1
+            where nothing is noisy and clients are visited in turn.
         model_kwargs: Public arguments of the model.
         trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
