@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array, Coordinates, Natural
 from numpyro_dppvi.families import DiagonalNormal, MeanField, factors
 from numpyro_dppvi.families.diagonal_normal import NormalCoordinates
 from numpyro_dppvi.methods import objective
-from numpyro_dppvi.methods.local_solve import Descent, GradientFn
+from numpyro_dppvi.methods.local_solve import GradientFn, Solver
 from numpyro_dppvi.methods.objective import MonteCarlo
 
 # A Hessian takes a gradient a latent.
@@ -58,7 +59,7 @@ class Newton:
         draws: The draws that the records' gradients are taken at; ``None`` where there are none.
     """
 
-    otherwise: Descent
+    otherwise: Solver
     draws: MonteCarlo | None = None
 
     def change(
@@ -99,7 +100,12 @@ class _Local(NamedTuple):
     def place(self, tree: Any) -> _Place:
         """Two vectors from a tree like the coordinates."""
         members = [tree[name] for name, _ in self.family.members]
-        return _Place(*(jnp.concatenate([jnp.ravel(x) for x in leaves]) for leaves in zip(*members)))
+        return _Place(
+            *(
+                jnp.concatenate([jnp.ravel(x) for x in leaves])
+                for leaves in zip(*members, strict=True)
+            )
+        )
 
     def coordinates(self, at: _Place) -> Coordinates:
         """Inverse of :meth:`place`."""
@@ -201,7 +207,7 @@ def _axes(scale: Array, hessian: Array) -> _Axes:
     found = hessian + jnp.diag(jnp.maximum(0.5 - jnp.diagonal(hessian), 0))
     values, vectors = jnp.linalg.eigh(found)
     # A saddle is left along its negative directions as fast as a hill is climbed (|A|).
-    least = len(scale) * jnp.finfo(scale.dtype).eps * jnp.max(jnp.abs(values))
+    least = len(scale) * float(np.finfo(scale.dtype).eps) * jnp.max(jnp.abs(values))
     return _Axes(scale, vectors, jnp.maximum(jnp.abs(values), least))
 
 

@@ -450,7 +450,8 @@ class NonPrivate:
     Args:
         num_local_steps: Optimiser steps a visit, on all of the client's records.
         optimizer: Any optax optimiser, whose state starts afresh at every visit, or
-            :class:`NaturalGradient`. ``None`` is Adam.
+            :class:`NaturalGradient`. ``None`` is Newton's steps, which know how latents depend on
+            each other; Adam for other guides than independent normals and more than 256 latents.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
 

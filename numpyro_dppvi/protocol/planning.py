@@ -142,8 +142,9 @@ def plan_privacy(
     return plan if num_latents is None else with_worth(plan, num_latents)
 
 
-# The share of a change that is merged: what several clients correct at once, or noise, goes too far.
+# The share of a change that is merged, where noise or several clients at once go too far.
 _DAMPING = 0.4
+
 DEFAULT_ROUNDS = 10
 """Rounds of a private run where their number is not given."""
 

@@ -150,14 +150,14 @@ class Status:
                 "latents move it and more rounds would not help."
             )
         far = (
-            "rounds are small and many, and would still move it by about "
-            f"{self.left:.2g} of its standard deviations."
+            "rounds are small and many, and would still move it by "
+            f"{self.left:.2g} of its standard deviations or so."
         )
         if not self.until_settled:
             return f"{far} Leave num_rounds out, and the run ends when it has settled."
         return (
-            f"{far} Write num_rounds={4 * self.num_rounds}, or center and scale the data's columns: "
-            "latents that depend on each other closely make rounds small."
+            f"{far} Write num_rounds={4 * self.num_rounds}, or center and scale the data's "
+            "columns: latents that depend on each other closely make rounds small."
         )
 
 

@@ -67,7 +67,8 @@ def run_rounds(
     Raises:
         BudgetExceededError: If not even the first round fits a budget.
     """
-    state, rows, interrupted, refused = first, [], False, False
+    rows: list[History] = []
+    state, interrupted, refused = first, False, False
 
     def ends() -> bool:
         if state.round >= num_rounds:

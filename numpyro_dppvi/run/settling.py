@@ -98,15 +98,16 @@ def _path(family: MeanField, natural: Natural) -> np.ndarray:
     """
     rounds = len(jax.tree.leaves(natural)[0])
     # Round by round, because a program for each number of rounds would have to be compiled.
-    each = [_moments(family, jax.tree.map(lambda leaf, r=r: leaf[r], natural)) for r in range(rounds)]
-    means, stddevs = jax.tree.map(lambda *leaves: np.stack(leaves).astype(float), *jax.device_get(each))
-    flat = [(means[name], stddevs[name]) for name in means]
+    each = (
+        _moments(family, jax.tree.map(lambda leaf, r=r: leaf[r], natural)) for r in range(rounds)
+    )
     columns = []
-    for mean, stddev in flat:
-        mean, stddev = mean.reshape(rounds, -1), stddev.reshape(rounds, -1)
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves).astype(float), *jax.device_get([*each]))
+    for mean, stddev in zip(*(moment.values() for moment in stacked), strict=True):
         # A discrete latent that is certain has no width.
         width = np.where(stddev > 0, stddev, 1.0)
-        columns += [(mean - mean[-1]) / width[-1], np.log(width / width[-1])]
+        parts = (mean - mean[-1]) / width[-1], np.log(width / width[-1])
+        columns += [part.reshape(rounds, -1) for part in parts]
     return np.concatenate(columns, axis=1)
 
 
