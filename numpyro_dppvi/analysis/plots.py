@@ -16,7 +16,7 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose, labels
-from numpyro_dppvi.posterior import marginals
+from numpyro_dppvi.posterior.marginals import moments
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
 from numpyro_dppvi.run.fitting import FitResult
 
@@ -273,7 +273,7 @@ def _parameters(axis: Any, result: FitResult) -> None:
     num_rounds = len(result.history.movement)
     if not num_rounds:
         return
-    of_round = functools.partial(marginals.moments, result.posterior.family)
+    of_round = functools.partial(moments, result.posterior.family)
     means, widths = jax.vmap(of_round)(result.history.natural)
     names = labels({name: np.asarray(values[-1]) for name, values in means.items()})
     mean, width = (

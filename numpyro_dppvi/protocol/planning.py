@@ -142,8 +142,8 @@ def plan_privacy(
     return plan if num_latents is None else with_worth(plan, num_latents)
 
 
-# The share of a change that is merged, where noise or several clients at once go too far.
-_DAMPING = 0.4
+DEFAULT_DAMPING = 0.4
+"""The share of a change that is merged where noise, or several clients at once, go too far."""
 
 DEFAULT_ROUNDS = 10
 """Rounds of a private run where their number is not given."""
@@ -304,7 +304,7 @@ def resolve(
         in_turn = all(of_round.shape[1] == 1 for of_round in groups)
         exact = resolved.local.releases == "nothing"
         damped = not (exact and in_turn) or schedules.starts_from_pulled(schedule)
-        damping = _DAMPING if damped else 1.0
+        damping = DEFAULT_DAMPING if damped else 1.0
     return RunSpec(
         method=method,
         local=resolved.local,

@@ -40,9 +40,9 @@ class Outcome(enum.Enum):
     """All rounds ran. Noise took precisions below the prior's, and they were raised back to that,
     which is usual under noise and no reason to worry."""
     UNSETTLED = "unsettled"
-    """All rounds ran, and the posterior has not arrived: the last one still moved it by more than
-    0.4 of its standard deviations with noise or 0.1 without, or rounds are small and add up to more
-    than that."""
+    """All rounds ran, and the last one still moved the posterior, by more than 0.4 of its standard
+    deviations with noise or 0.1 without. Without noise also where small rounds have more than 0.1
+    to go."""
     DIVERGED = "diverged"
     """Some merges were refused, or some clients' solves did not end in finite numbers."""
     INTERRUPTED = "interrupted"
