@@ -44,7 +44,7 @@ def non_private(seeds: int) -> None:
     for clients in (1, 10, 200):
         where = adult.setting(data, clients)
         scores = [adult.fit(where, s, method=dppvi.NonPrivate())[1] for s in range(seeds)]
-        print(adult.row(f"NonPrivate(), {clients} clients, 10 rounds", scores))
+        print(adult.row(f"NonPrivate(), {clients} clients, until settled", scores))
 
 
 def pooled_svi(seed: int) -> adult.Score:

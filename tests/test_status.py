@@ -71,7 +71,7 @@ def test_a_run_that_still_moves_is_no_success():
     assert str(result.status).startswith(
         "All 3 rounds ran, but the posterior has not settled: the last one still moved it by"
     )
-    assert str(result.status).endswith("Write num_rounds=6.")
+    assert str(result.status).endswith("Write num_rounds=6, or leave it out.")
 
 
 def test_a_merge_outside_the_domain_is_refused_and_told():

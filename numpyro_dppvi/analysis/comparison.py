@@ -29,8 +29,7 @@ STAMP = (
     "with data that may be published; no budget covers this table."
 )
 
-_VI = NonPrivate(num_local_steps=100)
-_ROUNDS, _DAMPING = 15, 0.6
+_DAMPING = 0.6
 _MOST_DRAWS = 10**7
 
 
@@ -156,8 +155,7 @@ def _variational(
         guide,
         records,
         rng_key=key,
-        method=_VI,
-        num_rounds=_ROUNDS,
+        method=NonPrivate(),
         damping=_DAMPING,
         model_kwargs=posterior.model_kwargs,
         prior=posterior.prior,

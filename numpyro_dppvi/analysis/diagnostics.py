@@ -207,19 +207,12 @@ def _replayed(
 
 def _spread(posterior: Posterior, last: Natural) -> dict[str, np.ndarray]:
     """Standard deviation of posterior means over replays, in posterior standard deviations."""
-    means, _ = jax.vmap(functools.partial(moments, posterior.family))(last)
-    _, width = moments(posterior.family, posterior.natural)
+    means, _ = jax.vmap(functools.partial(marginals.moments, posterior.family))(last)
+    _, width = marginals.moments(posterior.family, posterior.natural)
     spread = {name: np.asarray(jnp.std(values, axis=0, ddof=1)) for name, values in means.items()}
     # A discrete latent with probability 1 has no width. If noise does not change it either, the
     # ratio is 0 / 1.
     return {name: x / np.where(x > 0, np.asarray(width[name]), 1) for name, x in spread.items()}
-
-
-def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Means and standard deviations of unconstrained latents, by latent."""
-    found = family.distribution(family.coordinates(natural))
-    means = {name: marginals.mean(distribution) for name, distribution in found.items()}
-    return means, {name: marginals.stddev(distribution) for name, distribution in found.items()}
 
 
 def _last_residual(family: MeanField, found: Natural, size: int, damping: float) -> float | None:

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose, labels, moments
+from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose, labels
+from numpyro_dppvi.posterior.marginals import moments
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
 from numpyro_dppvi.run.fitting import FitResult
 

@@ -188,6 +188,10 @@ class _OfFactor(NamedTuple):
     factor: Natural
     noise_std: Array
 
+    @property
+    def draws(self) -> None:
+        """None: expectations of a factor's logarithm are known."""
+
     def of_shard(self, number: Array) -> GradientFn:
         """The gradient of the factor's negative logarithm, for the only shard there is."""
         del number

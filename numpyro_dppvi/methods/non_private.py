@@ -1,11 +1,14 @@
 """The method without privacy."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from numpyro_dppvi._typing import Array
 from numpyro_dppvi.methods import values, visits
-from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE
+from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE, Solver
+from numpyro_dppvi.methods.newton import Newton
 from numpyro_dppvi.methods.objective import Automatic, Expectation
 from numpyro_dppvi.methods.values import Aggregator, Facts, Optimizer, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Visit
@@ -19,7 +22,8 @@ class NonPrivate:
     Args:
         num_local_steps: Optimiser steps a visit, on all of the client's records.
         optimizer: Any optax optimiser, whose state starts afresh at every visit, or
-            :class:`NaturalGradient`. ``None`` is Adam.
+            :class:`NaturalGradient`. ``None`` is Newton's steps, which know how latents depend on
+            each other; Adam for other guides than independent normals and more than 256 latents.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
         microbatch_size: The most records of a client that are computed at once, which bounds memory
@@ -47,8 +51,12 @@ class NonPrivate:
         values.check_pieces(self.optimizer, self.expectation, natural=True)
 
     guide, check, told = values.as_asked, values.any_model, values.tells_nothing
-    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
-    weights = values.ones
+    memory, take, weights = values.remembers_nothing, values.takes_releases, values.ones
+
+    def solver(self, learning_rate: Array | float) -> Solver:
+        """Newton's steps where no optimiser is named."""
+        asked = values.solver(self, learning_rate)
+        return asked if self.optimizer is not None else Newton(asked)
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """One that suits exact gradients."""
@@ -57,6 +65,9 @@ class NonPrivate:
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One exact solve."""
+        if isinstance(visit.solver, Newton):
+            solver = dataclasses.replace(visit.solver, draws=likelihood.draws)
+            visit = visit._replace(solver=solver)
         return visits.without_noise(visit, likelihood)
 
     def plan(self, study: Study) -> PrivacyPlan:

@@ -17,6 +17,7 @@ from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import objective, record_gradients
 from numpyro_dppvi.methods.local_solve import GradientFn, Solver
+from numpyro_dppvi.methods.objective import MonteCarlo
 from numpyro_dppvi.privacy import (
     Sampler,
     add_noise,
@@ -121,6 +122,11 @@ class Received(NamedTuple):
 
 class Likelihood(Protocol):
     """What stands behind a visit: a client's records or, in a replay, a factor."""
+
+    @property
+    def draws(self) -> MonteCarlo | None:
+        """The draws of the latents that gradients are taken at; ``None`` where there are none."""
+        ...
 
     def of_shard(self, number: Array) -> GradientFn:
         """The exact gradient of one shard's losses: a function of a step's key and coordinates."""
@@ -271,6 +277,12 @@ class OfRecords(NamedTuple):
     records: Mapping[str, Array]
     num_records: Array
     params: ClientParams
+
+    @property
+    def draws(self) -> MonteCarlo | None:
+        """As of :class:`Likelihood`."""
+        rule = objective.rule_for(self.expectation, self.space, self.family)
+        return rule if isinstance(rule, MonteCarlo) else None
 
     def of_shard(self, number: Array) -> GradientFn:
         """The gradient of the sum of a shard's record losses."""

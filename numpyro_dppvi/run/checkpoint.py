@@ -95,7 +95,9 @@ def past(path: Path) -> parts.Past | None:
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(_damaged(path, "it does not say what it was planned from")) from error
     run_name = None if facts["ledger"] is None else _names(path, facts)["run"]
-    ended, method = facts["round"] == found[-1].num_rounds, str(facts["run"].get("method"))
+    # Without privacy nothing was planned for the rounds that are left.
+    ended = facts["round"] == found[-1].num_rounds or not found[-1].budgets
+    method = str(facts["run"].get("method"))
     return parts.Past(found, ended, run_name, method)
 
 

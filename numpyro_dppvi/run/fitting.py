@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
@@ -36,7 +37,7 @@ from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Partition, Shards, SpreadShards, spread
 from numpyro_dppvi.run import checkpoint as checkpoints
-from numpyro_dppvi.run import counted_twice, description, loop, parts
+from numpyro_dppvi.run import counted_twice, description, loop, parts, settling
 from numpyro_dppvi.run.checkpoint import Continued, Journal, locked
 from numpyro_dppvi.run.data import Data, lay_out, pooled_shapes
 from numpyro_dppvi.run.history import History, Status, status_of
@@ -174,8 +175,8 @@ def fit(
     method: AnyMethod | None = None,
     budget: Budgets | None = None,
     schedule: schedules.Schedule = schedules.sequential,
-    num_rounds: int = 10,
-    damping: float = 0.4,
+    num_rounds: int | None = None,
+    damping: float | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     trusted_aggregator: bool | TrustedAggregator = False,
     prior: Prior | None = None,
@@ -211,8 +212,12 @@ def fit(
     Args:
         schedule: ``sequential``, ``synchronous`` or any function of the round's number and the
             number of clients.
-        num_rounds: Rounds; in each, the schedule's clients send one change.
-        damping: In [1e-6, 1]; the share of a change that is merged.
+        num_rounds: Rounds, exactly so many; in each, the schedule's clients send one change. Not
+            given, a private run has 10, and one without privacy ends when its posterior has
+            settled: when more rounds would move no mean by more than about .05 of its standard
+            deviations. It has at most 160, and ``status`` says so if these are not enough.
+        damping: In [1e-6, 1]; the share of a change that is merged. Not given, it is .4, but 1
+            where nothing is noisy and clients are visited in turn.
         model_kwargs: Public arguments of the model.
         trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
@@ -247,7 +252,8 @@ def fit(
     _validate.outside_transformations("fit", rng_key, data)
     with _stopped_before_a_round():
         split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
-        num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
+        if num_rounds is not None:
+            num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
         path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
         charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
         if method is not None:
@@ -260,7 +266,7 @@ def fit(
         if method is None:
             method = DPOptimization()
             # One visit is not enough for what is recommended, nor are networks its kind of model.
-            if budget is not None and num_rounds > 1 and init_scale is None:
+            if budget is not None and num_rounds != 1 and init_scale is None:
                 method = recommendation.recommend(
                     model,
                     shapes,
@@ -364,11 +370,25 @@ def _fitted(
                 state, past = journal.resume(state, past)
             spent, num_clients = _before(state), len(task.client_sizes)
             show = stack.enter_context(
-                progress(run.groups, state.round, plan, spent, num_clients, progress_bar)
+                progress(
+                    run.groups,
+                    state.round,
+                    plan,
+                    spent,
+                    num_clients,
+                    progress_bar,
+                    is_limit=run.until_settled,
+                )
+            )
+        has_settled = None
+        if run.until_settled:
+            family = begun.family
+            has_settled = functools.partial(
+                settling.has_settled, family=family, damping=run.damping
             )
             spread = over_devices(run, shards)
         done = loop.run_rounds(
-            algorithm, state, past, keys[1], spread, run.num_rounds, journal, show
+            algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, has_settled
         )
     return _packed(task, run, plan, algorithm, done)
 
@@ -438,6 +458,8 @@ def _packed(
     state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
     posterior = algorithm.posterior(state)
     num_latents = recommendation.count_latents(posterior.space)
+    # Under noise nobody can tell a path from it, unless it is long.
+    way = None if plan else settling.way(done.history, posterior.family, run.damping)
     result = FitResult(
         posterior=posterior,
         plan=None if plan is None else with_worth(plan, num_latents),
@@ -449,6 +471,8 @@ def _packed(
             done.interrupted,
             done.refused,
             num_latents=num_latents,
+            left=None if way is None else way.left,
+            until_settled=run.until_settled,
         ),
         state=state,
         run=run,
