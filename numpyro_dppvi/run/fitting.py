@@ -380,13 +380,13 @@ def _fitted(
                     is_limit=run.until_settled,
                 )
             )
+            spread = over_devices(run, shards)
         has_settled = None
         if run.until_settled:
             family = begun.family
             has_settled = functools.partial(
                 settling.has_settled, family=family, damping=run.damping
             )
-            spread = over_devices(run, shards)
         done = loop.run_rounds(
             algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, has_settled
         )
