@@ -63,6 +63,12 @@ def test_a_run_without_incidents():
     assert str(result.status) == "All 12 rounds ran and every merge was accepted."
 
 
+def test_a_committee_is_not_told_to_run_more_rounds():
+    result = run(dppvi.BayesianCommitteeMachine(), budget=dppvi.PrivacyBudget(8.0))
+    assert result.history.movement[-1] > 1
+    assert str(result.status) == "The only round ran and every merge was accepted."
+
+
 def test_a_run_that_still_moves_is_no_success():
     result = run(dppvi.NonPrivate(num_local_steps=2))
     assert result.status.outcome is dppvi.run.Outcome.UNSETTLED

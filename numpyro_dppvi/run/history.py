@@ -69,7 +69,7 @@ class Status:
         private: Whether the rounds that ran cost privacy.
         refused: Whether the ledger refused a round.
         moved: How far the last round moved the posterior, in its standard deviations: the root
-            mean square over latents.
+            mean square over latents. 0 for a committee, whose one round goes all the way.
         left: Without privacy, how far more rounds would still move it, in the same units: the
             largest such distance of an entry, a mean's or that of a standard deviation's logarithm.
             ``None`` where nobody can tell: under noise, and after few rounds.
@@ -103,11 +103,9 @@ class Status:
                 f"this is {what}."
             ]
         elif self._unsettled:
-            said = [
-                f"All {self.rounds} rounds ran, but the posterior has not settled: {self._why()}"
-            ]
+            said = [f"{self._all_ran}, but the posterior has not settled: {self._why()}"]
         else:
-            all_ran = f"All {self.rounds} rounds ran"
+            all_ran = self._all_ran
             if self.rounds < self.num_rounds:
                 all_ran = f"The posterior has settled after {self.rounds} rounds"
             mended = self.rejected or self.failed
@@ -125,6 +123,10 @@ class Status:
                 f"(see history.failed).{cost} Use a smaller learning rate."
             )
         return said
+
+    @property
+    def _all_ran(self) -> str:
+        return "The only round ran" if self.rounds == 1 else f"All {self.rounds} rounds ran"
 
     @property
     def _unsettled(self) -> bool:
@@ -174,6 +176,7 @@ def status_of(
     num_latents: int = 1,
     left: float | None = None,
     until_settled: bool = False,
+    alone: bool = False,
 ) -> Status:
     """How a run with this history ended.
 
@@ -186,13 +189,15 @@ def status_of(
         num_latents: Entries of all latents.
         left: How far more rounds would still move the posterior; ``None`` if nobody can tell.
         until_settled: Whether the run was to end when it has settled.
+        alone: Whether clients fitted alone, in one round that goes all the way by design.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
     )
     # Of normals that differ in location only, the Jeffreys divergence is the squared distance in
     # standard deviations.
-    last = history.movement[-1] if len(history.movement) else 0.0
+    # A committee's only round is meant to move q from the prior to the end.
+    last = history.movement[-1] if len(history.movement) and not alone else 0.0
     moved = math.sqrt(max(float(last), 0.0) / num_latents)
     rounds = len(history.movement)
     status = Status(

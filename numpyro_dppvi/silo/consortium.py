@@ -496,6 +496,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
                 end.interrupted,
                 end.refused,
                 num_latents=sum(math.prod(each.base_shape) for each in problem.space.latents),
+                alone=prepared.run.alone,
             ),
             state=PVIState(rounds, known, ClientState(), ledger),
             run=prepared.run,
