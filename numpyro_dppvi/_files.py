@@ -276,6 +276,7 @@ def _told(target: Path) -> Iterator[None]:
 
 
 def _check_header(target: Path, header: Mapping[str, Any], kind: str) -> None:
+    # In this order: a foreign file, a newer one, and another kind are three different mistakes.
     if header.get("library") != _LIBRARY:
         raise ValueError(f"{target} was not written by {_LIBRARY}: pass a file that was.")
     if header["version"] > _VERSION:

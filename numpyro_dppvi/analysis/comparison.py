@@ -150,6 +150,7 @@ def _variational(
     posterior: Posterior, guide: Any, records: Mapping[str, Any], key: PRNGKey
 ) -> Posterior:
     """Non-private variational inference on some records."""
+    # Fixed settings and not the fit's: what variational inference can do here without noise.
     found = fit(
         posterior.model,
         guide,

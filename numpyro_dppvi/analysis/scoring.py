@@ -250,6 +250,7 @@ def _like_fit(space: LatentSpace, shards: Shards) -> dict[str, Array]:
         name: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype)
         for name, leaf in shards.records.items()
     }
+    # Rounding within a kind is fine (64 to 32 bits); floats that become integers are not.
     if mine.keys() != space.row.keys() or not all(
         mine[name].shape == row.shape and np.can_cast(mine[name].dtype, row.dtype, "same_kind")
         for name, row in space.row.items()
@@ -287,6 +288,7 @@ def _ends(
                 f"{_validate.shown(given)}: write score_range={example}, say."
             )
         return ends[0], ends[1]
+    # From draws and made-up rows. A range that was read off the records would be a release itself.
     ends = [-math.inf, math.inf]
     if _can_draw(space):
         ends = list(predictive.usual_range(space, draws, rng_key))

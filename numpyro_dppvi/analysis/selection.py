@@ -81,6 +81,8 @@ class SelectionStatement:
 
     def as_dict(self) -> dict[str, Any]:
         """The statement as plain values."""
+        # Budgets, distributions and bounds, all of them public before: nothing of any run but the
+        # best.
         rows = zip(
             self.plan.budgets,
             self.plan.run_budgets,

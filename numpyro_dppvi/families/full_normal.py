@@ -60,6 +60,7 @@ class FullNormal:
     def of_distribution(self, distribution: dist.Distribution | None) -> NormalNatural | None:
         """Of ``MultivariateNormal`` and of ``Normal``."""
         distribution = plain(distribution)
+        # A prior of independent normals is exact in this family, too, with a diagonal precision.
         if isinstance(distribution, dist.Normal):
             precision = full(distribution.scale, self.shape) ** -2.0
             matrix = precision[..., None] * jnp.eye(self.shape[-1])

@@ -158,6 +158,7 @@ def _refuse_sites(name: str, trace: Trace, latents: tuple[str, ...]) -> None:
                 f"the guide {name} draws {key!r}, which is not a latent of the model: draw "
                 f"{', '.join(latents)} and nothing else."
             )
+        # handlers.scale in a guide would scale its entropy, which here has a closed form.
         if site["scale"] is not None:
             raise UnsupportedModelError(
                 f"the guide {name} rescales the density of latent {key!r}, which is then not a "

@@ -187,6 +187,7 @@ def _broken(space: LatentSpace) -> str | None:
         for name, site in space.trace(theta, row, seed).items():
             if site["type"] != "sample":
                 continue
+            # Labels are counted within a record's run, so that every run has the same ones.
             for fn, parameter, constraint, flags in domains.broken_arguments(site["fn"]):
                 label = f"{name} {len(broken)}"
                 known = domains.kind(constraint)

@@ -280,6 +280,7 @@ def _check_names(
             f"{caller} got {unknown[0]!r}, which is not an argument of the model: write one of "
             f"{', '.join(parameters)}."
         )
+    # What was public in the fit is remembered, and need not be passed again.
     missing = [
         name
         for name, p in parameters.items()

@@ -162,6 +162,8 @@ def _sizes(
                     f"coords[{name!r}] must hold {size} labels for {variable!r}, got "
                     f"{len(labels[name])}: write one label per entry."
                 )
+            # The first variable with a dimension decides on its length, and is named where another
+            # one differs.
             other, known = found.setdefault(name, (variable, size))
             if known != size:
                 raise ValueError(

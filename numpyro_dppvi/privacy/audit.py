@@ -135,6 +135,7 @@ def _checked(scores: np.ndarray) -> np.ndarray:
             f"scores must be at least four numbers per data set, got dtype {scores.dtype}: give "
             "one score per run."
         )
+    # What is too large for 64 bits is infinite, and still larger than any threshold.
     with np.errstate(over="ignore"):
         scores = scores.astype(np.float64).ravel()
     if len(scores) < 4 or np.isnan(scores).any():

@@ -107,6 +107,7 @@ def budget_of_each(
         )
     if isinstance(budget, Mapping):
         return _in_order(budget, names)
+    # In this order, because a list of the wrong kind of thing is the more telling mistake.
     if len(budgets) != num_clients:
         raise ValueError(
             f"budget must be one for all clients or one per client, got {len(budgets)} budgets for "

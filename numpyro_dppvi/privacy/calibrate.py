@@ -198,6 +198,7 @@ def likely_releases(
     """A guess at the number of releases: the inverse of :func:`_likely_noise`."""
     prob = float(sampler.inclusion_prob(num_records))
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+    # Clamped so that nothing overflows: a guess may be off, the search that follows is not.
     exponent = min(noise**-2, 300.0)
     if prob == 1:
         each = unit_sensitivity(budget.relation) ** 2 * exponent

@@ -364,6 +364,8 @@ class _Found:
     def _take(self, fields: Mapping[str, Any]) -> None:
         if self.budgets is None and fields["schema"] not in (_SCHEMA, _OLDER_SCHEMA):
             raise ValueError("another schema")
+        # Lines are told apart by their fields, all of them: one with a field more is no line of
+        # ours.
         header = {"schema", "budgets"} if self.budgets is None else {"budgets"}
         if fields.keys() - {"clients"} == header:
             self.budgets = tuple(PrivacyBudget(**budget) for budget in fields["budgets"])
@@ -377,6 +379,7 @@ class _Found:
 
 
 def _entry(fields: Mapping[str, Any], num_clients: int) -> Entry:
+    # Files of the first version have no runs.
     if fields.keys() - {"run"} != {"client", "round", "num_releases", "event"}:
         raise ValueError("other fields")
     _validate.positive_int("num_releases", fields["num_releases"])
@@ -476,6 +479,7 @@ def _check_protected(
             f"{_ELSEWHERE}"
         )
     for number, (their, my) in enumerate(zip(theirs, mine, strict=True)):
+        # Epsilons of other relations or units would be added up like pounds and kilos.
         for name in _PROTECTED:
             was, now = getattr(their, name), getattr(my, name)
             if was != now:

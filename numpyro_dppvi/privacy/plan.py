@@ -517,6 +517,7 @@ def table(
     it is known what their budgets buy, one for the width of their intervals alone.
     """
     shared = any(client.mechanism.num_shares > 1 for client in clients)
+    # Equal clients share a line, or the table of a large consortium would fill pages.
     header = ["client", "records", "batch", "clip", "noise std", "releases", "epsilon", "delta"]
     header += ["to participants"] * shared + ["alone"] * (bought is not None)
     rows = [header]

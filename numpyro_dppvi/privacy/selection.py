@@ -339,6 +339,8 @@ def check_run(plan: SelectionPlan, mus: Sequence[float | None]) -> None:
                 f"sampler must be FullBatch() in a selection, got sampled batches of client "
                 f"{client}: write sampler=FullBatch() in fit_one."
             )
+        # Distances and not epsilons, because the theorem needs the whole curve of a run and not one
+        # point.
         if not mu <= allowed * (1 + _ROUNDING):
             raise ValueError(
                 f"fit_one must keep to the budgets it is given, got a run that released more for "

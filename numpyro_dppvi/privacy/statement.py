@@ -334,6 +334,7 @@ def _client_rows(
     rows: list[list[str]] = []
     start = 0
     for number, client in enumerate(clients):
+        # A group ends where the next client differs in anything but number and name.
         following = clients[number + 1] if number + 1 < len(clients) else {}
         if {**following, **_NOBODY} == {**client, **_NOBODY}:
             continue

@@ -137,12 +137,14 @@ def of_joining(bought: Worth, names: Sequence[str] = ()) -> str:
         if bought.epsilon_needed is None:
             return "joining can pay for every client."
         most = max(bought.epsilon_needed)
+        # The client that drops out first as epsilon falls; usually the largest.
         last = [m for m, epsilon in enumerate(bought.epsilon_needed) if epsilon == most]
         return (
             f"joining can pay for every client; below epsilon = {_down(most)} it could not for "
             f"{words.listed(last, names)}."
         )
     several = len(who) > 1
+    # Whoever needs most decides: what makes joining pay there makes it pay for all others.
     lacking = max(who, key=bought.others_needed.__getitem__)
     held = sum(bought.client_sizes) - bought.client_sizes[lacking]
     needed = f"others with {bought.others_needed[lacking]} records and not {held}"

@@ -129,6 +129,7 @@ def record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
     """
     _check_names(data, name)
     arrays = {key: _number_array(value, f"{name}[{key!r}]") for key, value in data.items()}
+    # Checked client by client, before anything is laid out together.
     lengths = {key: len(array) for key, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(

@@ -196,6 +196,7 @@ def _check_factors(
             f"class_balance_factor must be 0 without labels, got {class_balance_factor} with a "
             "number of rows: write partition(rng_key, labels, ...), with one label per row."
         )
+    # Without unequal clients an odd number will do: all of them are alike.
     if num_clients % 2 == 1 and (size_factor != 0 or class_balance_factor != 0):
         raise ValueError(
             f"num_clients must be even to have a small and a large half, got {num_clients} with "

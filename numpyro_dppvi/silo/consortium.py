@@ -142,6 +142,7 @@ def statements(pinned: PinnedStudy, result: FitResult) -> dict[str, PrivacyState
     for number, (name, plan) in enumerate(
         zip(pinned.study.names, result.plan.clients, strict=True)
     ):
+        # A ledger of one client: the hospital's statement says nothing about the others.
         mine = (e._replace(client=0) for e in result.ledger.entries if e.client == number)
         found[name] = PrivacyStatement(
             type(result.method).__name__,
@@ -349,6 +350,8 @@ class _Server:
 
     def _reply(self, name: str, visit: bytes) -> "Released | Missed":
         try:
+            # An OSError is a hospital that is away. Anything else is a fault in the courier's code,
+            # and ends the run.
             data = self.deliver(name, visit)
         except OSError as error:
             return Missed(f"cannot be reached ({type(error).__name__})", unreached=True)
@@ -472,6 +475,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
     study, problem = prepared.study, prepared.assembly.problem
     known, history = end.known.known, end.known.history
     rounds = len(history.movement)
+    # The server has no ledger file: names of runs and checkpoints are the hospitals' own.
     ledger = replace(progress.ledger(prepared, end.known), run="", kept="")
     constants = dict(study.model_kwargs)
     posterior = Posterior(

@@ -326,11 +326,13 @@ def _rows(
 ) -> dict[str, np.ndarray]:
     """The arrays that a study asks for, in its shapes and dtypes."""
     wanted = prepared.assembly.problem.space.row
+    # Columns that the study does not ask for stay out of it.
     missing = sorted(set(wanted) - set(records))
     if missing:
         raise ValueError(f"the loader returns no array {missing[0]!r}, which the study asks for.")
     for name, row in wanted.items():
         found = records[name].shape[1:], records[name].dtype
+        # Exactly the dtype: a cast would be a choice about records that nobody has reviewed.
         if found != (row.shape, row.dtype):
             raise ValueError(
                 f"the study asks for records of {name!r} of shape {row.shape} and {row.dtype}, and "

@@ -178,6 +178,7 @@ def encode(message: Join | Visit | Reply) -> bytes:
         trees = {name: fields.pop(name) for name in ("value", "failed")}
     elif isinstance(message, Refused):
         fields["code"] = message.code.value
+    # Trees become arrays by path, so that nothing of their Python types is on the wire.
     arrays: dict[str, np.ndarray] = {}
     for name, tree in trees.items():
         arrays |= _files.flatten(tree, name)

@@ -146,6 +146,7 @@ def _progress(begin: Progress, facts: Mapping[str, Any], arrays: Mapping[str, An
     if rounds < 0 or facts["slot"] < 0:
         raise ValueError("it counts below 0")
     like = jax.tree.map(lambda leaf: np.zeros((rounds, *leaf.shape[1:]), leaf.dtype), begin.history)
+    # Trees in the shapes that the study gives them: the file can make nobody allocate more.
     projected, rejected, failed = arrays["counts"].tolist()
     history = _files.unflatten(arrays, "history", like)
     return Progress(

@@ -44,6 +44,7 @@ def send(path: str | os.PathLike[str], message: bytes, timeout: float = 600.0) -
     seconds = _validate.positive("timeout", timeout, most=1e6)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            # The first step of a gateway compiles, which may take minutes.
             connection.settimeout(seconds)
             connection.connect(os.fspath(target))
             _write(connection, message)

@@ -143,6 +143,7 @@ def _row(name: str, row: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of one record."""
     try:
         shape, dtype = row
+        # As JAX holds it: without x64 "float64" means float32, at the server and at every hospital.
         found = jax.dtypes.canonicalize_dtype(np.dtype(dtype))
         shape = tuple(_validate.positive_int(name, int(size)) for size in shape)
     except (TypeError, ValueError):
