@@ -515,6 +515,12 @@ _ACCOUNTANT = (
 
 _CHARGING = (
     Mutant(
+        "releases in the order of clients' sizes",
+        "    back = jnp.argsort(order)\n",
+        "    back = jnp.arange(order.size)\n",
+        ("tests/test_chunks.py::test_clients_who_share_a_batch_by_size_come_back_in_their_order",),
+    ),
+    Mutant(
         "a release of a client who is not visited, from a free place on its device",
         "        released = jax.tree.map(present, Release(outcomes.release, outcomes.failed))\n",
         "        released = Release(outcomes.release, outcomes.failed)\n",
