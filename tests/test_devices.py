@@ -176,6 +176,13 @@ def test_on_several_devices_every_method_gives_the_numbers_of_one(num_devices):
 
 
 @pytest.mark.slow
+def test_a_run_over_devices_goes_on_from_its_checkpoint_on_one():
+    apart, was_kept = said(script("forced_devices", 2, "resumed"))["resumed"]
+    assert was_kept
+    assert apart < 1e-13
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [7, "none"])
 def test_two_processes_give_the_numbers_of_one(seed):
     """Without a seed each draws its own clients' noise, and both come to the same."""
