@@ -5,9 +5,13 @@ a line of JSON: by run, the largest difference of each array relative to its lar
 how many devices clients' private factors are.
 """
 
+import contextlib
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={sys.argv[1]}"
@@ -17,6 +21,7 @@ import jax
 import numpy as np
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi.run import fitting, loop
 from tests import test_client
 
 
@@ -44,6 +49,33 @@ def compared(name):
     return max(map(difference, *map(jax.tree.leaves, ends))), used
 
 
+def resumed(path):
+    """By how much a run that goes on from a checkpoint on one device differs from one on several.
+
+    The checkpoint is of a run over all devices that was broken off in its second round.
+    """
+    settings = {
+        "rng_key": test_client.KEY,
+        "method": dppvi.VirtualClients(3, 0.1, num_local_steps=2),
+        "budget": dppvi.PrivacyBudget(4.0),
+        "schedule": dppvi.synchronous,
+        "num_rounds": 3,
+        "insecure_noise_seed": 7,
+        "progress_bar": False,
+    }
+
+    def fitted(least, **more):
+        with mock.patch.object(fitting, "_WORTH_SPREADING", least):
+            result = dppvi.fit(test_client.logistic, None, test_client.data(), **settings, **more)
+        return jax.tree.leaves(result.state.natural)
+
+    rows = [mock.DEFAULT, RuntimeError("broken off")]
+    broken = mock.patch.object(loop, "row", wraps=loop.row, side_effect=rows)
+    with broken, contextlib.suppress(RuntimeError):
+        fitted(0, checkpoint=path)
+    return max(map(difference, fitted(0), fitted(10**12, checkpoint=path))), Path(path).is_file()
+
+
 def difference(one, other):
     """Relative to the largest entry; what stands after the last client is left out."""
     one, other = np.asarray(one), np.asarray(other)
@@ -55,5 +87,9 @@ def difference(one, other):
 
 
 if __name__ == "__main__":
-    with jax.enable_x64(True):
-        sys.stdout.write(json.dumps({name: compared(name) for name in sys.argv[2:]}))
+    with jax.enable_x64(True), tempfile.TemporaryDirectory() as folder:
+        found = {
+            name: resumed(f"{folder}/run.npz") if name == "resumed" else compared(name)
+            for name in sys.argv[2:]
+        }
+    sys.stdout.write(json.dumps(found))

@@ -150,3 +150,28 @@ def test_rounds_that_differ_in_nothing_but_the_microbatch_are_described_alike():
 def test_clients_that_differ_have_chunks_that_follow_their_mean_size(sizes, rows):
     assert algorithm._rows_at_once(sizes) == rows
     assert algorithm._rows_at_once(sizes, 30) == 30
+
+
+def test_clients_who_share_a_batch_by_size_come_back_in_their_order(monkeypatch):
+    """Twenty unequal clients, in batches of sixteen and four: as if no batch were sorted."""
+    sizes = RNG.permutation(np.arange(1, 21) ** 2).tolist()
+    data = [
+        {"X": RNG.normal(size=(n, 2)).astype(np.float32), "y": RNG.integers(0, 2, n)} for n in sizes
+    ]
+    method = dppvi.DPOptimization(num_local_steps=1)
+
+    def factors():
+        public = {"client_sizes": sizes, "schedule": dppvi.synchronous}
+        plan = dppvi.plan_privacy(method, dppvi.PrivacyBudget(8.0), num_rounds=1, **public)
+        keys = dppvi.privacy.SecretKeys(3)
+        one = dppvi.pvi(
+            logistic_regression, None, data[0], method=method, plan=plan, secret_keys=keys, **public
+        )
+        state = one.init(jax.random.key(0))
+        state, _ = one.step(jax.random.key(0), state, dppvi.records.stack_clients(data))
+        return jax.tree.leaves(state.factors)
+
+    sorted_by_size = factors()
+    monkeypatch.setattr(algorithm, "_rows_at_once", lambda sizes, most: None)
+    for a, b in zip(sorted_by_size, factors(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -50,18 +50,25 @@ def said(process):
     ("group", "at_once"), [([0, 1, 2, 3, 4], 2), ([4, 0], None), ([3, 2, 1], 3), ([4], None)]
 )
 def test_every_client_of_a_group_has_a_place_on_its_own_device(group, at_once):
-    at = devices.places(np.array(group), num_devices=3, clients_each=2, at_once=at_once)
+    sizes = np.array([5, 3, 4, 9, 1])
+    at = devices.places(np.array(group), sizes[group], 3, clients_each=2, at_once=at_once)
     width = len(at.numbers) // 3
     assert width % (at_once or 1) == 0
     assert at.numbers[at.of_group].tolist() == group
     assert at.in_group[at.of_group].tolist() == list(range(len(group)))
     assert np.flatnonzero(at.taken).tolist() == sorted(at.of_group)
+    # On a device, small clients come first.
+    for mine in np.split(np.arange(len(at.numbers)), 3):
+        assert np.all(np.diff(sizes[at.numbers[mine[at.taken[mine]]]]) >= 0)
     # A free place repeats a client of the device it is on.
     assert (at.numbers // 2).tolist() == np.repeat(range(3), width).tolist()
 
 
 def test_a_group_of_a_size_has_as_many_places_whoever_is_in_it():
-    sizes = {len(devices.places(np.array(g), 3, 4, 2).numbers) for g in ([0, 1, 2], [0, 5, 9])}
+    sizes = {
+        len(devices.places(np.array(g), np.ones(3), 3, 4, 2).numbers)
+        for g in ([0, 1, 2], [0, 5, 9])
+    }
     assert sizes == {12}
 
 
@@ -166,6 +173,13 @@ def test_on_several_devices_every_method_gives_the_numbers_of_one(num_devices):
     assert set(found) == set(AT_ONE_PACE)
     assert all(apart < 1e-14 for apart, _ in found.values())
     assert {found[name][1] for name in found if "virtual" in name} == {min(num_devices, 3)}
+
+
+@pytest.mark.slow
+def test_a_run_over_devices_goes_on_from_its_checkpoint_on_one():
+    apart, was_kept = said(script("forced_devices", 2, "resumed"))["resumed"]
+    assert was_kept
+    assert apart < 1e-13
 
 
 @pytest.mark.slow

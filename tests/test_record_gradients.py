@@ -52,7 +52,8 @@ def gradients_of(model, guide, rule, rows=ROWS):
     )
     first = space, family, rule, jax.random.key(3), at
     one = jax.vmap(lambda row: jax.grad(objective.record_loss, argnums=4)(*first, row))
-    found = jax.jit(lambda rows: record_gradients.of_rows(*first, rows))(rows)
+    closed = record_gradients.of_rows
+    found = jax.jit(lambda rows: record_gradients.laid_out(closed(*first, rows)))(rows)
     return found, jax.jit(one)(rows)
 
 

@@ -116,7 +116,10 @@ class NormalFamily(Protocol):
     def linear_gradient(
         self, coordinates: MemberCoordinates, slope: Array, along: Array | float, across: Array
     ) -> MemberCoordinates:
-        """The gradient in the coordinates that is ``along * slope`` in m and slope across' in L."""
+        """The gradient in the coordinates that is ``along * slope`` in m and slope across' in L.
+
+        It may hold a ``LowerProduct`` in the place of an array.
+        """
         ...
 
 

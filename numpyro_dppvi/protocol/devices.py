@@ -43,11 +43,21 @@ class Places(NamedTuple):
     of_group: np.ndarray
 
 
-def places(group: np.ndarray, num_devices: int, clients_each: int, at_once: int | None) -> Places:
+def places(
+    group: np.ndarray,
+    sizes: np.ndarray,
+    num_devices: int,
+    clients_each: int,
+    at_once: int | None,
+) -> Places:
     """Places for a group; how many there are depends on its size alone.
+
+    Clients who are solved side by side are about equally large, because a batch takes as long as
+    its largest one.
 
     Args:
         group: Numbers of its clients.
+        sizes: Records of each of them.
         num_devices: How many devices there are.
         clients_each: How many clients a device holds.
         at_once: How many clients a device visits side by side.
@@ -56,8 +66,8 @@ def places(group: np.ndarray, num_devices: int, clients_each: int, at_once: int 
     width += -width % (at_once or 1)
     free = np.arange(num_devices) * width
     of_group = np.zeros(len(group), int)
-    for number, client_number in enumerate(group):
-        device = client_number // clients_each
+    for number in np.argsort(sizes, stable=True):
+        device = group[number] // clients_each
         of_group[number] = free[device]
         free[device] += 1
     numbers = np.repeat(np.arange(num_devices) * clients_each, width)
@@ -90,10 +100,10 @@ def run_round(
     if _num_rows(private) != each * mesh.size:
         private = on_devices(mesh, padded(mesh, private))
     own = on_devices(mesh, (padded(mesh, params.clients), jnp.broadcast_to(keys[1], (mesh.size,))))
-    merges = []
+    sizes, merges = np.array(shards.sizes), []
     for index, group in enumerate(np.asarray(groups)):
         at_once = rounds.batch_size(problem, min(each, len(group)))
-        at = places(group, mesh.size, each, at_once)
+        at = places(group, sizes[group], mesh.size, each, at_once)
         step = Step(index, group, at.of_group, keys[0])
         numbers = jnp.asarray(at.numbers)
         known, asked = _ask(problem, params, known, step, numbers, begins=index == 0)

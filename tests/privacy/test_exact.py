@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from numpyro_dppvi._typing import LowerProduct
 from numpyro_dppvi.privacy import add_noise, arithmetic, clipped, clipped_sum
 from tests.grids import grid
 
@@ -41,6 +42,30 @@ def moved_by_removing_one(sum_of, rows):
     mask = jnp.ones(len(rows), bool)
     both = [sum_of(rows, m, 1.0) for m in (mask, mask.at[len(rows) // 2].set(False))]
     return float(np.linalg.norm(np.subtract(*(np.asarray(s, np.float64) for s in both))))
+
+
+def products_sum(rows, mask, clip_norm):
+    """The sum of rows that are the first column below the diagonal of products."""
+    first = jnp.zeros((len(rows), 1 + rows.shape[1]), rows.dtype).at[:, 0].set(1.0)
+    products = LowerProduct(jnp.pad(rows, ((0, 0), (1, 0))), first)
+    return clipped_sum(products, mask, clip_norm)
+
+
+@pytest.mark.parametrize("count", [9, 100_000])
+def test_removing_one_of_many_equal_products_moves_the_sum_by_no_more_than_the_norm(count):
+    def for_two_clients(rows, mask, clip_norm):
+        both = jax.lax.map(
+            jax.vmap(lambda _: products_sum(rows, mask, clip_norm)),
+            jnp.zeros((1, 2)),
+        )
+        assert both.dtype == np.float64
+        return both[0, 1]
+
+    for sum_of in (products_sum, for_two_clients):
+        units = 2.0**20 * np.asarray(jax.jit(sum_of)(equal_rows(count), jnp.ones(count, bool), 1.0))
+        np.testing.assert_array_equal(units, np.round(units))
+        moved = moved_by_removing_one(jax.jit(sum_of), equal_rows(count))
+        assert 1 - 3e-5 <= moved <= 1
 
 
 @pytest.mark.parametrize("count", [1, 9, 244, 2442, 100_000])
