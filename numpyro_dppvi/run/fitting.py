@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
 from numpyro_dppvi.posterior.posterior import Posterior
-from numpyro_dppvi.posterior.prior import Prior
+from numpyro_dppvi.posterior.prior import Prior, caution_of_width
 from numpyro_dppvi.privacy import (
     Ledger,
     LedgerFile,
@@ -360,6 +361,8 @@ def _fitted(
             state = algorithm.init(keys[0])
             begun = algorithm.posterior(state)
             latents.check_records(begun.space, shards.records, shards.mask)
+            if plan is not None:
+                plan = _with_caution(plan, run, begun)
             past, journal = loop.no_history(state.natural), None
             if path is not None:
                 journal = _journal(path, kept, task, run, plan, begun, keys[1])
@@ -417,6 +420,19 @@ def _journal(
         ended = described(run.until(kept.num_rounds), None if plan is None else plan.continues)
         continued = Continued(ended, kept.num_rounds)
     return Journal(path, described(run, plan), plan, run.groups, task.ledger_file, continued)
+
+
+def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) -> PrivacyPlan:
+    """The plan, which also says, as does a warning, where steps of one length begin too far out."""
+    one_length = run.local.releases in ("gradients", "changes") and (
+        getattr(run.local, "optimizer", None) is None
+    )
+    if not one_length or run.init_scale is not None or begun.prior is not None:
+        return plan
+    said = caution_of_width(begun.family, begun.natural, type(run.method).__name__)
+    if said:
+        warnings.warn(said.removeprefix("Caution: "), UserWarning, stacklevel=4)
+    return dataclasses.replace(plan, of_model=said)
 
 
 def _before(state: PVIState) -> Ledger:
