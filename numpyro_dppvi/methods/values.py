@@ -479,8 +479,11 @@ class NonPrivate:
 
     def solver(self, learning_rate: Array | float) -> Solver:
         """Newton's steps where no optimiser is named."""
-        asked = _solver(self, learning_rate)
-        return asked if self.optimizer is not None else Newton(asked)
+        if self.optimizer is not None:
+            return _solver(self, learning_rate)
+        # Where these cannot be taken, Adam's rate falls, so that draws' noise stays in no factor.
+        rate = optax.cosine_decay_schedule(learning_rate, self.num_local_steps, alpha=0.02)
+        return Newton(Descent(optax.adam(rate)))
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """One that suits exact gradients."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
@@ -215,7 +216,7 @@ def fit(
             settled: when more rounds would move no mean by more than about .05 of its standard
             deviations. It has at most 160, and ``status`` says so if these are not enough.
         damping: In [1e-6, 1]; the share of a change that is merged. Not given, it is .4, but 1
-            where nothing is noisy and clients are visited in turn.
+            where ``NonPrivate()`` takes Newton's steps and clients are visited in turn.
         model_kwargs: Public arguments of the model.
         trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
@@ -275,6 +276,8 @@ def fit(
                     prior=prior,
                     trusted_aggregator=trusted_aggregator,
                 ).method
+        if damping is None and not (guide is None or isinstance(guide, AutoNormal)):
+            damping = planning.DEFAULT_DAMPING
         run = planning.resolve(
             method,
             num_clients=len(sizes),

@@ -103,9 +103,7 @@ class Status:
                 f"this is {what}."
             ]
         elif self._unsettled:
-            said = [
-                f"All {self.rounds} rounds ran, but the posterior has not settled: {self._why()}"
-            ]
+            said = [self._why()]
         else:
             all_ran = f"All {self.rounds} rounds ran"
             if self.rounds < self.num_rounds:
@@ -137,26 +135,27 @@ class Status:
 
     def _why(self) -> str:
         """What still moves, and what to do about it."""
-        moved = (
-            f"the last one still moved it by {self.moved:.2g} of its standard deviations. Write "
-        )
+        ran = f"All {self.rounds} rounds ran, but the posterior has not settled"
+        moved = f"the last one still moved it by {self.moved:.2g} of its standard deviations"
+        more = f"Write num_rounds={2 * self.num_rounds}"
         if self.private:
-            return f"{moved}num_rounds={2 * self.num_rounds}, or allow a larger epsilon."
+            return f"{ran}: {moved}. {more}, or allow a larger epsilon."
         if self.left is None:
-            return f"{moved}num_rounds={2 * self.num_rounds}, or leave it out."
+            return f"{ran}: {moved}. {more}, or leave it out."
         if not self._creeps:
             return (
-                f"{moved}method=NonPrivate(expectation=MonteCarlo(100)), because draws of the "
-                "latents move it and more rounds would not help."
+                f"{self.rounds} rounds ran, and more would not help: draws of the latents move the "
+                f"posterior to and fro, by {self.moved:.2g} of its standard deviations in the last "
+                "one. Write method=NonPrivate(expectation=MonteCarlo(100))."
             )
-        far = (
-            "rounds are small and many, and would still move it by "
-            f"{self.left:.2g} of its standard deviations or so."
+        small = (
+            f"{ran}: rounds are small and many, and would still move it by {self.left:.2g} of its "
+            "standard deviations or so."
         )
         if not self.until_settled:
-            return f"{far} Leave num_rounds out, and the run ends when it has settled."
+            return f"{small} Leave num_rounds out, and the run ends when it has settled."
         return (
-            f"{far} Write num_rounds={4 * self.num_rounds}, or center and scale the data's "
+            f"{small} Write num_rounds={4 * self.num_rounds}, or center and scale the data's "
             "columns: latents that depend on each other closely make rounds small."
         )
 
