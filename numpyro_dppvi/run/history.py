@@ -145,8 +145,8 @@ class Status:
         if not self._creeps:
             return (
                 f"{self.rounds} rounds ran, and more would not help: draws of the latents move the "
-                f"posterior to and fro, by {self.moved:.2g} of its standard deviations in the last "
-                "one. Write method=NonPrivate(expectation=MonteCarlo(100))."
+                f"posterior about, by {self.moved:.2g} of its standard deviations in the last one. "
+                "Write method=NonPrivate(expectation=MonteCarlo(100))."
             )
         small = (
             f"{ran}: rounds are small and many, and would still move it by {self.left:.2g} of its "
