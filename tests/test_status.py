@@ -164,3 +164,10 @@ def test_sentences(events, interrupted, outcome, words):
 
 def test_an_interrupt_after_the_last_round_is_none():
     assert status_of(history(), 2, True, True).outcome is dppvi.run.Outcome.COMPLETED
+
+
+def test_a_committee_has_one_round_and_no_next():
+    committee = dppvi.BayesianCommitteeMachine("split")
+    result = run(committee, num_rounds=None, budget=dppvi.PrivacyBudget(1.0))
+    assert str(result.status).startswith("The one round ran")
+    assert result.status.outcome is not dppvi.run.Outcome.UNSETTLED

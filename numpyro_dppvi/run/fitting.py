@@ -475,6 +475,7 @@ def _packed(
             num_latents=num_latents,
             left=None if way is None else way.left,
             until_settled=run.until_settled,
+            alone=run.alone,
         ),
         state=state,
         run=run,

@@ -74,6 +74,7 @@ class Status:
             largest such distance of an entry, a mean's or that of a standard deviation's logarithm.
             ``None`` where nobody can tell: under noise, and after few rounds.
         until_settled: Whether the run was to end when it has settled.
+        alone: Whether each client fitted a posterior of its own, in one round that has no next.
     """
 
     outcome: Outcome
@@ -87,6 +88,7 @@ class Status:
     moved: float = 0.0
     left: float | None = None
     until_settled: bool = False
+    alone: bool = False
 
     def __str__(self) -> str:
         """The sentences."""
@@ -105,7 +107,7 @@ class Status:
         elif self._unsettled:
             said = [self._why()]
         else:
-            all_ran = f"All {self.rounds} rounds ran"
+            all_ran = "The one round ran" if self.alone else f"All {self.rounds} rounds ran"
             if self.rounds < self.num_rounds:
                 all_ran = f"The posterior has settled after {self.rounds} rounds"
             mended = self.rejected or self.failed
@@ -127,7 +129,7 @@ class Status:
     @property
     def _unsettled(self) -> bool:
         still = self.moved > (_SETTLED_WITH_NOISE if self.private else _SETTLED)
-        return still or self._creeps
+        return not self.alone and (still or self._creeps)
 
     @property
     def _creeps(self) -> bool:
@@ -155,8 +157,9 @@ class Status:
         if not self.until_settled:
             return f"{small} Leave num_rounds out, and the run ends when it has settled."
         return (
-            f"{small} Write num_rounds={4 * self.num_rounds}, or center and scale the data's "
-            "columns: latents that depend on each other closely make rounds small."
+            f"{small} Write num_rounds={4 * self.num_rounds}; or center the data's columns, and "
+            "leave out those that follow from others (one of each set of indicators): latents that "
+            "depend on each other closely make rounds small."
         )
 
 
@@ -173,6 +176,7 @@ def status_of(
     num_latents: int = 1,
     left: float | None = None,
     until_settled: bool = False,
+    alone: bool = False,
 ) -> Status:
     """How a run with this history ended.
 
@@ -185,6 +189,7 @@ def status_of(
         num_latents: Entries of all latents.
         left: How far more rounds would still move the posterior; ``None`` if nobody can tell.
         until_settled: Whether the run was to end when it has settled.
+        alone: Whether each client fitted a posterior of its own.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
@@ -206,6 +211,7 @@ def status_of(
         moved,
         left,
         until_settled,
+        alone,
     )
     if status._unsettled:
         status = replace(status, outcome=Outcome.UNSETTLED)
