@@ -10,11 +10,11 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi._typing import Natural
-from numpyro_dppvi.families import DiagonalNormal, MeanField
+from numpyro_dppvi.families import Bernoulli, DiagonalNormal, MeanField
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.protocol.planning import MOST_TO_SETTLE
 from numpyro_dppvi.run import settling
-from numpyro_dppvi.run.history import History
+from numpyro_dppvi.run.history import History, status_of
 
 FAMILY = MeanField((("x", DiagonalNormal((2,))),))
 
@@ -152,7 +152,7 @@ class TestRuns:
         assert str(result.status).startswith(
             "All 160 rounds ran, but the posterior has not settled: rounds are small and many"
         )
-        assert "Write num_rounds=640, or center and scale" in str(result.status)
+        assert "Write num_rounds=640; or center the data's columns" in str(result.status)
 
     def test_a_number_of_rounds_is_exact(self):
         data = columns(5.0)
@@ -229,3 +229,22 @@ def test_an_optimizer_that_is_named_is_used():
     adam = dppvi.NonPrivate(optimizer=optax.adam(0.05))
     slow = run(far_from_zero, data, num_rounds=1, damping=0.4, method=adam)
     assert jnp.abs(newton.posterior.mean["b"] - slow.posterior.mean["b"]).max() > 1e-3
+
+
+def test_a_discrete_latent_that_is_certain_does_not_move():
+    family = MeanField((("z", Bernoulli(())),))
+    log_odds = np.linspace(8, 30, 60, dtype=np.float32)
+    zeros = np.zeros(60)
+    natural = Natural({"z": Bernoulli(()).natural(log_odds)})
+    found = settling.way(History(natural, zeros, zeros, zeros, zeros), family, 1.0)
+    assert found.left < settling.CLOSE
+
+
+def test_draws_that_keep_moving_q_are_told_from_a_path():
+    zeros = np.zeros(20, int)
+    moved = History(Natural({}), np.full(20, 0.04), zeros, zeros, zeros)
+    status = status_of(moved, 20, False, False, left=0.0)
+    assert status.outcome is dppvi.run.Outcome.UNSETTLED
+    assert str(status).startswith("20 rounds ran, and more would not help: draws of the latents")
+    assert "by 0.2 of its standard deviations" in str(status)
+    assert "expectation=MonteCarlo(100)" in str(status)

@@ -66,7 +66,7 @@ def test_a_run_without_incidents():
 def test_a_committee_is_not_told_to_run_more_rounds():
     result = run(dppvi.BayesianCommitteeMachine(), budget=dppvi.PrivacyBudget(8.0))
     assert result.history.movement[-1] > 1
-    assert str(result.status) == "The only round ran and every merge was accepted."
+    assert str(result.status) == "The one round ran and every merge was accepted."
 
 
 def test_a_run_that_still_moves_is_no_success():
@@ -170,3 +170,10 @@ def test_sentences(events, interrupted, outcome, words):
 
 def test_an_interrupt_after_the_last_round_is_none():
     assert status_of(history(), 2, True, True).outcome is dppvi.run.Outcome.COMPLETED
+
+
+def test_a_committee_has_one_round_and_no_next():
+    committee = dppvi.BayesianCommitteeMachine("split")
+    result = run(committee, num_rounds=None, budget=dppvi.PrivacyBudget(1.0))
+    assert str(result.status).startswith("The one round ran")
+    assert result.status.outcome is not dppvi.run.Outcome.UNSETTLED

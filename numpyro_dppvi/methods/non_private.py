@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import optax
+
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.methods import values, visits
-from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE, Solver
+from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE, Descent, Solver
 from numpyro_dppvi.methods.newton import Newton
 from numpyro_dppvi.methods.objective import Automatic, Expectation
 from numpyro_dppvi.methods.values import Aggregator, Facts, Optimizer, Releases, Study
@@ -55,8 +57,11 @@ class NonPrivate:
 
     def solver(self, learning_rate: Array | float) -> Solver:
         """Newton's steps where no optimiser is named."""
-        asked = values.solver(self, learning_rate)
-        return asked if self.optimizer is not None else Newton(asked)
+        if self.optimizer is not None:
+            return values.solver(self, learning_rate)
+        # Where these cannot be taken, Adam's rate falls, so that draws' noise stays in no factor.
+        rate = optax.cosine_decay_schedule(learning_rate, self.num_local_steps, alpha=0.02)
+        return Newton(Descent(optax.adam(rate)))
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """One that suits exact gradients."""

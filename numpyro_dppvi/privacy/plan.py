@@ -101,6 +101,7 @@ class PrivacyPlan:
         continues: Where a run is continued under a larger budget, the plan of the rounds before.
         first_round: The first round that this plan is of, from 0.
         worth: What the budgets buy at best, if the number of latents is known.
+        of_model: A caution about the model, if it is known and there is one.
     """
 
     clients: tuple[ClientPlan, ...]
@@ -108,6 +109,7 @@ class PrivacyPlan:
     continues: "PrivacyPlan | None" = field(default=None, repr=False)
     first_round: int = 0
     worth: Worth | None = field(default=None, repr=False, compare=False)
+    of_model: str = field(default="", repr=False, compare=False)
 
     @property
     def parts(self) -> "tuple[PrivacyPlan, ...]":
@@ -259,7 +261,7 @@ def _told(plan: PrivacyPlan, end: int) -> str:
 
 
 def cautions(plan: PrivacyPlan, epsilons: Sequence[float] | np.ndarray) -> list[str]:
-    """Sentences on budgets that promise little; empty for most plans.
+    """Sentences on budgets that promise little, and models that get little; mostly none.
 
     Args:
         plan: The plan.
@@ -274,7 +276,7 @@ def cautions(plan: PrivacyPlan, epsilons: Sequence[float] | np.ndarray) -> list[
         said.append(words.of_delta(who, worst.budget.delta, worst.mechanism.num_records))
     if large:
         said.append(words.of_epsilon(_called(plan, large), max(epsilons[m] for m in large)))
-    return said
+    return [*said, plan.of_model] if plan.of_model else said
 
 
 def _called(plan: PrivacyPlan, numbers: Sequence[int]) -> str:

@@ -272,7 +272,7 @@ def resolve(
 
     Without a number of rounds, a private run has :data:`DEFAULT_ROUNDS`, and one that costs nothing
     ends when it has settled, after :data:`MOST_TO_SETTLE` at the latest. Without a damping, changes
-    are merged whole where they are exact and each is made after the one before.
+    of Newton's steps are merged whole, if each is made after the one before.
 
     The schedule is asked for all rounds here and nowhere else: a bad one must not come to light
     when rounds have been spent.
@@ -302,7 +302,8 @@ def resolve(
             trusted.check(of_round, num_clients)
     if damping is None:
         in_turn = all(of_round.shape[1] == 1 for of_round in groups)
-        exact = resolved.local.releases == "nothing"
+        local = resolved.local
+        exact = local.releases == "nothing" and getattr(local, "optimizer", None) is None
         damped = not (exact and in_turn) or schedules.starts_from_pulled(schedule)
         damping = DEFAULT_DAMPING if damped else 1.0
     return RunSpec(

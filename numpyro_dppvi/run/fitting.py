@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
@@ -20,7 +22,7 @@ from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.noisy_gradients import DPOptimization
 from numpyro_dppvi.methods.values import AnyMethod
 from numpyro_dppvi.posterior.posterior import Posterior
-from numpyro_dppvi.posterior.prior import Prior
+from numpyro_dppvi.posterior.prior import Prior, caution_of_width
 from numpyro_dppvi.privacy import (
     Ledger,
     LedgerFile,
@@ -217,7 +219,7 @@ def fit(
             settled: when more rounds would move no mean by more than about .05 of its standard
             deviations. It has at most 160, and ``status`` says so if these are not enough.
         damping: In [1e-6, 1]; the share of a change that is merged. Not given, it is .4, but 1
-            where nothing is noisy and clients are visited in turn.
+            where ``NonPrivate()`` takes Newton's steps and clients are visited in turn.
         model_kwargs: Public arguments of the model.
         trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
@@ -277,6 +279,8 @@ def fit(
                     prior=prior,
                     trusted_aggregator=trusted_aggregator,
                 ).method
+        if damping is None and not (guide is None or isinstance(guide, AutoNormal)):
+            damping = planning.DEFAULT_DAMPING
         run = planning.resolve(
             method,
             num_clients=len(sizes),
@@ -364,6 +368,8 @@ def _fitted(
             state = algorithm.init(keys[0])
             begun = algorithm.posterior(state)
             latents.check_records(begun.space, shards.records, shards.mask)
+            if plan is not None:
+                plan = _with_caution(plan, run, begun)
             past, journal = loop.no_history(state.natural), None
             if path is not None:
                 journal = _journal(path, kept, task, run, plan, begun, keys[1])
@@ -434,6 +440,19 @@ def _journal(
         ended = described(run.until(kept.num_rounds), None if plan is None else plan.continues)
         continued = Continued(ended, kept.num_rounds)
     return Journal(path, described(run, plan), plan, run.groups, task.ledger_file, continued)
+
+
+def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) -> PrivacyPlan:
+    """The plan, which also says, as does a warning, where steps of one length begin too far out."""
+    one_length = run.local.releases in ("gradients", "changes") and (
+        getattr(run.local, "optimizer", None) is None
+    )
+    if not one_length or run.init_scale is not None or begun.prior is not None:
+        return plan
+    said = caution_of_width(begun.family, begun.natural, type(run.method).__name__)
+    if said:
+        warnings.warn(said.removeprefix("Caution: "), UserWarning, stacklevel=4)
+    return dataclasses.replace(plan, of_model=said)
 
 
 def _before(state: PVIState) -> Ledger:

@@ -69,11 +69,12 @@ class Status:
         private: Whether the rounds that ran cost privacy.
         refused: Whether the ledger refused a round.
         moved: How far the last round moved the posterior, in its standard deviations: the root
-            mean square over latents. 0 for a committee, whose one round goes all the way.
+            mean square over latents.
         left: Without privacy, how far more rounds would still move it, in the same units: the
             largest such distance of an entry, a mean's or that of a standard deviation's logarithm.
             ``None`` where nobody can tell: under noise, and after few rounds.
         until_settled: Whether the run was to end when it has settled.
+        alone: Whether each client fitted a posterior of its own, in one round that has no next.
     """
 
     outcome: Outcome
@@ -87,6 +88,7 @@ class Status:
     moved: float = 0.0
     left: float | None = None
     until_settled: bool = False
+    alone: bool = False
 
     def __str__(self) -> str:
         """The sentences."""
@@ -103,9 +105,9 @@ class Status:
                 f"this is {what}."
             ]
         elif self._unsettled:
-            said = [f"{self._all_ran}, but the posterior has not settled: {self._why()}"]
+            said = [self._why()]
         else:
-            all_ran = self._all_ran
+            all_ran = "The one round ran" if self.alone else f"All {self.rounds} rounds ran"
             if self.rounds < self.num_rounds:
                 all_ran = f"The posterior has settled after {self.rounds} rounds"
             mended = self.rejected or self.failed
@@ -125,13 +127,9 @@ class Status:
         return said
 
     @property
-    def _all_ran(self) -> str:
-        return "The only round ran" if self.rounds == 1 else f"All {self.rounds} rounds ran"
-
-    @property
     def _unsettled(self) -> bool:
         still = self.moved > (_SETTLED_WITH_NOISE if self.private else _SETTLED)
-        return still or self._creeps
+        return not self.alone and (still or self._creeps)
 
     @property
     def _creeps(self) -> bool:
@@ -139,27 +137,29 @@ class Status:
 
     def _why(self) -> str:
         """What still moves, and what to do about it."""
-        moved = (
-            f"the last one still moved it by {self.moved:.2g} of its standard deviations. Write "
-        )
+        ran = f"All {self.rounds} rounds ran, but the posterior has not settled"
+        moved = f"the last one still moved it by {self.moved:.2g} of its standard deviations"
+        more = f"Write num_rounds={2 * self.num_rounds}"
         if self.private:
-            return f"{moved}num_rounds={2 * self.num_rounds}, or allow a larger epsilon."
+            return f"{ran}: {moved}. {more}, or allow a larger epsilon."
         if self.left is None:
-            return f"{moved}num_rounds={2 * self.num_rounds}, or leave it out."
+            return f"{ran}: {moved}. {more}, or leave it out."
         if not self._creeps:
             return (
-                f"{moved}method=NonPrivate(expectation=MonteCarlo(100)), because draws of the "
-                "latents move it and more rounds would not help."
+                f"{self.rounds} rounds ran, and more would not help: draws of the latents move the "
+                f"posterior about, by {self.moved:.2g} of its standard deviations in the last one. "
+                "Write method=NonPrivate(expectation=MonteCarlo(100))."
             )
-        far = (
-            "rounds are small and many, and would still move it by "
-            f"{self.left:.2g} of its standard deviations or so."
+        small = (
+            f"{ran}: rounds are small and many, and would still move it by {self.left:.2g} of its "
+            "standard deviations or so."
         )
         if not self.until_settled:
-            return f"{far} Leave num_rounds out, and the run ends when it has settled."
+            return f"{small} Leave num_rounds out, and the run ends when it has settled."
         return (
-            f"{far} Write num_rounds={4 * self.num_rounds}, or center and scale the data's "
-            "columns: latents that depend on each other closely make rounds small."
+            f"{small} Write num_rounds={4 * self.num_rounds}; or center the data's columns, and "
+            "leave out those that follow from others (one of each set of indicators): latents that "
+            "depend on each other closely make rounds small."
         )
 
 
@@ -189,15 +189,14 @@ def status_of(
         num_latents: Entries of all latents.
         left: How far more rounds would still move the posterior; ``None`` if nobody can tell.
         until_settled: Whether the run was to end when it has settled.
-        alone: Whether clients fitted alone, in one round that goes all the way by design.
+        alone: Whether each client fitted a posterior of its own.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
     )
     # Of normals that differ in location only, the Jeffreys divergence is the squared distance in
     # standard deviations.
-    # A committee's only round is meant to move q from the prior to the end.
-    last = history.movement[-1] if len(history.movement) and not alone else 0.0
+    last = history.movement[-1] if len(history.movement) else 0.0
     moved = math.sqrt(max(float(last), 0.0) / num_latents)
     rounds = len(history.movement)
     status = Status(
@@ -212,6 +211,7 @@ def status_of(
         moved,
         left,
         until_settled,
+        alone,
     )
     if status._unsettled:
         status = replace(status, outcome=Outcome.UNSETTLED)

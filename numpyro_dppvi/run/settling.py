@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from numpyro_dppvi._typing import Natural
-from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families import MeanField, enumeration
 from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.run.history import History
 
@@ -94,7 +94,7 @@ def _path(family: MeanField, natural: Natural) -> np.ndarray:
     """Means and standard deviations round by round, in the last round's standard deviations.
 
     Shape ``(num_rounds, 2 * num_entries)``. A standard deviation's place is its logarithm: at equal
-    numbers both move q by about as much.
+    numbers both move q by about as much. A discrete latent's mean is in halves of one.
     """
     rounds = len(jax.tree.leaves(natural)[0])
     # Round by round, because a program for each number of rounds would have to be compiled.
@@ -103,10 +103,14 @@ def _path(family: MeanField, natural: Natural) -> np.ndarray:
     )
     columns = []
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves).astype(float), *jax.device_get([*each]))
-    for mean, stddev in zip(*(moment.values() for moment in stacked), strict=True):
-        # A discrete latent that is certain has no width.
-        width = np.where(stddev > 0, stddev, 1.0)
-        parts = (mean - mean[-1]) / width[-1], np.log(width / width[-1])
+    continuous = {name for name, _ in enumeration.continuous(family).members}
+    for name, mean in stacked[0].items():
+        width, parts = stacked[1][name], []
+        if family.member_of(name) in continuous:
+            parts = [np.log(width / width[-1])]
+        else:  # nearly certain, it has next to no width, and log odds that grow change nothing
+            width = np.full_like(width, 0.5)
+        parts.append((mean - mean[-1]) / width[-1])
         columns += [part.reshape(rounds, -1) for part in parts]
     return np.concatenate(columns, axis=1)
 
