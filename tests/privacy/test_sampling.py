@@ -323,6 +323,7 @@ class TestWhatClientsRun:
         across = steps.reshape(self.CLIENTS // 2, 2, self.STEPS, self.RECORDS)
         assert products_p_value(across[:, 0], across[:, 1], 0.25) > ALPHA
 
+    @pytest.mark.slow
     def test_of_full_batches(self):
         assert self.batches(FullBatch()).all()
 
