@@ -225,7 +225,8 @@ def _points(latent: Latent) -> Array:
     # anywhere, such as a scale that may be negative, does so at one of them.
     half = rng.uniform(-1, 1, (_NUM_POINTS // 2, *latent.base_shape))
     half *= np.resize([1, 3, 10, 30], (_NUM_POINTS // 2, *[1] * len(latent.base_shape)))
-    return latent.transform(jnp.asarray(np.concatenate([half, -half]), float))
+    dtype = jnp.result_type(float)
+    return latent.transform(jnp.asarray(np.concatenate([half, -half]).astype(dtype), dtype))
 
 
 def _rows(space: LatentSpace) -> dict[str, Array]:

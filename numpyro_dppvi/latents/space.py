@@ -271,7 +271,7 @@ def from_model(
     def run(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any = 0) -> Trace:
         return run_rows(theta, {name: value[None] for name, value in row.items()}, seed)
 
-    zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
+    zeros = {n: jnp.asarray(np.zeros(s.shape[1:], s.dtype), s.dtype) for n, s in abstract.items()}
     own = {site.name for site in (*found.summed, *found.unseen)}
     integrated: frozenset[str] = frozenset()
     try:
