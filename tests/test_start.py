@@ -161,7 +161,7 @@ def test_other_families_begin_at_the_prior():
 
 
 @grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
-@pytest.mark.parametrize("init_scale", [None, INIT_SCALE])
+@grid("init_scale", [None, INIT_SCALE], quick=[1])
 def test_it_changes_no_fixed_point(x64, schedule, init_scale):
     result = fit(init_scale, method=PRECISE, schedule=schedule, num_rounds=1)
     mean, stddev = closed_form()

@@ -148,7 +148,8 @@ def _thetas(rng: np.random.Generator, latent: Latent) -> Array:
         return jnp.asarray(drawn, latent.dtype)
     transform = biject_to(latent.support)
     shape = (_NUM_THETAS, *transform.inverse_shape(latent.shape))
-    return transform(jnp.asarray(rng.uniform(-1, 1, shape), float))
+    dtype = jnp.result_type(float)
+    return transform(jnp.asarray(rng.uniform(-1, 1, shape).astype(dtype), dtype))
 
 
 def _agree(a: Any, b: Any, size: np.ndarray) -> bool:
@@ -161,7 +162,7 @@ def _agree(a: Any, b: Any, size: np.ndarray) -> bool:
 
 def made_up(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> Array:
     """Random values that suit most distributions and any index: in (0, 1), or 0 and 1."""
-    if jnp.issubdtype(shape.dtype, jnp.floating):
-        return jnp.asarray(rng.uniform(0.1, 0.9, shape.shape), shape.dtype)
     # 0 and 1 are valid classes and counts, and index every array of at least two entries.
-    return jnp.asarray(rng.integers(0, 2, shape.shape), shape.dtype)
+    real = jnp.issubdtype(shape.dtype, jnp.floating)
+    drawn = rng.uniform(0.1, 0.9, shape.shape) if real else rng.integers(0, 2, shape.shape)
+    return jnp.asarray(drawn.astype(shape.dtype), shape.dtype)  # a cast by JAX is compiled

@@ -236,7 +236,8 @@ def _points(latent: Latent) -> Array:
     # Both signs of each point, so that what is odd in a latent is seen on both sides.
     half = rng.uniform(-1, 1, (_NUM_POINTS // 2, *latent.base_shape))
     half *= np.resize([1, 3, 10, 30], (_NUM_POINTS // 2, *[1] * len(latent.base_shape)))
-    return latent.transform(jnp.asarray(np.concatenate([half, -half]), float))
+    dtype = jnp.result_type(float)
+    return latent.transform(jnp.asarray(np.concatenate([half, -half]).astype(dtype), dtype))
 
 
 def _rows(space: LatentSpace) -> dict[str, Array]:

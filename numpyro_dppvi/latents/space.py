@@ -273,7 +273,7 @@ def from_model(
         return run_rows(theta, {name: value[None] for name, value in row.items()}, seed)
 
     # A record that stands for any. Nothing in this function sees one of a client's.
-    zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
+    zeros = {n: jnp.asarray(np.zeros(s.shape[1:], s.dtype), s.dtype) for n, s in abstract.items()}
     # Latents of single records: summed out, or with an integral of one. They are none of q's.
     own = {site.name for site in (*found.summed, *found.unseen)}
     # run_rows reads this, too: until missing entries are known, none is given by its distance.

@@ -322,5 +322,7 @@ def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
         for client, arrays in enumerate(clients):
             padded[client, : sizes[client]] = arrays[name]
         # Promotion may give a third dtype that JAX cannot hold.
-        records[name] = jnp.asarray(_held(padded, _held_dtype(dtype, name), repr(name)))
+        held = _held_dtype(dtype, name)
+        # Without a dtype, JAX compiles a copy.
+        records[name] = jnp.asarray(_held(padded, held, repr(name)), held)
     return Shards(records, jnp.asarray(sizes, jnp.int32))

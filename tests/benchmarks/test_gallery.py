@@ -48,6 +48,7 @@ def dies(names, beside):
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_many_are_fitted_in_processes_of_their_own(monkeypatch):
     """Which give their memory back; where one is killed, its studies fail, and the others go on."""
     monkeypatch.setattr(gallery, "_BATCH", 1)

@@ -156,10 +156,13 @@ def test_the_bound_holds_against_rounding(dtype, size):
 
 @precisions
 def test_the_bound_holds_where_squares_vanish(dtype):
-    # The first square is a normal number, the others are flushed to zero.
-    row = np.sqrt(np.finfo(dtype).tiny) * np.array([[1.05, 0.95, 0.95]], dtype)
-    clip_norm = dtype(1e-3) * row[0, 0]
-    assert norm(summed(row, np.ones(1, bool), clip_norm)) <= clip_norm
+    info = np.finfo(dtype)
+    # The first square is a normal number and the others are flushed to zero, or the sum of all is.
+    some = np.sqrt(info.tiny) * np.array([[1.05, 0.95, 0.95]], dtype)
+    all_ = np.full((1, 3), 0.1 * np.sqrt(info.smallest_subnormal), dtype)
+    for row in (some, all_):
+        clip_norm = dtype(1e-3) * row[0, 0]
+        assert norm(summed(row, np.ones(1, bool), clip_norm)) <= clip_norm
 
 
 @precisions
