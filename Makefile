@@ -77,7 +77,7 @@ format: setup ## mend what ruff can mend by itself, and format the code
 	$(RUN) ruff check --fix
 	$(RUN) ruff format
 
-bench: setup ## print the tables of accuracy, likelihood and speed
+bench: setup ## print the tables of accuracy, likelihood, speed and growth
 	$(RUN) benchmarks
 
 bench-believe: setup ## print coverage and width of posteriors in synthetic studies, and on real columns

@@ -11,19 +11,19 @@ from benchmarks import (
     audit,
     believe,
     calibration,
+    cost,
     examples,
     gallery,
     generic,
-    scale,
+    growth,
     selection,
-    speed,
 )
 
 TABLES = {
     "accuracy": accuracy.private,
     "nonprivate": accuracy.non_private,
-    "speed": lambda _seeds: speed.table(),
-    "scale": lambda _seeds: scale.table(),
+    "cost": lambda _seeds: cost.table(),
+    "growth": lambda _seeds: growth.table(),
     "generic": lambda _seeds: generic.table(),
     "selection": selection.table,
     "audit": lambda _seeds: audit.table(),

@@ -46,6 +46,7 @@ class Found(NamedTuple):
         shift: The largest shift of a mean from SVI's, in its standard deviations; NaN without.
         percent: The largest change of a standard deviation.
         seconds: Wall time of the fit, with compilation.
+        rounds: Rounds that it took.
     """
 
     outcome: str
@@ -53,6 +54,7 @@ class Found(NamedTuple):
     shift: float = float("nan")
     percent: float = float("nan")
     seconds: float = float("nan")
+    rounds: int = 0
 
 
 def fitted(study: Study) -> dppvi.FitResult:
@@ -80,45 +82,47 @@ def tried(study: Study, beside: bool = True) -> Found:
     except _STUMBLES as error:
         return Found("fails", f"{type(error).__name__}: {error}".splitlines()[0])
     seconds, sentence = time.perf_counter() - begun, str(result.status)
+    rounds = result.status.rounds
     if study.refused:
         return Found("fails", f"must be refused ({study.refused}), but: {sentence}")
     if not beside or study.guide is not None:
-        return Found("runs", sentence, seconds=seconds)
+        return Found("runs", sentence, seconds=seconds, rounds=rounds)
     records = {name: jnp.asarray(column) for name, column in study.records.items()}
     whole = Example(study.twin or study.model, records, study.model_kwargs)
     shift, percent = difference(marginals(result.posterior), svi(whole, 4000, 1000))
-    return Found("runs", sentence, shift, percent, seconds)
+    return Found("runs", sentence, shift, percent, seconds, rounds)
 
 
 def table(names: tuple[str, ...] = (), beside: bool = True) -> None:
     """One line a study, and how many run, are refused for their true reason, or fail.
 
-    All of them together are written into the docs, too.
+    All of them together are written into the docs, too, as they come.
     """
     print("\nfit(method=NonPrivate()) with its defaults, two clients, beside SVI with AutoNormal")
-    print(f"{'':<34}{'mean off (sd)':>14}{'sd off (%)':>12}{'seconds':>9}  status")
+    print(f"{'':<34}{'mean off (sd)':>14}{'sd off (%)':>12}{'rounds':>8}{'seconds':>9}  status")
     found = {}
     for name, one in _each(tuple(names or STUDIES), beside):
         found[name] = one
-        numbers = f"{_or_dash(one.shift, 3):>14}{_or_dash(one.percent, 1):>12}{one.seconds:>9.1f}"
-        shown = numbers if one.outcome == "runs" else f"{one.outcome:>35}"
+        numbers = f"{_or_dash(one.shift, 3):>14}{_or_dash(one.percent, 1):>12}"
+        numbers += f"{one.rounds:>8}{one.seconds:>9.1f}"
+        shown = numbers if one.outcome == "runs" else f"{one.outcome:>43}"
         print(f"{name:<34}{shown}  {one.sentence}", flush=True)
+        if not names and beside:
+            PAGE.write_text(paper.between_marks(PAGE.read_text(), "gallery", markdown(found)))
     print(_counted(found))
-    if not names and beside:
-        PAGE.write_text(paper.between_marks(PAGE.read_text(), "gallery", markdown(found)))
 
 
 def markdown(found: Mapping[str, Found]) -> str:
     """The table of the docs: one line a study, those that are refused at the end."""
     rows = [
-        "| study | what the status says | a mean off by (sd) | a sd off by (%) |",
-        "| - | - | - | - |",
+        "| study | what the status says | rounds | a mean off by (sd) | a sd off by (%) |",
+        "| - | - | - | - | - |",
     ]
     for name, one in sorted(found.items(), key=lambda each: each[1].outcome == "refused"):
         said = one.sentence
         if one.outcome == "runs":
-            said = "all is well" if said.endswith("every merge was accepted.") else said
-        numbers = f"{_or_dash(one.shift, 3)} | {_or_dash(one.percent, 1)}"
+            said = "settled" if said.endswith("every merge was accepted.") else said
+        numbers = f"{one.rounds or '-'} | {_or_dash(one.shift, 3)} | {_or_dash(one.percent, 1)}"
         words = said if one.outcome == "runs" else f"{one.outcome}: {said}"
         rows.append(f"| {name} | {words.replace('|', ' ')} | {numbers} |")
     return "\n".join([_counted(found), "", *rows])

@@ -21,6 +21,7 @@ import numpyro_dppvi as dppvi
 from models.evaluation import of_logits
 from models.logistic_regression import logistic_regression
 from numpyro_dppvi.analysis import plots
+from numpyro_dppvi.protocol import planning
 from tutorials import demo
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "convergence.png"
@@ -45,7 +46,7 @@ def origin() -> dict[str, Any]:
     plan = dppvi.plan_privacy(method, budget, num_rounds=rounds, client_sizes=sizes)
     releases = clients * rounds * method.num_local_steps
     defaults = inspect.signature(dppvi.fit).parameters
-    damping = defaults["damping"].default
+    damping = planning.DEFAULT_DAMPING
     return {
         "method": str(method),
         "learning rate": method.learning_rate(releases, damping),

@@ -1,4 +1,4 @@
-"""Opening files safely in a folder that others may write to.
+"""Opening, locking and flushing files, safely in a folder that others may write to.
 
 New files are readable by their owner only. Symbolic links are not followed, and files that another
 user created beforehand are not written to, because that user could read them later.
@@ -8,14 +8,22 @@ import contextlib
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows, where processes do not lock each other out
+    fcntl = None  # type: ignore[assignment]
 
 # Zero on systems without these flags.
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would otherwise block
 _OWNER_ONLY = 0o600
+# Seconds between two attempts to get a lock.
+_PAUSE = 0.2
 
 
 def check_place(path: str | os.PathLike[str]) -> Path:
@@ -43,6 +51,7 @@ def refuse_link(path: Path) -> None:
 def create(path: Path) -> BinaryIO:
     """Replaces whatever is at the path by a new, empty file that only its owner can read."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
+    # O_EXCL below then fails if somebody puts a file or a link there in between.
     remove(path)
     with _told(path):
         return os.fdopen(os.open(path, flags, _OWNER_ONLY), "wb")
@@ -63,6 +72,7 @@ def open_or_create(path: Path) -> BinaryIO:
     flags = os.O_RDWR | os.O_APPEND | _NO_LINK | _NO_WAIT
     with _told(path):
         try:
+            # Create or open, and never truncate: what is in a ledger is not ours to lose.
             number = os.open(path, flags | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
         except FileExistsError:
             number = os.open(path, flags)
@@ -78,6 +88,52 @@ def open_to_read(path: Path, *, through_links: bool) -> int:
     with _closed_on_error(number):
         _plain(number, path)
     return number
+
+
+def lock(file: BinaryIO, *, shared: bool = False) -> None:
+    """Waits for the lock of an open file, and holds it until the file is closed.
+
+    Args:
+        file: The file.
+        shared: Whether others may hold it too, who share it.
+    """
+    # Held by the open file and not by a name on the disk: a killed process leaves no lock behind.
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+
+
+def try_lock(file: BinaryIO, patience: float = 0.0) -> bool:
+    """Takes the lock of an open file if it can, and holds it until the file is closed.
+
+    Args:
+        file: The file.
+        patience: Seconds to wait for another process that holds it.
+
+    Returns:
+        Whether it has the lock.
+    """
+    end = time.monotonic() + patience
+    while fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(min(_PAUSE, patience))
+        else:
+            break
+    return True
+
+
+def flush_folder(folder: Path) -> None:
+    """Makes a new or renamed file's entry in its folder durable."""
+    if os.name != "posix":  # Windows cannot open folders
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _plain(number: int, path: Path) -> os.stat_result:

@@ -108,9 +108,11 @@ def write(
     target = _disk.check_place(path)
     beside = _beside(target)
     header = {"library": _LIBRARY, "version": _VERSION, "kind": kind, **facts}
+    # Beside the target, because a rename is atomic only within one file system.
     with _disk.create(beside) as file:
         _write_zip(file, header, arrays)
         file.flush()
+        # Before the rename: after a loss of power the name must not lead to an empty file.
         os.fsync(file.fileno())
         if not owner_only and os.chmod in os.supports_fd:
             os.chmod(file.fileno(), 0o666 & ~_umask())
@@ -151,6 +153,7 @@ def _write_zip(file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, 
 def _check(header: Mapping[str, Any], members: Iterable[zipfile.ZipInfo]) -> str:
     """A hash over the facts and the check sums that the zip keeps of its arrays."""
     facts = {name: value for name, value in header.items() if name != "check"}
+    # CRC and size of each array: the zip has them, so arrays need not be read twice.
     sums = sorted([i.filename, i.file_size, i.CRC] for i in members if i.filename != _HEADER)
     return hashlib.sha256(json.dumps([facts, sums], sort_keys=True).encode()).hexdigest()
 
@@ -164,12 +167,8 @@ def _umask() -> int:
 
 def flush_folder(folder: Path) -> None:
     """Makes a rename durable where the system supports it."""
-    with contextlib.suppress(OSError):  # Windows cannot open folders
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with contextlib.suppress(OSError):
+        _disk.flush_folder(folder)
 
 
 class _InPieces(io.FileIO):
@@ -210,6 +209,7 @@ def read(
     """
     target = Path(path)
     with _opened(target, kind, most.facts, owner_only) as (archive, header, members):
+        # Members are stored and not compressed (_members), so that this is the memory they need.
         size = sum(info.file_size for info in members.values())
         if size > most.arrays + _ARRAY_HEADER_SIZE * len(members):
             raise ValueError(
@@ -254,6 +254,8 @@ def _opened(
 
 def _check_facts(header: dict[str, Any], members: _Members, kinds: Kinds | None) -> None:
     """Refuses facts that do not belong to these arrays or have the wrong type."""
+    # A hash against mistakes, such as parts of two files in one; who can write the file can write
+    # the hash.
     if header.pop("check") != _check(header, members.values()):
         raise ValueError("it is made of parts that do not belong together")
     for name, allowed in (kinds or {}).items():
@@ -274,6 +276,7 @@ def _told(target: Path) -> Iterator[None]:
 
 
 def _check_header(target: Path, header: Mapping[str, Any], kind: str) -> None:
+    # In this order: a foreign file, a newer one, and another kind are three different mistakes.
     if header.get("library") != _LIBRARY:
         raise ValueError(f"{target} was not written by {_LIBRARY}: pass a file that was.")
     if header["version"] > _VERSION:
@@ -325,6 +328,7 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         if math.prod(shape) * dtype.itemsize != info.file_size - found.end():
             raise ValueError("an array does not have the size that it declares")
         member.seek(0)
+        # By now the header is one that NumPy itself would have written: nothing is evaluated.
         array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
         member.read(1)  # the end of the member, where zipfile verifies its check sum
     return array

@@ -1,9 +1,10 @@
-"""Shape and value aliases shared by every module."""
+"""Shape and value aliases shared by every module, and one shape that arrays do not have."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NewType, TypeAlias, TypeVar
+from typing import Any, NamedTuple, NewType, TypeAlias, TypeVar
 
 import jax
+import numpy as np
 
 Array: TypeAlias = jax.Array
 PRNGKey: TypeAlias = jax.Array
@@ -35,3 +36,20 @@ Model: TypeAlias = Callable[..., Any]
 
 Records: TypeAlias = Mapping[str, Array]
 """Records by argument name; every array has one entry per record on its leading axis."""
+
+
+class LowerProduct(NamedTuple):
+    """Entries below the diagonal of ``left right'``, row by row, which need not be laid out.
+
+    Attributes:
+        left: Of shape ``(..., n)``.
+        right: Of the same shape.
+    """
+
+    left: Array
+    right: Array
+
+    def laid_out(self) -> Array:
+        """The entries, shape ``(..., n (n - 1) / 2)``."""
+        rows, columns = np.tril_indices(self.left.shape[-1], -1)
+        return self.left[..., rows] * self.right[..., columns]

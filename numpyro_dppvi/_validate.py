@@ -43,12 +43,20 @@ def shown(value: Any) -> str:
     return _article(type(value).__name__)
 
 
+def _wrong(
+    name: str, must: str, value: Any, example: object, kind: type[Exception] = ValueError
+) -> Exception:
+    """The error about an argument: what it must be, what was received, what to write instead."""
+    return kind(f"{name} must {must}, got {shown(value)}: write {name}={example}, say.")
+
+
 def _article(noun: str) -> str:
     return f"{'an' if noun[:1] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
 def _real(value: Any) -> float:
     """A number as a float; NaN, which is in no range, for anything else."""
+    # True is a number to Python, but to a person who wrote epsilon=True it is a mistake.
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return math.nan
     try:
@@ -70,14 +78,10 @@ def positive(name: str, value: float, *, infinite: bool = False, most: float = M
     if infinite and number == math.inf:
         return number
     if not 0 < number < math.inf:
-        raise ValueError(
-            f"{name} must be a number above 0, got {shown(value)}: write {name}=1.0, say."
-        )
+        raise _wrong(name, "be a number above 0", value, "1.0")
+    # Symmetric, because reciprocals of what is passed have to be representable, too.
     if not 1 / most <= number <= most:
-        raise ValueError(
-            f"{name} must lie between {1 / most:g} and {most:g}, got {shown(value)}: write "
-            f"{name}=1.0, say."
-        )
+        raise _wrong(name, f"lie between {1 / most:g} and {most:g}", value, "1.0")
     return number
 
 
@@ -85,10 +89,7 @@ def not_negative(name: str, value: float) -> float:
     """Returns a number in [0, MOST] as a float; refuses others."""
     number = _real(value)
     if not 0 <= number <= MOST:
-        raise ValueError(
-            f"{name} must be a number between 0 and {MOST:g}, got {shown(value)}: write "
-            f"{name}=0.0, say."
-        )
+        raise _wrong(name, f"be a number between 0 and {MOST:g}", value, "0.0")
     return number
 
 
@@ -96,14 +97,9 @@ def open_unit(name: str, value: float, example: str, least: float = LEAST) -> fl
     """Returns a number in [least, 1) as a float; refuses others."""
     number = _real(value)
     if not 0 < number < 1:
-        raise ValueError(
-            f"{name} must lie strictly between 0 and 1, got {shown(value)}: "
-            f"write {name}={example}, say."
-        )
+        raise _wrong(name, "lie strictly between 0 and 1", value, example)
     if number < least:
-        raise ValueError(
-            f"{name} must be at least {least:g}, got {shown(value)}: write {name}={example}, say."
-        )
+        raise _wrong(name, f"be at least {least:g}", value, example)
     return number
 
 
@@ -111,13 +107,9 @@ def half_open_unit(name: str, value: float, least: float = LEAST) -> float:
     """Returns a number in [least, 1] as a float; refuses others."""
     number = _real(value)
     if not 0 < number <= 1:
-        raise ValueError(
-            f"{name} must lie above 0 and be at most 1, got {shown(value)}: write {name}=0.5, say."
-        )
+        raise _wrong(name, "lie above 0 and be at most 1", value, "0.5")
     if number < least:
-        raise ValueError(
-            f"{name} must be at least {least:g}, got {shown(value)}: write {name}=0.5, say."
-        )
+        raise _wrong(name, f"be at least {least:g}", value, "0.5")
     return number
 
 
@@ -125,9 +117,7 @@ def finite(name: str, value: float, example: str) -> float:
     """Returns a finite number as a float; refuses others."""
     number = _real(value)
     if not math.isfinite(number):
-        raise ValueError(
-            f"{name} must be a finite number, got {shown(value)}: write {name}={example}, say."
-        )
+        raise _wrong(name, "be a finite number", value, example)
     return number
 
 
@@ -137,20 +127,20 @@ def positive_int(name: str, value: int, most: int = MOST_INT) -> int:
     A NumPy integer could overflow later: 10 times an ``int8`` of 100 is -24.
     """
     if not _is_whole(value) or value < 1:
-        raise ValueError(
-            f"{name} must be a whole number of at least 1, got {shown(value)}: "
-            f"write {name}=10, say."
-        )
+        raise _wrong(name, "be a whole number of at least 1", value, "10")
     _check_most(name, value, most, 10)
     return int(value)
+
+
+def positive_int_or_none(name: str, value: int | None) -> int | None:
+    """Returns a whole number of at least 1 as an ``int``, or ``None`` as it is; refuses others."""
+    return None if value is None else positive_int(name, value)
 
 
 def not_negative_int(name: str, value: int, most: int = MOST_INT) -> int:
     """Returns a whole number in [0, most] as an ``int``; refuses others."""
     if not _is_whole(value) or value < 0:
-        raise ValueError(
-            f"{name} must be a whole number of at least 0, got {shown(value)}: write {name}=0, say."
-        )
+        raise _wrong(name, "be a whole number of at least 0", value, "0")
     _check_most(name, value, most, 0)
     return int(value)
 
@@ -163,7 +153,7 @@ def damping(value: float) -> float:
 def whole(name: str, value: int) -> int:
     """Returns any whole number as an ``int``; refuses everything else."""
     if not _is_whole(value):
-        raise ValueError(f"{name} must be a whole number, got {shown(value)}: write {name}=0, say.")
+        raise _wrong(name, "be a whole number", value, "0")
     return int(value)
 
 
@@ -173,17 +163,13 @@ def _is_whole(value: Any) -> bool:
 
 def _check_most(name: str, value: int, most: int, example: int) -> None:
     if value > most:
-        raise ValueError(
-            f"{name} must be at most {most:,}, got {shown(value)}: write {name}={example}, say."
-        )
+        raise _wrong(name, f"be at most {most:,}", value, example)
 
 
 def flag(name: str, value: bool) -> bool:
     """Returns a Boolean as a ``bool``; refuses everything else, such as "no" and 1."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(
-            f"{name} must be True or False, got {shown(value)}: write {name}=True, say."
-        )
+        raise _wrong(name, "be True or False", value, "True", TypeError)
     return bool(value)
 
 
@@ -199,9 +185,7 @@ def mapping(name: str, value: Any, example: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise TypeError(
-            f"{name} must be a mapping from names, got {shown(value)}: write {name}={example}, say."
-        )
+        raise _wrong(name, "be a mapping from names", value, example, TypeError)
     for key in value:
         if not isinstance(key, str):
             raise TypeError(
@@ -232,7 +216,7 @@ def entries(name: str, value: Any, example: str) -> list[Any]:
     """The entries of a sequence or one-dimensional array; refuses everything else."""
     found = listed(value)
     if found is None:
-        raise TypeError(f"{name} must be a list, got {shown(value)}: write {name}={example}, say.")
+        raise _wrong(name, "be a list", value, example, TypeError)
     return found
 
 
@@ -307,16 +291,14 @@ def function(name: str, value: Any, parameters: Iterable[str], example: str) -> 
     fits = callable(value) and not isinstance(value, type)
     if fits:
         try:
+            # Bound and not called: what it does is not known.
             inspect.signature(value).bind(*names)
         except TypeError:
             fits = False
         except ValueError:  # some functions written in C have no signature
             pass
     if not fits:
-        raise TypeError(
-            f"{name} must be a function of ({', '.join(names)}), got {shown(value)}: write "
-            f"{name}={example}, say."
-        )
+        raise _wrong(name, f"be a function of ({', '.join(names)})", value, example, TypeError)
 
 
 def instance(name: str, value: Any, kind: type | tuple[type, ...], example: str) -> None:
@@ -324,18 +306,14 @@ def instance(name: str, value: Any, kind: type | tuple[type, ...], example: str)
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         names = " or ".join(one.__name__ for one in kinds)
-        raise TypeError(
-            f"{name} must be {_article(names)}, got {shown(value)}: write {name}={example}, say."
-        )
+        raise _wrong(name, f"be {_article(names)}", value, example, TypeError)
 
 
 def path(name: str, value: Any) -> Path:
     """Returns a file's path; refuses other types, empty strings and NUL characters."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        raise TypeError(
-            f"{name} must be the path of a file, got {shown(value)}: write {name}='run.npz', say."
-        )
+        raise _wrong(name, "be the path of a file", value, "'run.npz'", TypeError)
     try:
         can_be_written = bool(text) and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -387,6 +365,7 @@ def outside_transformations(caller: str, *arguments: Any) -> None:
         leaves = jax.tree.leaves(arguments, is_leaf=lambda node: isinstance(node, Iterator))
     except ValueError:  # a mapping whose keys JAX cannot sort, which it cannot have traced either
         leaves = []
+    # The second test finds jit around closures: inside a trace even a constant becomes a tracer.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     if traced or isinstance(jnp.zeros(()), jax.core.Tracer):
         raise TypeError(

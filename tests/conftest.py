@@ -33,6 +33,11 @@ os.environ.setdefault(
 )
 
 
+def pytest_collection() -> None:
+    """Imports make no garbage to speak of, and to look for it takes a fifth of their time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Takes what was imported out of the collector's sight, and lets it look less often.
 
@@ -40,6 +45,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 50)
 
 

@@ -320,6 +320,7 @@ def test_without_noise_or_clipping_the_private_method_is_the_non_private_one():
         rng_key=jax.random.key(0),
         clients=3,
         num_rounds=2,
+        damping=0.4,
         progress_bar=False,
     )
     exact = fit(method=dppvi.NonPrivate(5, optimizer))
@@ -565,6 +566,7 @@ def test_fit_is_the_algorithm_in_a_loop():
         rng_key=jax.random.key(0),
         method=method,
         num_rounds=2,
+        damping=0.4,
         progress_bar=False,
     )
     _, init_key, round_key = jax.random.split(jax.random.key(0), 3)

@@ -99,7 +99,7 @@ def test_the_margin_is_how_often_the_last_step_can_be_repeated(exact, last, marg
     changed = dataclasses.replace(result, history=history, posterior=posterior)
     found = dppvi.diagnose(changed)
     assert found.margin == pytest.approx(margin, rel=1e-4)
-    words = "leads out of the domain" if margin < math.inf else "does not lead out"
+    words = "would leave its domain" if margin < math.inf else "would not leave its domain"
     assert words in str(found)
 
 
@@ -176,7 +176,7 @@ def test_the_report_is_in_sentences():
     for words in (
         "moved q by 0.5 nats; undamped, a parameter by 0.8 posterior sd",
         "noise alone does 0.3: it is still moving",
-        "the last step, 4 times, leads out of the domain",
+        "q would leave its domain after 4 more steps like the last",
         "q is up to 3 times too wide",
         "prior 20%, client 0 50%, client 1 30%",
         "1 of 2 are mostly noise: w[1] (2.5)",

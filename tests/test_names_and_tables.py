@@ -260,7 +260,7 @@ def test_a_fit_takes_budgets_by_name(method):
         (
             {"Helsinki": ONE, "Turku": ONE, "Oulu": ONE},
             {"Helsinki": 9, "Turku": 6},
-            "got one for 'Oulu', who is no client: the clients are Helsinki, Turku",
+            "got one for 'Oulu', which is not a client: the clients are Helsinki, Turku",
         ),
         ({"Helsinki": ONE}, [9], "a list where clients have no names.*'Helsinki'"),
         ({}, {"Helsinki": 9}, "got none for 'Helsinki'"),

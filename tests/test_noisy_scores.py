@@ -14,6 +14,10 @@ from numpyro_dppvi.methods import noisy_scores
 
 SIZE = 4
 
+coordinates = jax.jit(noisy_scores._coordinates)
+learn = jax.jit(noisy_scores._shape_seen)
+shrink = jax.jit(noisy_scores._shrunk)
+
 
 def remembered(**changes):
     family = MeanField((("w", FullNormal((SIZE,))),))
@@ -38,11 +42,9 @@ def steps(truth, number, error, seed=0):
     """Shapes that a server makes of releases in its own coordinates, whose clip follows length."""
     rng = np.random.default_rng(seed)
     memory = remembered(shape=np.eye(SIZE), level=1.0)
-    learn = jax.jit(noisy_scores._shape_seen)
-    shrink = jax.jit(noisy_scores._shrunk)
     found = []
     for _ in range(number):
-        axes = noisy_scores._coordinates(memory.shape)
+        axes = coordinates(memory.shape)
         inside = np.asarray(axes.information(jnp.asarray(truth)))
         # A record's matrix is as large as the trace; so is the noise that hides it.
         std = error * np.trace(inside) / SIZE
@@ -79,11 +81,11 @@ def test_releases_in_the_same_coordinates_are_averaged():
     """The mean of n releases with noise e is known to e / sqrt(n)."""
     with jax.enable_x64(True):
         rng = np.random.default_rng(1)
-        axes = noisy_scores._coordinates(jnp.eye(SIZE))
+        axes = coordinates(jnp.eye(SIZE))
         memory = remembered(shape=np.eye(SIZE), level=1.0)
         shown = [np.eye(SIZE) + 0.1 * noise(rng) for _ in range(5)]
         for now in shown:
-            _, seen, known = noisy_scores._shape_seen(
+            _, seen, known = learn(
                 memory, axes, jnp.asarray(now), jnp.asarray(0.1), jnp.asarray(0.0)
             )
             memory = memory._replace(seen=axes.outside(seen), shape_known=axes.unknown(known))
@@ -95,7 +97,7 @@ def test_releases_in_the_same_coordinates_are_averaged():
 
 def test_coordinates_keep_columns_apart():
     """An axis holds its column and those before it, and so none that noise mixed into it."""
-    axes = noisy_scores._coordinates(jnp.asarray(raw_columns(), jnp.float32))
+    axes = coordinates(jnp.asarray(raw_columns(), jnp.float32))
     order = np.argsort(np.sum(np.asarray(axes.white) != 0, axis=1))[::-1]
     ordered = np.asarray(axes.white)[order]
     np.testing.assert_array_equal(ordered, np.triu(ordered))
@@ -109,25 +111,23 @@ def test_a_weak_axis_shows_in_noise_that_hides_its_direction():
     size, weak, error = 20, 7, 0.15
     truth = np.eye(size)
     truth[weak, weak] = 0.01
-    axes = noisy_scores._coordinates(jnp.eye(size))
+    axes = coordinates(jnp.eye(size))
     known = jnp.eye(size) / error
     assert 2 * np.sqrt(size) * error > 1  # the spectrum shows nothing
     for _ in range(5):
-        found = np.diag(
-            noisy_scores._shrunk(axes, jnp.asarray(truth + error * noise(rng, size)), known)
-        )
+        found = np.diag(shrink(axes, jnp.asarray(truth + error * noise(rng, size)), known))
         assert found[weak] < 0.6
         assert np.sum(np.delete(found, weak) < 0.6) <= 1
 
 
 def test_noise_alone_changes_no_shape():
     rng = np.random.default_rng(2)
-    axes = noisy_scores._coordinates(jnp.eye(SIZE))
+    axes = coordinates(jnp.eye(SIZE))
     seen, known = jnp.asarray(np.eye(SIZE) + 0.05 * noise(rng)), 20.0 * jnp.eye(SIZE)
-    found = noisy_scores._shrunk(axes, seen, known)
+    found = shrink(axes, seen, known)
     off = np.asarray(found) - np.diag(np.diag(found))
     assert np.abs(off).max() < 0.05
-    much = noisy_scores._shrunk(axes, seen, 0.5 * jnp.eye(SIZE))
+    much = shrink(axes, seen, 0.5 * jnp.eye(SIZE))
     np.testing.assert_allclose(much, np.eye(SIZE), atol=1e-5)
 
 
@@ -147,7 +147,7 @@ def test_a_step_adds_its_error_to_what_scores_leave_unknown():
         memory = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), memory)
         way = jnp.asarray(0.1 * rng.normal(size=SIZE))
         moved = noisy_scores._moved(memory, memory.loc + way * memory.prior_sd)
-        axes = noisy_scores._coordinates(memory.shape)
+        axes = coordinates(memory.shape)
         error = noisy_scores._error(memory, axes, way, memory.records)[0]
         error = np.asarray(axes.back).T @ error @ np.asarray(axes.back)
         np.testing.assert_allclose(

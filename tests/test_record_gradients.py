@@ -11,6 +11,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.methods import objective, record_gradients
+from tests.grids import grid
 
 RNG = np.random.default_rng(0)
 ROWS = {
@@ -52,14 +53,16 @@ def gradients_of(model, guide, rule, rows=ROWS):
     )
     first = space, family, rule, jax.random.key(3), at
     one = jax.vmap(lambda row: jax.grad(objective.record_loss, argnums=4)(*first, row))
-    found = jax.jit(lambda rows: record_gradients.of_rows(*first, rows))(rows)
+    closed = record_gradients.of_rows
+    found = jax.jit(lambda rows: record_gradients.laid_out(closed(*first, rows)))(rows)
     return found, jax.jit(one)(rows)
 
 
 @pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
-@pytest.mark.parametrize(
+@grid(
     ("model", "rule"),
     [(line, QUADRATURE), (line, DRAWS(4)), (spread, DRAWS(1)), (spread, DRAWS(13))],
+    quick=[0, 1, 3],
     ids=["quadrature", "draws of a predictor", "one draw", "draws of any model"],
 )
 def test_they_are_the_gradients_of_the_loss(model, rule, guide):
@@ -70,9 +73,7 @@ def test_they_are_the_gradients_of_the_loss(model, rule, guide):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * np.abs(b).max())
 
 
-@pytest.mark.parametrize(
-    ("model", "rule"), [(line, QUADRATURE), (line, DRAWS(4)), (spread, DRAWS(4))]
-)
+@grid(("model", "rule"), [(line, QUADRATURE), (line, DRAWS(4)), (spread, DRAWS(4))], quick=[1, 2])
 def test_a_hostile_record_stays_in_its_own_gradient(model, rule):
     """To the last bit, whatever it holds."""
     usual, _ = gradients_of(model, AutoNormal, rule)

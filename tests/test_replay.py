@@ -10,8 +10,8 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import replay
-from numpyro_dppvi.analysis.diagnostics import moments
 from numpyro_dppvi.families import NormalNatural
+from numpyro_dppvi.posterior.marginals import moments
 
 NO_NOISE = dppvi.PrivacyBudget(float("inf"))
 SD, SIZES = 1.5, (12, 20, 8)

@@ -161,7 +161,7 @@ def test_other_families_begin_at_the_prior():
 
 
 @grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
-@pytest.mark.parametrize("init_scale", [None, INIT_SCALE])
+@grid("init_scale", [None, INIT_SCALE], quick=[1])
 def test_it_changes_no_fixed_point(x64, schedule, init_scale):
     result = fit(init_scale, method=PRECISE, schedule=schedule, num_rounds=1)
     mean, stddev = closed_form()
@@ -292,3 +292,41 @@ def test_replays_begin_there_too(x64):
     found = replay.replays(at)(jax.random.key(1), 1.0, 2)["mu"].quadratic
     begin = result.state.server.begin["mu"].quadratic
     np.testing.assert_allclose(found, np.broadcast_to(begin, found.shape), rtol=1e-6)
+
+
+class TestWidePriors:
+    """Steps of one length do not come from a prior that is a hundred times too wide."""
+
+    @staticmethod
+    def run(width, method=None, **changes):
+        def model(y):
+            mu = numpyro.sample("mu", dist.Normal(0, width))
+            with numpyro.plate("records", y.shape[0]):
+                numpyro.sample("y", dist.Normal(mu, 1), obs=y)
+
+        options = {"num_rounds": 2, "progress_bar": False, **changes}
+        options["budget"] = dppvi.PrivacyBudget(1.0)
+        return dppvi.fit(
+            model,
+            None,
+            {"y": np.zeros(60)},
+            rng_key=jax.random.key(0),
+            clients=2,
+            method=method or dppvi.DPOptimization(num_local_steps=1),
+            **options,
+        )
+
+    def test_plan_and_statement_say_so(self):
+        words = "the prior of latent 'mu' has a standard deviation of 1e\\+03 on the unconstrained"
+        with pytest.warns(UserWarning, match=words):
+            result = self.run(1000.0)
+        for text in (str(result.plan), str(result.privacy_statement())):
+            assert "Caution: the prior of latent 'mu'" in text
+            assert "method=FisherScoring()" in text
+        assert "'mu'" in result.privacy_statement().as_dict()["cautions"][0]
+
+    def test_others_say_nothing(self):
+        assert not self.run(10.0).plan.of_model
+        assert not self.run(1000.0, dppvi.FisherScoring()).plan.of_model
+        own = dppvi.DPOptimization(num_local_steps=1, optimizer=optax.adam(10.0))
+        assert not self.run(1000.0, own).plan.of_model

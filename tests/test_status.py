@@ -63,6 +63,12 @@ def test_a_run_without_incidents():
     assert str(result.status) == "All 12 rounds ran and every merge was accepted."
 
 
+def test_a_committee_is_not_told_to_run_more_rounds():
+    result = run(dppvi.BayesianCommitteeMachine(), budget=dppvi.PrivacyBudget(8.0))
+    assert result.history.movement[-1] > 1
+    assert str(result.status) == "The one round ran and every merge was accepted."
+
+
 def test_a_run_that_still_moves_is_no_success():
     result = run(dppvi.NonPrivate(num_local_steps=2))
     assert result.status.outcome is dppvi.run.Outcome.UNSETTLED
@@ -71,7 +77,7 @@ def test_a_run_that_still_moves_is_no_success():
     assert str(result.status).startswith(
         "All 3 rounds ran, but the posterior has not settled: the last one still moved it by"
     )
-    assert str(result.status).endswith("Write num_rounds=6.")
+    assert str(result.status).endswith("Write num_rounds=6, or leave it out.")
 
 
 def test_a_merge_outside_the_domain_is_refused_and_told():
@@ -164,3 +170,10 @@ def test_sentences(events, interrupted, outcome, words):
 
 def test_an_interrupt_after_the_last_round_is_none():
     assert status_of(history(), 2, True, True).outcome is dppvi.run.Outcome.COMPLETED
+
+
+def test_a_committee_has_one_round_and_no_next():
+    committee = dppvi.BayesianCommitteeMachine("split")
+    result = run(committee, num_rounds=None, budget=dppvi.PrivacyBudget(1.0))
+    assert str(result.status).startswith("The one round ran")
+    assert result.status.outcome is not dppvi.run.Outcome.UNSETTLED

@@ -334,11 +334,17 @@ METHODS: dict[str, Call] = {
             "optimizer": None,
             "sampler": dppvi.FullBatch(),
             "expectation": dppvi.methods.Automatic(),
+            "microbatch_size": None,
         },
     ),
     "NonPrivate": Call(
         dppvi.NonPrivate,
-        {"num_local_steps": 2, "optimizer": None, "expectation": dppvi.methods.Automatic()},
+        {
+            "num_local_steps": 2,
+            "optimizer": None,
+            "expectation": dppvi.methods.Automatic(),
+            "microbatch_size": 10,
+        },
     ),
     "GlobalVI": Call(
         dppvi.GlobalVI,
@@ -347,12 +353,15 @@ METHODS: dict[str, Call] = {
             "optimizer": None,
             "sampler": dppvi.FullBatch(),
             "expectation": dppvi.methods.Automatic(),
+            "microbatch_size": None,
         },
     ),
     "BayesianCommitteeMachine": Call(
         dppvi.BayesianCommitteeMachine, {"prior": "same", "local": METHOD}
     ),
-    "FisherScoring": Call(dppvi.FisherScoring, {"num_replicates": 8, "noise_aware": False}),
+    "FisherScoring": Call(
+        dppvi.FisherScoring, {"num_replicates": 8, "noise_aware": False, "microbatch_size": 10}
+    ),
     **{
         method.__name__: Call(
             method,
@@ -494,6 +503,7 @@ CALLS: dict[str, Call] = {
     "stack_clients, one array": Call(
         lambda y: dppvi.records.stack_clients([{"y": np.ones(3)}, {"y": y}]), {"y": np.ones(3)}
     ),
+    "spread": Call(dppvi.records.spread, {"shards": dppvi.records.stack_clients(DATA)}),
     "stack_clients, one client": Call(
         lambda data: dppvi.records.stack_clients([{"y": np.ones(3)}, data]),
         {"data": {"y": np.ones(3)}},

@@ -17,7 +17,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.latents import HANDLERS, LatentSpace
-from numpyro_dppvi.methods.values import NonPrivate
+from numpyro_dppvi.methods import NonPrivate
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.records import Partition, Shards
 from numpyro_dppvi.run.data import Data, lay_out
@@ -29,8 +29,7 @@ STAMP = (
     "with data that may be published; no budget covers this table."
 )
 
-_VI = NonPrivate(num_local_steps=100)
-_ROUNDS, _DAMPING = 15, 0.6
+_DAMPING = 0.6
 _MOST_DRAWS = 10**7
 
 
@@ -116,6 +115,7 @@ def compare(
             f"compare needs continuous latents, which NUTS can draw, got the discrete latent "
             f"{discrete[0]!r}: compare with fit(..., method=NonPrivate()) on the same data instead."
         )
+    # The same first key as fit's, so that rows are split as they were there.
     split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
     posterior = result.posterior
     shards, sizes, names, _ = lay_out(
@@ -150,13 +150,13 @@ def _variational(
     posterior: Posterior, guide: Any, records: Mapping[str, Any], key: PRNGKey
 ) -> Posterior:
     """Non-private variational inference on some records."""
+    # Fixed settings and not the fit's: what variational inference can do here without noise.
     found = fit(
         posterior.model,
         guide,
         records,
         rng_key=key,
-        method=_VI,
-        num_rounds=_ROUNDS,
+        method=NonPrivate(),
         damping=_DAMPING,
         model_kwargs=posterior.model_kwargs,
         prior=posterior.prior,
@@ -188,6 +188,7 @@ def _nuts(
         priors = Posterior(earlier.natural, earlier.family, earlier.space, target, {}, {})
         target = with_earlier_prior
     options = {"num_warmup": num_warmup, "num_samples": num_samples, "progress_bar": False}
+    # NumPyro has one stack of handlers for all threads: see latents.trace.
     with HANDLERS:
         if earlier is None and posterior.space.summation.summed:
             draws = _nuts_of_density(posterior.space, rows, key, options)
@@ -209,6 +210,7 @@ def _nuts_of_density(
         of_rows = jax.vmap(space.log_likelihood, (None, 0))
         return -space.log_prior(base, names) - jnp.sum(of_rows(space.constrain(base), rows))
 
+    # The middle of each support; NUTS warms up from there.
     start = {latent.name: jnp.zeros(latent.base_shape) for latent in space.latents}
     sampler = MCMC(NUTS(potential_fn=potential), **options)
     sampler.run(key, init_params=start)

@@ -108,8 +108,8 @@ class Diagnostics:
 
     def _margin(self) -> str:
         if math.isinf(self.margin):
-            return "repeating the last step does not lead out of the domain"
-        return f"the last step, {self.margin:.3g} times, leads out of the domain"
+            return "q would not leave its domain, however often the last step were repeated"
+        return f"q would leave its domain after {self.margin:.3g} more steps like the last"
 
     def _shares(self) -> str:
         """Shares of the precision, averaged over parameters."""
@@ -160,6 +160,7 @@ def diagnose(
     damping = result.run.damping
     contributors, share = _shares(result)
     noise_residual, sharpness, noise = None, None, {}
+    # A run that no replay can stand for, or that added no noise, has no effect of noise to measure.
     if result.run.repeatable and result.plan is not None and result.state.round:
         replayed = replay.replay_of(result, key)
         found, sharpness = _replayed(replayed, natural, key, num_replays)
@@ -206,19 +207,12 @@ def _replayed(
 
 def _spread(posterior: Posterior, last: Natural) -> dict[str, np.ndarray]:
     """Standard deviation of posterior means over replays, in posterior standard deviations."""
-    means, _ = jax.vmap(functools.partial(moments, posterior.family))(last)
-    _, width = moments(posterior.family, posterior.natural)
+    means, _ = jax.vmap(functools.partial(marginals.moments, posterior.family))(last)
+    _, width = marginals.moments(posterior.family, posterior.natural)
     spread = {name: np.asarray(jnp.std(values, axis=0, ddof=1)) for name, values in means.items()}
     # A discrete latent with probability 1 has no width. If noise does not change it either, the
     # ratio is 0 / 1.
     return {name: x / np.where(x > 0, np.asarray(width[name]), 1) for name, x in spread.items()}
-
-
-def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Means and standard deviations of unconstrained latents, by latent."""
-    found = family.distribution(family.coordinates(natural))
-    means = {name: marginals.mean(distribution) for name, distribution in found.items()}
-    return means, {name: marginals.stddev(distribution) for name, distribution in found.items()}
 
 
 def _last_residual(family: MeanField, found: Natural, size: int, damping: float) -> float | None:
@@ -273,6 +267,7 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     share = {}
     for name, member in enumeration.continuous(result.posterior.family).members:
         q = result.posterior.natural[name]
+        # q is the product of all factors, and curvatures of logarithms add up: shares sum to 1.
         whole = precision(member, q, q)
         parts = jax.vmap(lambda t, m=member, q=q: precision(m, q, t))(stacked[name])
         share[name] = np.asarray(parts / whole)
@@ -300,6 +295,7 @@ def precision(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
 
 def curvature(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
     """:func:`precision` for families without a closed form, from draws with a fixed key."""
+    # The expectation is under q, where the posterior is; a fixed key makes it the same every time.
     draws = member.distribution(member.coordinates(q)).sample(
         jax.random.key(0), (_CURVATURE_DRAWS,)
     )

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose, labels, moments
+from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose, labels
+from numpyro_dppvi.posterior.marginals import moments
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
 from numpyro_dppvi.run.fitting import FitResult
 
@@ -222,6 +223,7 @@ def _picture() -> Any:
     """Figures that notebooks show: those of matplotlib they show only with pyplot."""
     from matplotlib.figure import Figure
 
+    # A method of this name is what Jupyter looks for.
     class Picture(Figure):
         def _repr_png_(self) -> bytes:
             file = io.BytesIO()
@@ -248,6 +250,7 @@ def _movement(axis: Any, result: FitResult) -> None:
     movement = np.asarray(history.movement)
     rounds = np.arange(1, len(movement) + 1)
     axis.plot(rounds, movement, color=_BLUE, marker="o", markersize=4)
+    # A round that changed nothing looks settled: it is marked.
     odd = (history.rejected + history.failed) > 0
     if odd.any():
         axis.plot(
@@ -260,6 +263,7 @@ def _movement(axis: Any, result: FitResult) -> None:
         )
         axis.legend(frameon=False, fontsize="small")
     axis.set(title="movement of the posterior", ylabel="Jeffreys divergence, nats")
+    # Logarithms where the first round dwarfs all others, and none of them is 0.
     positive = movement[np.isfinite(movement) & (movement > 0)]
     if len(positive) == len(movement) > 0 and positive.max() > 30 * positive.min():
         axis.set_yscale("log")
@@ -295,6 +299,7 @@ def _parameters(axis: Any, result: FitResult) -> None:
 def _spending(axis: Any, result: FitResult) -> None:
     """Epsilon after each round; clients with equal costs share a line."""
     at, curves = _curves(result)
+    # Clients with budgets and visits of their own: shares of a budget compare, epsilons do not.
     if len(curves) > _KINDS:
         for budget, _, curve in curves:
             axis.plot(at, curve / budget.epsilon, color=_BLUE, linewidth=1, alpha=0.5)
@@ -388,6 +393,7 @@ def _noise(axis: Any, noise: Mapping[str, np.ndarray]) -> None:
         if mask.any():
             axis.plot(values[order][mask], share[mask], "o", color=color, markersize=4, label=label)
     axis.axvline(1, color="black", linestyle="--", linewidth=1)
+    # The noisiest parameter is named; a median far below it wants a logarithmic axis.
     largest, right = order[-1], max(1.1, 1.25 * values.max())
     _note(axis, names[largest], (values[largest], 1.0), shift=(6, 0), va="center")
     axis.set(

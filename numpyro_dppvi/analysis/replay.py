@@ -86,6 +86,8 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
         )
 
     plan, groups = result.plan, run.groups[: state.round]
+    # A continued run had one noise before, and another one after: each part is replayed with its
+    # own.
     by_start = {part.first_round: params_of(part) for part in plan.parts} if plan else {}
     begin = by_start.get(0) or params_of(None)
     params = [by_start[plan.at(r).first_round] if plan else begin for r in range(len(groups))]
@@ -186,6 +188,10 @@ class _OfFactor(NamedTuple):
     factor: Natural
     noise_std: Array
 
+    @property
+    def draws(self) -> None:
+        """None: expectations of a factor's logarithm are known."""
+
     def of_shard(self, number: Array) -> GradientFn:
         """The gradient of the factor's negative logarithm, for the only shard there is."""
         del number
@@ -230,6 +236,7 @@ def _respond(
     times = mine.num_shards * mine.weight
     # What is added to a sum over a batch is divided by the batch's share of records.
     noise_std = mine.noise_std / mine.inclusion_prob
+    # times * (factor / times) = factor: the sum of equal changes is that of the whole client.
     likelihood = _OfFactor(problem.family, factors.power(target, 1 / times), noise_std)
     one_shard = mine._replace(num_shards=jnp.ones((), int), weight=times)
     return client.visit(problem, one_shard, state, request, likelihood, secret_key)

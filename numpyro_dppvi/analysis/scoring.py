@@ -96,6 +96,7 @@ class PrivateScore:
         ``sqrt((high - m) (m - low))``.
         """
         low, high = self.score_range
+        # Noise may have taken the released mean out of the range.
         mean = min(max(self.log_density.value, low), high)
         return math.sqrt((high - mean) * (mean - low) / self.num_records)
 
@@ -199,12 +200,16 @@ def score(
     shards, sizes, names, _ = lay_out(
         data, None, split_key, posterior.model, posterior.model_kwargs
     )
+    # Whole numbers may have been floats in the fit: scored as those, or they would be another
+    # model's records.
     shards = shards._replace(records=_like_fit(posterior.space, shards))
     budgets = budget_of_each(budget, len(sizes), names)
     _check_units(budgets)
     trusted = server.aggregator(trusted_aggregator)
     draws = posterior.sample(draw_key, (num_samples,))
     ends = _ends(score_range, posterior.space, draws, range_key)
+    # The last check that looks at records comes before the charge: what is refused here costs
+    # nothing.
     latents.check_records(posterior.space, shards.records, shards.mask)
     planned = plan.of_gradients(
         budgets,
@@ -219,6 +224,8 @@ def score(
     )
     planned = dataclasses.replace(planned, names=names)
     ledger = algorithm.first_ledger(planned, file)
+    # Charged before anything is computed: a process that dies in between has spent, and not
+    # released.
     ledger = algorithm.charged(ledger, planned, 0, np.arange(len(sizes)), file)
     noisy = _released(posterior.space, draws, shards, ends, planned, keys.round_key(0))
     return _packed(noisy, ends, planned, ledger, is_sum=trusted is not None)
@@ -243,6 +250,7 @@ def _like_fit(space: LatentSpace, shards: Shards) -> dict[str, Array]:
         name: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype)
         for name, leaf in shards.records.items()
     }
+    # Rounding within a kind is fine (64 to 32 bits); floats that become integers are not.
     if mine.keys() != space.row.keys() or not all(
         mine[name].shape == row.shape and np.can_cast(mine[name].dtype, row.dtype, "same_kind")
         for name, row in space.row.items()
@@ -280,6 +288,7 @@ def _ends(
                 f"{_validate.shown(given)}: write score_range={example}, say."
             )
         return ends[0], ends[1]
+    # From draws and made-up rows. A range that was read off the records would be a release itself.
     ends = [-math.inf, math.inf]
     if _can_draw(space):
         ends = list(predictive.usual_range(space, draws, rng_key))
@@ -317,6 +326,7 @@ def _vectors(
 ) -> Array:
     """What each record of a client adds to the sum, shape ``(num_rows, 2 or 3)``."""
     found = predictive.scores(space, draws, rows)
+    # +inf and NaN count as the lowest: a record that breaks the model must not pull the score up.
     known = jnp.where(jnp.isfinite(found.log_density), found.log_density, -jnp.inf)
     is_clipped = (known < low) | (known > high)
     entries = [
@@ -341,6 +351,7 @@ def _released(
     for number, client in enumerate(planned.clients):
         rows = {name: leaf[number] for name, leaf in shards.records.items()}
         vectors = _vectors(space, draws, rows, *ends)
+        # One secret key for this call, one fold for each client: no two sums share noise.
         key = jax.random.fold_in(secret_key, number)
         assert isinstance(client.mechanism, GaussianSum)
         noisy.append(release(key, vectors, shards.mask[number], client.mechanism))
@@ -368,6 +379,8 @@ def _packed(
         scale = 2 * _COUNT * sizes.sum()
         return Estimate(float(total / scale + 0.5), float(std / scale))
 
+    # Clients' noises are independent, so that variances add up; with shares of one noise, to that
+    # of the sum.
     total, std = noisy.sum(axis=0), float(np.sqrt(np.sum(stds**2)))
     each = () if is_sum else map(mean, noisy[:, 0], stds, sizes)
     return PrivateScore(

@@ -81,6 +81,8 @@ class SelectionStatement:
 
     def as_dict(self) -> dict[str, Any]:
         """The statement as plain values."""
+        # Budgets, distributions and bounds, all of them public before: nothing of any run but the
+        # best.
         rows = zip(
             self.plan.budgets,
             self.plan.run_budgets,
@@ -207,6 +209,7 @@ def select(
     best: Selection | None = None
     for number in range(plan.runs.count(_uniform(keys.round_key(0)))):
         choice_key, fit_key, noise_key = jax.random.split(keys.round_key(number + 1), 3)
+        # With replacement, whatever ran before: the theorem is about independent runs.
         setting = settings[int(jax.random.randint(choice_key, (), 0, len(settings)))]
         run = fit_one(setting, plan.run_budgets, fit_key)
         _check(run, plan)
@@ -223,6 +226,8 @@ def select(
 
 def _uniform(key: PRNGKey) -> float:
     """A 53-bit number in [0, 1) from a key."""
+    # 53 bits of the key itself, where jax.random.uniform has 23: the number of runs is its
+    # quantile, and few bits would leave out the long tail.
     words_of_key = np.asarray(jax.random.key_data(key)).astype(np.uint32)
     return (int.from_bytes(words_of_key.tobytes()[:8], "little") >> 11) / 2**53
 
@@ -240,6 +245,7 @@ def _check(run: Any, plan: SelectionPlan) -> None:
         )
     relations = [budget.relation for budget in plan.budgets]
     clients = range(len(run.plan.clients))
+    # The run's mechanisms must protect the selection's unit; their distances are checked below.
     for mine, budget in zip(run.plan.clients, plan.budgets, strict=False):
         mine.mechanism.check(budget)
         if mine.budget.relation != budget.relation:
@@ -276,6 +282,7 @@ def _noisy_score(
                 f"score must return one number per record, got shape {values.shape} for client "
                 f"{client}'s {mechanism.num_records} records: write an array of that length."
             )
+        # A run that diverged has NaN as its score: it must lose, and not poison the comparison.
         values = jnp.where(jnp.isfinite(values), values, -mechanism.clip_norm)
         present = jnp.ones(values.shape, bool)
         key = jax.random.fold_in(secret_key, client)

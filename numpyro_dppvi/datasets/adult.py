@@ -48,8 +48,8 @@ def load_adult() -> TabularData:
 
     The standardisation uses the means and standard deviations of all 48 842 rows, held-out ones
     included. This is the paper's preprocessing, kept so that numbers compare. No epsilon covers it:
-    in earnest, standardise with public constants, or release the means privately and charge the
-    ledger for it.
+    in a real study, standardise with public constants, or release the means privately and charge
+    the ledger for it.
 
     Source: B. Becker and R. Kohavi, *Adult* (UCI Machine Learning Repository, 1996), CC BY 4.0.
 

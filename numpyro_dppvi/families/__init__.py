@@ -38,6 +38,8 @@ BY_DISTRIBUTION: tuple[tuple[type[dist.Distribution], Any], ...] = (
     (dist.Dirichlet, Dirichlet),
     (dist.Exponential, Exponential),
     (dist.HalfNormal, HalfNormal),
+    # NumPyro has a class for each way to write the parameters of these. ``dist.Bernoulli(0.3)``
+    # makes one of them.
     (dist.BernoulliProbs, Bernoulli),
     (dist.BernoulliLogits, Bernoulli),
     (dist.CategoricalProbs, Categorical),

@@ -6,11 +6,12 @@ distribution, such as (location, log standard deviation). Optimisers move coordi
 on natural parameters converges far too slowly.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpyro.distributions as dist
 
 from numpyro_dppvi._typing import Array, MemberCoordinates, MemberNatural, PRNGKey, PyTree
+from numpyro_dppvi.families import factors
 
 
 class ExponentialFamily(Protocol):
@@ -57,6 +58,8 @@ class ExponentialFamily(Protocol):
         """The nearest factor whose product with any proper distribution is proper."""
         ...
 
+    # The gradient of E_q[f] is taken through the draws (x = m + L z with z fixed). A discrete draw
+    # has no such derivative: see families.enumeration.
     def draws(self, rng_key: PRNGKey, coordinates: MemberCoordinates, num_draws: int) -> Array:
         """Draws for an expectation, differentiable in the coordinates unless they are discrete.
 
@@ -75,6 +78,8 @@ class ExponentialFamily(Protocol):
 class LocatedFamily(Protocol):
     """Families whose natural parameters separate location from precision."""
 
+    # Without precision, a location says nothing, but through a refined prior it would still move q:
+    # see "Noise and the domain" in docs/decisions.md.
     def project_whole(self, natural: MemberNatural) -> MemberNatural:
         """Like ``project``, but replaces what it has to repair by the factor 1.
 
@@ -111,7 +116,10 @@ class NormalFamily(Protocol):
     def linear_gradient(
         self, coordinates: MemberCoordinates, slope: Array, along: Array | float, across: Array
     ) -> MemberCoordinates:
-        """The gradient in the coordinates that is ``along * slope`` in m and slope across' in L."""
+        """The gradient in the coordinates that is ``along * slope`` in m and slope across' in L.
+
+        It may hold a ``LowerProduct`` in the place of an array.
+        """
         ...
 
 
@@ -143,3 +151,10 @@ class WhiteFamily(Protocol):
     def axis_variances(self, coordinates: MemberCoordinates) -> Array:
         """The variance along the axis of each entry of the first part."""
         ...
+
+
+def dual_entropy(self: Any, coordinates: Any) -> Array:
+    """A(eta) - <eta, E[T]>, for families to take into their class body as ``entropy``."""
+    # H[q] = -E[log q(x)] with log q(x) = <eta, T(x)> - A(eta), and no base measure.
+    natural = self.natural(coordinates)
+    return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.families import factors
+from numpyro_dppvi.families.base import dual_entropy
 from numpyro_dppvi.families.reading import log_odds
 
 
@@ -51,10 +52,7 @@ class Bernoulli:
         """The probability of 1."""
         return jax.nn.sigmoid(self.natural(coordinates))
 
-    def entropy(self, coordinates: Array) -> Array:
-        """A(eta) - <eta, E[T]>."""
-        natural = self.natural(coordinates)
-        return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
+    entropy = dual_entropy
 
     def log_partition(self, natural: Array) -> Array:
         """Sum of log(1 + exp(log odds))."""

@@ -11,6 +11,7 @@ from jax.scipy.special import digamma, gammaln
 
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.families import factors
+from numpyro_dppvi.families.base import dual_entropy
 from numpyro_dppvi.families.reading import full, plain
 
 
@@ -38,6 +39,7 @@ class Beta:
 
     def standard(self) -> BetaCoordinates:
         """The uniform distribution."""
+        # a = b = 1 has mean 1/2 and a + b = 2.
         return BetaCoordinates(jnp.zeros(self.shape), full(jnp.log(2.0), self.shape))
 
     def of_distribution(self, distribution: dist.Distribution | None) -> BetaNatural | None:
@@ -67,10 +69,7 @@ class Beta:
         a, b = _concentrations(coordinates)
         return BetaNatural(digamma(a) - digamma(a + b), digamma(b) - digamma(a + b))
 
-    def entropy(self, coordinates: BetaCoordinates) -> Array:
-        """A(eta) - <eta, E[T]>."""
-        natural = self.natural(coordinates)
-        return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
+    entropy = dual_entropy
 
     def log_partition(self, natural: BetaNatural) -> Array:
         """Sum of log B(a, b)."""
@@ -82,6 +81,8 @@ class Beta:
         proper = jnp.all(natural.log > -1) & jnp.all(natural.log_complement > -1)
         return proper & factors.is_finite(natural)
 
+    # Noise may take a factor below zero. Its product with a narrow q may still be proper, but not
+    # with every q: only factors that add to both counts are safe with all of them.
     def project(self, natural: BetaNatural) -> BetaNatural:
         """Raises negative parts to zero, so that a factor never lowers a or b."""
         return BetaNatural(*(jnp.maximum(leaf, 0) for leaf in natural))
@@ -93,6 +94,8 @@ class Beta:
         concentrations = jnp.stack(_concentrations(coordinates))
         shape = (num_draws, 2, *self.shape)
         log_x, log_y = jnp.moveaxis(jax.random.loggamma(rng_key, concentrations, shape), 1, 0)
+        # The statistics log x and log(1 - x) are infinite at 0 and 1. Rounding puts draws there
+        # once a or b is small, and one of them would make the whole gradient NaN.
         limits = np.finfo(log_x.dtype)
         return jnp.clip(jax.nn.sigmoid(log_x - log_y), limits.tiny, 1 - limits.epsneg)
 

@@ -10,6 +10,7 @@ from jax.scipy.special import logsumexp
 
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.families import factors
+from numpyro_dppvi.families.base import dual_entropy
 from numpyro_dppvi.families.reading import log_odds
 
 
@@ -31,6 +32,8 @@ class Categorical:
 
     def of_distribution(self, distribution: dist.Distribution | None) -> Array | None:
         """Of any distribution of independent entries on {0, ..., K - 1}."""
+        # The first value's log odds are 0 and left out. With all K of them, every constant added to
+        # all would be the same distribution, and noise on that direction would be paid for in vain.
         return log_odds(distribution, self.num_values, self.shape)
 
     def natural(self, coordinates: Array) -> Array:
@@ -45,10 +48,7 @@ class Categorical:
         """The probabilities of 1, ..., K - 1."""
         return jax.nn.softmax(_logits(self.natural(coordinates)), axis=-1)[..., 1:]
 
-    def entropy(self, coordinates: Array) -> Array:
-        """A(eta) - <eta, E[T]>."""
-        natural = self.natural(coordinates)
-        return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
+    entropy = dual_entropy
 
     def log_partition(self, natural: Array) -> Array:
         """Sum of log(1 + sum of exp(log odds))."""

@@ -95,6 +95,8 @@ class DiagonalNormal:
 
     def project(self, natural: NormalNatural) -> NormalNatural:
         """Raises negative precisions to zero and keeps the linear part."""
+        # A factor of precision zero and a linear part is exp(l x): improper alone, and proper times
+        # any normal. So the linear part may stay.
         return natural._replace(quadratic=jnp.minimum(natural.quadratic, 0))
 
     def project_whole(self, natural: NormalNatural) -> NormalNatural:
@@ -104,6 +106,7 @@ class DiagonalNormal:
 
     def draws(self, rng_key: PRNGKey, coordinates: NormalCoordinates, num_draws: int) -> Array:
         """Antithetic draws: every second one is the one before it, reflected in the mean."""
+        # The draws are m + s z with z fixed, so that their gradient is (1, s z) in (m, log s).
         noise = mirrored(rng_key, num_draws, coordinates.loc)
         return coordinates.loc + jnp.exp(coordinates.log_scale) * noise
 

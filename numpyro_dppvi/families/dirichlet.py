@@ -11,6 +11,7 @@ from jax.scipy.special import digamma, gammaln, logsumexp
 
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.families import factors
+from numpyro_dppvi.families.base import dual_entropy
 from numpyro_dppvi.families.reading import full, plain
 
 
@@ -62,10 +63,7 @@ class Dirichlet:
         a = _concentration(coordinates)
         return digamma(a) - digamma(jnp.sum(a, axis=-1, keepdims=True))
 
-    def entropy(self, coordinates: DirichletCoordinates) -> Array:
-        """A(eta) - <eta, E[T]>."""
-        natural = self.natural(coordinates)
-        return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
+    entropy = dual_entropy
 
     def log_partition(self, natural: Array) -> Array:
         """The sum of log Gamma(a), minus log Gamma(sum of a)."""
@@ -76,6 +74,7 @@ class Dirichlet:
         """Whether all are finite and a is positive."""
         return jnp.all(natural > -1) & factors.is_finite(natural)
 
+    # As for Beta: what lowers no count is proper times every proper q.
     def project(self, natural: Array) -> Array:
         """Raises negative parts to zero, so that a factor never lowers a."""
         return jnp.maximum(natural, 0)
@@ -83,6 +82,8 @@ class Dirichlet:
     def draws(self, rng_key: PRNGKey, coordinates: DirichletCoordinates, num_draws: int) -> Array:
         """Independent draws: normalised gamma draws, kept away from 0."""
         shape = (num_draws, *self.shape)
+        # x_k = g_k / sum of g with g_k ~ Gamma(a_k). In logarithms, because a gamma draw with a =
+        # .01 is below the smallest float in most cases, and 0 / 0 would follow.
         log_x = jax.random.loggamma(rng_key, _concentration(coordinates), shape)
         return jnp.maximum(jax.nn.softmax(log_x, axis=-1), np.finfo(log_x.dtype).tiny)
 

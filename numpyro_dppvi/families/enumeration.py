@@ -38,6 +38,7 @@ def num_joint_values(family: MeanField) -> int:
 
 def joint_values(family: MeanField) -> dict[str, np.ndarray]:
     """All joint values of the discrete latents, by latent, shape ``(num_joint_values, *shape)``."""
+    # Entries in the order of a raveled array of each latent, latents in the family's order.
     entries = [[range(f.num_values)] * math.prod(f.shape) for _, f in _discrete(family)]
     table = np.array(list(itertools.product(*itertools.chain(*entries))), int)
     found, start = {}, 0
@@ -64,6 +65,8 @@ def expectation(family: MeanField, coordinates: Coordinates, given: OfValues) ->
     values = {name: jnp.asarray(x) for name, x in joint_values(family).items()}
     terms = [f.distribution(coordinates[name]).log_prob(values[name]) for name, f in members]
     log_probs = functools.reduce(jnp.add, terms)
+    # The derivative by the log odds is sum_z q(z) (d log q(z)) E_q[f | z]: exact, where an estimate
+    # from draws (REINFORCE) would have a variance that clipping turns into bias.
     return jnp.dot(jnp.exp(log_probs), jax.vmap(given)(values))
 
 

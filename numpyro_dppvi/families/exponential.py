@@ -60,6 +60,8 @@ class Exponential:
 
         So under privacy the mean cannot exceed the prior's; with ``Gamma`` it can.
         """
+        # A factor exp(+r x) has no proper product with an exponential of a smaller rate. There is
+        # no second parameter that could take up what is cut off, unlike in Gamma.
         return jnp.minimum(natural, 0)
 
     def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:

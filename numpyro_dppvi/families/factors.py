@@ -48,10 +48,14 @@ def power(factor: Parameters, exponent: Array | float) -> Parameters:
         >>> power({"w": jnp.array([2.0, -4.0])}, 0.5)["w"].tolist()
         [1.0, -2.0]
     """
+    # The dtype of the factor, or an exponent of 64 bits would promote all factors.
     return jax.tree.map(lambda leaf: jnp.asarray(exponent, leaf.dtype) * leaf, factor)
 
 
-# Factors of many clients are added up in blocks of so many, of which a visit changes one.
+# q is always this sum, never a running total of changes: the rounding errors of a total would grow
+# with the rounds, and q would cease to be the product of its factors. But a sum over ten thousand
+# clients at every visit would cost more than the visit.
+# Factors of many clients are added up in blocks of this many, of which a visit changes one.
 _BLOCK = 256
 
 
@@ -64,6 +68,7 @@ def block_totals(stacked: Parameters) -> Parameters:
     """The products of blocks of factors, on a leading axis; their product is :func:`total`."""
 
     def of(leaf: Array) -> Array:
+        # Zeros are the factor 1: padding changes no product.
         padding = [(0, -leaf.shape[0] % _BLOCK)] + [(0, 0)] * (leaf.ndim - 1)
         blocks = jnp.pad(leaf, padding).reshape(-1, _BLOCK, *leaf.shape[1:])
         return jnp.sum(blocks, axis=1)
@@ -90,10 +95,12 @@ def renewed(totals: Parameters, stacked: Parameters, changed: Array, new: Parame
     num_factors = _num_factors(stacked)
     if changed.size > 1 or num_factors <= _BLOCK:
         return block_totals(replaced(stacked, changed, new))
+    # One client at a time, in a sequential round: only the sum of its own block is taken anew.
     block, place = changed[0] // _BLOCK, changed % _BLOCK
     places = block * _BLOCK + jnp.arange(_BLOCK)
 
     def of(total: Array, leaf: Array, mine: Array) -> Array:
+        # The last block may end behind the last factor: what lacks there is the factor 1, too.
         rows = leaf.at[places].get(mode="fill", fill_value=0).at[place].set(mine)
         return total.at[block].set(jnp.sum(rows, axis=0))
 

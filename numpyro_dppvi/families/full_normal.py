@@ -8,7 +8,7 @@ vector has the matrix's Frobenius norm, which makes clipping and noise invariant
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
 from numpyro.distributions.util import cholesky_of_inverse
 
-from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi._typing import Array, LowerProduct, PRNGKey
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.diagonal_normal import NormalNatural, mirrored
 from numpyro_dppvi.families.reading import full, plain
@@ -60,6 +60,7 @@ class FullNormal:
     def of_distribution(self, distribution: dist.Distribution | None) -> NormalNatural | None:
         """Of ``MultivariateNormal`` and of ``Normal``."""
         distribution = plain(distribution)
+        # A prior of independent normals is exact in this family, too, with a diagonal precision.
         if isinstance(distribution, dist.Normal):
             precision = full(distribution.scale, self.shape) ** -2.0
             matrix = precision[..., None] * jnp.eye(self.shape[-1])
@@ -155,12 +156,11 @@ class FullNormal:
         self, coordinates: FullNormalCoordinates, slope: Array, along: Array | float, across: Array
     ) -> FullNormalCoordinates:
         """That in L, slope across', in terms of L = diag(scale) (I + lower)."""
-        rows, columns = np.tril_indices(self.shape[-1], -1)
-        scaled = jnp.exp(coordinates.log_scale) * slope
+        lower: Any = LowerProduct(jnp.exp(coordinates.log_scale) * slope, across)
         return FullNormalCoordinates(
             along * slope,
             slope * _einsum("...ij,...j->...i", scale_tril(coordinates), across),
-            scaled[..., rows] * across[..., columns],
+            lower,
         )
 
     def whitened(self, coordinates: FullNormalCoordinates, change: NormalNatural) -> NormalNatural:

@@ -17,6 +17,7 @@ from numpyro_dppvi.families.reading import full, plain
 class HalfNormal:
     """Half-normal distributions over arrays of ``shape``; the coordinate is the log scale."""
 
+    # Scale and precision are those of the normal that is folded at 0.
     # p(x) = 2 Normal(x | 0, s) for x >= 0, that is exp(-x^2 / (2 s^2) - log s - log(pi / 2) / 2).
     shape: tuple[int, ...]
 
@@ -66,6 +67,8 @@ class HalfNormal:
         """Antithetic draws, at the quantiles u and 1 - u."""
         # The quantile function is ndtri((1 + u) / 2); at 1 - u that is ndtri(1 - u / 2).
         half = (num_draws + 1) // 2
+        # From eps on, and not from 0: at u = 0 the first of the pair is ndtri(1), which is
+        # infinite.
         limits = np.finfo(coordinates.dtype)
         u = jax.random.uniform(rng_key, (half, *self.shape), coordinates.dtype, limits.eps)
         pairs = jnp.stack(

@@ -19,6 +19,7 @@ from numpyro_dppvi.families.full_normal import (
 def embedded(natural: NormalNatural, offset: int, whole: FullNormal) -> NormalNatural:
     """A factor of some entries of a vector as a factor of the whole vector."""
     size, end = whole.size, offset + natural.linear.shape[-1]
+    # Zeros elsewhere: a factor of some entries says nothing about the others.
     linear = jnp.zeros(size).at[offset:end].set(natural.linear)
     matrix = jnp.zeros((size, size)).at[offset:end, offset:end].set(unpack(natural.quadratic))
     return NormalNatural(linear, pack(matrix))
@@ -34,6 +35,8 @@ def marginal(
     loc = coordinates.loc[offset : offset + size]
     if not shape:
         return dist.Normal(loc[0], jnp.linalg.norm(rows))
+    # From the covariance and not from rows, which are no triangle: a block below the first has
+    # entries left of its own columns.
     normal = dist.MultivariateNormal(loc, rows @ rows.T)
     if len(shape) == 1:
         return normal

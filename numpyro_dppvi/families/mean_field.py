@@ -133,6 +133,7 @@ class MeanField:
                 )
         sizes = [family.size for _, family in self.members]
         points = {}
+        # All members together span the joint vector; each fills in its own axes.
         offset = 0
         for size, (name, family) in zip(sizes, self.members, strict=True):
             points[name] = family.sigma_points(coordinates[name], offset, sum(sizes))
@@ -252,6 +253,7 @@ class MeanField:
             if place.offset is not None:
                 lead = mine.shape[: mine.ndim - len(place.shape)]
                 mine = mine.reshape(*lead, math.prod(place.shape))
+            # _places yields the latents of a member in the order of the vector.
             found.setdefault(place.member, []).append(mine)
         shared = dict(self.shared)
         return {

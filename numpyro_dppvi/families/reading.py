@@ -31,6 +31,7 @@ def split(distribution: dist.Distribution) -> tuple[dist.Distribution, tuple[Tra
     transforms: tuple[Transform, ...] = ()
     base = plain(distribution)
     while isinstance(base, dist.TransformedDistribution):
+        # The innermost bijection comes first, in the order of application.
         transforms = (*base.transforms, *transforms)
         base = plain(base.base_dist)
     return base, transforms
@@ -84,6 +85,8 @@ def log_odds(
     distribution = plain(distribution)
     if distribution is None or not distribution.support.is_discrete:
         return None
+    # One value for all entries at a time: entries are independent, and log_prob gives one number
+    # for each of them.
     values = jnp.arange(num_values).reshape(num_values, *[1] * len(shape))
     log_probs = full(distribution.log_prob(values), (num_values, *shape))
     # Log odds must be finite, or the factor could not be divided out again. So impossible values

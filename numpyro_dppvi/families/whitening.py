@@ -103,11 +103,14 @@ def _by_entry(
     """Applies a function of the information's Cholesky factor and a change to every entry."""
     # Entries are independent, so F is block diagonal with a small block per entry: the Hessian of
     # the log partition.
+    # A Dirichlet's entry is a whole simplex; all other families' entries are numbers.
     event = 1 if isinstance(member, Dirichlet) else 0
     batch = member.shape[: len(member.shape) - event]
     one = dataclasses.replace(member, shape=member.shape[len(batch) :])
 
     def of_entry(natural: MemberNatural, change: MemberNatural) -> MemberNatural:
+        # The Hessian of A is the covariance of the statistics. It is at most two by two, or of the
+        # size of a simplex.
         flat, unravel = ravel_pytree(natural)
         information = jax.hessian(lambda x: one.log_partition(unravel(x)))(flat)
         return unravel(apply(jnp.linalg.cholesky(information), ravel_pytree(change)[0]))

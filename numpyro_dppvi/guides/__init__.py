@@ -62,5 +62,7 @@ def approximation(
     """
     if is_automatic(guide):
         return Approximation(space, family_of(guide, model, space))
+    # LogNormal in a guide is Normal through exp, so factors live over the logarithm: the space gets
+    # the guide's bijections in place of those to its supports.
     transforms, family = read(guide, space, records, model_kwargs or {})
     return Approximation(space.with_transforms(transforms), family)

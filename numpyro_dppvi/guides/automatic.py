@@ -80,6 +80,8 @@ def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
 
 def _warn_of_options(guide: AutoGuide) -> None:
     """Warns of options that only NumPyro's own inference uses."""
+    # Beside a new one of the same type, so that NumPyro's own defaults are asked and not copied
+    # here.
     plain = type(guide)(guide.model)
     ignored = [
         option.lstrip("_")
@@ -108,6 +110,7 @@ def _refuse_discrete(space: LatentSpace) -> None:
 
 def _inner(guide: Any) -> AutoGuide | None:
     """The automatic guide that this is or wraps, if any; it must not be run (it stores rows)."""
+    # handlers.scale(AutoNormal(model), ...) and the like: recognised, to be refused by name.
     while not isinstance(guide, AutoGuide):
         if isinstance(guide, functools.partial):
             guide = guide.func
@@ -119,6 +122,7 @@ def _inner(guide: Any) -> AutoGuide | None:
 
 
 def _why_not(guide: AutoGuide) -> tuple[str, str]:
+    # A subclass cannot be used for its parent's reason.
     for kind, answer in _WHY_NOT.items():
         if isinstance(guide, kind):
             return answer
@@ -132,6 +136,8 @@ def _diagonal(space: LatentSpace) -> MeanField:
 
 def _full(space: LatentSpace) -> MeanField:
     _refuse_discrete(space)
+    # The order of the model's latents. It is part of the family, and so of every file that holds
+    # factors.
     parts = tuple(Part(latent.name, latent.base_shape) for latent in space.latents)
     family = FullNormal((sum(math.prod(part.shape) for part in parts),))
     return MeanField(((_ALL_LATENTS, family),), ((_ALL_LATENTS, parts),))

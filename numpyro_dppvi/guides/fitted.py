@@ -39,6 +39,8 @@ def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> 
         values: Initial values of the parameters, used unless others are substituted.
     """
     by_latent: dict[str, Any] = {}
+    # Of the standard distribution only types and shapes matter: its parameters are replaced by
+    # values.
     for name, base in _bases(family, family.standard()).items():
         arguments = {
             argument: numpyro.param(
@@ -51,6 +53,7 @@ def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> 
         distribution = type(base)(**arguments)
         distribution = distribution.to_event(len(distribution.batch_shape))
         if name in dict(family.shared):
+            # Without the mark, NumPyro would complain of a site that the model does not have.
             vector = numpyro.sample(name, distribution, infer={"is_auxiliary": True})
             by_latent |= family.by_latent({name: vector})
         else:
@@ -78,6 +81,7 @@ def _bases(family: MeanField, coordinates: Coordinates) -> dict[str, dist.Distri
 
 
 def _arguments(base: dist.Distribution) -> list[str]:
+    # NumPyro's list of the parameters through which a draw can be differentiated.
     named = base.reparametrized_params or base.arg_constraints  # distributions of integers
     return [name for name in named if name not in _LEFT_OUT]
 

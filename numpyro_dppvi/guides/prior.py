@@ -26,6 +26,8 @@ class PriorFactor(NamedTuple):
 def prior_factor(family: MeanField, space: LatentSpace) -> PriorFactor:
     """Splits the prior into the part in the family and the rest."""
     # Not traced: a family may look at a prior's numbers to say whether it is one of its own.
+    # A normal prior under normal factors is exact, once and for all. HalfCauchy, seen on log s, is
+    # no normal: its factor begins at the standard distribution and is refined by the server.
     exact, rest = family.of_distributions({lt.name: lt.base_prior for lt in space.latents})
     # Refining the factor of such a prior also moves its parents' factors, because the objective
     # E_q[log p(latent | parents)] depends on both.

@@ -79,6 +79,7 @@ def read(
         mine = drawn[latent.name]
         transforms[latent.name] = _composed(mine.transforms)
         members[latent.name] = _family(latent, mine, transforms[latent.name])
+    # After the latents' own faults, which explain more than "depends on".
     _refuse_dependence(run, rows, space.latents, params)
     family = MeanField(tuple(members.items()))
     _refuse_too_many(family, space)
@@ -111,6 +112,8 @@ def _structure(
         _refuse_sites(name, trace, latents)
         for key, site in trace.items():
             if site["type"] == "param":
+                # Shapes alone: whatever value a guide's parameter has, inference starts from the
+                # prior.
                 params[key] = jax.eval_shape(lambda x: x, site["value"])
         fns = {key: trace[key]["fn"] for key in latents}
         parts = {key: split(fn) for key, fn in fns.items()}
@@ -126,6 +129,7 @@ def _structure(
             f"the guide {name} depends on values of its arguments: give each latent its own "
             "parameters, such as numpyro.param('w_loc', jnp.zeros(3))."
         ) from error
+    # The guide is the user's code, and may raise anything; nothing of it has seen a record.
     except Exception as error:
         raise UnsupportedModelError(
             f"the guide {name} raised {type(error).__name__} when it was called with the model's "
@@ -154,6 +158,7 @@ def _refuse_sites(name: str, trace: Trace, latents: tuple[str, ...]) -> None:
                 f"the guide {name} draws {key!r}, which is not a latent of the model: draw "
                 f"{', '.join(latents)} and nothing else."
             )
+        # handlers.scale in a guide would scale its entropy, which here has a closed form.
         if site["scale"] is not None:
             raise UnsupportedModelError(
                 f"the guide {name} rescales the density of latent {key!r}, which is then not a "
@@ -185,6 +190,8 @@ def _family(latent: Latent, drawn: _Drawn, transform: Transform) -> Any:
         for kind, make in families.BY_DISTRIBUTION
         if _is_discrete(kind) == latent.is_discrete
     ]
+    # The first row that fits, so that a row in front goes before ours. A subclass of a known
+    # distribution is one.
     make = next((make for kind, make in table if issubclass(drawn.base, kind)), None)
     if make is None:
         raise UnsupportedModelError(
@@ -200,6 +207,7 @@ def _family(latent: Latent, drawn: _Drawn, transform: Transform) -> Any:
         )
     values = integers(drawn.support)
     if values is None or isinstance(plain(drawn.support), type(constraints.boolean)):
+        # Bernoulli takes a shape alone, because its number of values is known.
         return make(transform.inverse_shape(latent.shape))
     return make(latent.shape, len(values))
 
@@ -238,6 +246,7 @@ def _same_support(a: Constraint, b: Constraint) -> bool:
         return integers(a) == integers(b)
     a, b = plain(a), plain(b)
     if _has_bounds(a) and _has_bounds(b):
+        # By their ends, because Interval(0, inf) and Positive are the same set in two classes.
         ends = zip(_bounds(a), _bounds(b), strict=True)
         return all(bool(np.all(np.asarray(x) == np.asarray(y))) for x, y in ends)
     return bool(a == b)

@@ -69,6 +69,7 @@ def check_additive(space: LatentSpace, model_kwargs: Mapping[str, Any], num_reco
 
 def _is_one_of_a_loop(name: str, others: Sequence[str]) -> bool:
     """Whether a site is one of a series ``y_0``, ``y_1``, ..."""
+    # A site that stands alone is its own stem, and no series.
     stem = name.rstrip("0123456789")
     return sum(other.rstrip("0123456789") == stem != other for other in others) > 1
 
@@ -77,9 +78,12 @@ def _refuse_closures(space: LatentSpace, model_kwargs: Mapping[str, Any], num_re
     """Refuses closed-over arrays as long as the data, which would be treated as public."""
     # Arrays that the model closes over appear as constants of its traced program.
     theta = {lt.name: lt.struct for lt in space.latents}
+    # On one row: an array that follows the rows would have length one here, so one of the data's
+    # length was made outside.
     program = jax.make_jaxpr(space.together)(theta, several(space.row, 1))
     public = [np.asarray(leaf) for leaf in jax.tree.leaves(model_kwargs) if np.ndim(leaf)]
     for array in constants(program):
+        # Keys have no numbers to compare, and no records in them.
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) or np.shape(array)[:1] != (
             num_records,
         ):
@@ -125,6 +129,7 @@ def _mixed(space: LatentSpace) -> tuple[str | None, str]:
             continue
         if not _agree(density, jax.jit(all_at_once)(1)[name], size):
             return name, _RANDOM
+        # With N / len(y) a model makes N / 3 sum_i l_i of three rows, and N l_i of each row alone.
         if _agree(NUM_TOGETHER * density, total, size):
             return name, _FACTOR
         # What is left when the records are replaced by others depends on no record.
@@ -143,18 +148,21 @@ def _thetas(rng: np.random.Generator, latent: Latent) -> Array:
         return jnp.asarray(drawn, latent.dtype)
     transform = biject_to(latent.support)
     shape = (_NUM_THETAS, *transform.inverse_shape(latent.shape))
-    return transform(jnp.asarray(rng.uniform(-1, 1, shape), float))
+    dtype = jnp.result_type(float)
+    return transform(jnp.asarray(rng.uniform(-1, 1, shape).astype(dtype), dtype))
 
 
 def _agree(a: Any, b: Any, size: np.ndarray) -> bool:
     """Whether sums are equal up to rounding, where both are finite."""
     a, b, size = np.broadcast_arrays(a, b, size)
+    # A made-up row may be impossible under a made-up theta; that says nothing about mixing.
     known = np.isfinite(a) & np.isfinite(b)
     return bool(np.all(np.abs(a[known] - b[known]) <= _TOLERANCE * (1 + size[known])))
 
 
 def made_up(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> Array:
     """Random values that suit most distributions and any index: in (0, 1), or 0 and 1."""
-    if jnp.issubdtype(shape.dtype, jnp.floating):
-        return jnp.asarray(rng.uniform(0.1, 0.9, shape.shape), shape.dtype)
-    return jnp.asarray(rng.integers(0, 2, shape.shape), shape.dtype)
+    # 0 and 1 are valid classes and counts, and index every array of at least two entries.
+    real = jnp.issubdtype(shape.dtype, jnp.floating)
+    drawn = rng.uniform(0.1, 0.9, shape.shape) if real else rng.integers(0, 2, shape.shape)
+    return jnp.asarray(drawn.astype(shape.dtype), shape.dtype)  # a cast by JAX is compiled

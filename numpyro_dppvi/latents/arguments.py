@@ -12,24 +12,20 @@ def check_arguments(
     model: Model, records: Mapping[str, Any], model_kwargs: Mapping[str, Any]
 ) -> None:
     """Refuses data that the model has no argument for, and arguments without a value."""
-    if not callable(model):
-        raise UnsupportedModelError(
-            f"model must be a function with numpyro.sample statements, got {shown(model)}: pass "
-            "the function itself."
-        )
+    parameters = _parameters(model)
     both = sorted(set(records) & set(model_kwargs))
     if both:
         raise UnsupportedModelError(
             f"{both[0]!r} is in both data and model_kwargs: keep it in data if it holds records, "
             "in model_kwargs if it is public."
         )
-    parameters = _parameters(model)
     unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
     if unnamed:
         raise UnsupportedModelError(
             f"the model takes {unnamed[0]!r} by position only, but data is passed by name: remove "
             "the '/' from its signature."
         )
+    # A model with **kwargs takes every name: nothing can be said of unknown or missing ones.
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     names = [name for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]

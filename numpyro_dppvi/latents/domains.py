@@ -67,6 +67,7 @@ def _beyond_an_end(constraint: Any, value: Array) -> Array:
 
 
 def _slack(end: Any) -> Array:
+    # Relative and absolute in one; none at an infinite end.
     return _TOLERANCE * jnp.where(jnp.isinf(end), 0, 1 + jnp.abs(end))
 
 
@@ -78,6 +79,7 @@ def _sums_to_one(constraint: Any, value: Array) -> Array:
 def _in_words(constraint: Any) -> str:
     """The bounds in words; only if they are constants, because others may depend on data."""
     lower, upper = _ends(constraint)
+    # A bound that is an array may be a column of data, and would be shown in a message.
     if not all(isinstance(end, numbers.Number) for end in (lower, upper)):
         return "the range given by its parameters"
     if constraint.is_discrete:
@@ -191,9 +193,12 @@ def inside(fn: Any, value: Array) -> Array:
     Returns:
         Booleans without event dimensions; true where values are masked.
     """
+    # The density decides on the boundary: Beta(2, 2) has none at 0, Beta(1, 1) has one.
     support, known = plain(fn.support), kind(fn.support)
     shape = jnp.broadcast_shapes(jnp.shape(value), fn.batch_shape + fn.event_shape)
     value = jnp.broadcast_to(value, shape)
+    # A support may span fewer dimensions than an event (each entry by itself): reduce over the
+    # rest.
     extra = tuple(range(support.event_dim - fn.event_dim, 0))
     if known.edge is _never:
         return jnp.all(known.holds(support, value), extra)
@@ -204,6 +209,7 @@ def inside(fn: Any, value: Array) -> Array:
 
 @inside.register
 def _of_masked(fn: dist.MaskedDistribution, value: Array) -> Array:
+    # What a mask leaves out has density 1, whatever it is (it often holds NaN or -1 for "missing").
     return inside(fn.base_dist, value) | ~jnp.asarray(fn._mask)
 
 
@@ -235,6 +241,7 @@ def broken_arguments(fn: Any) -> Iterator[tuple[dist.Distribution, str, Constrai
         known = kind(constraint)
         if value is not None and known.broken is not _never:
             yield fn, name, constraint, known.broken(plain(constraint), jnp.asarray(value))
+    # Mixtures hold their parts in attributes, one distribution or a list of them.
     for value in vars(fn).values():
         for part in value if isinstance(value, list | tuple) else [value]:
             if isinstance(part, dist.Distribution):

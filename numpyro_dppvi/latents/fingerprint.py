@@ -25,6 +25,8 @@ def fingerprint(*programs: Any) -> str:
     """
     digest = hashlib.sha256()
     for program in programs:
+        # JAX names variables in the order in which they appear, so that equal programs print alike.
+        # The text holds shapes and operations but not the constants, which follow.
         digest.update(_ADDRESS.sub("", str(program.jaxpr)).encode())
         for array in map(_host, constants(program)):
             digest.update(f"{array.dtype}{array.shape}".encode())
@@ -48,6 +50,7 @@ def _known(program: ClosedJaxpr) -> list[Array]:
     """The results of a program that has nothing to compute, as of plain numbers; else none."""
     outputs = program.jaxpr.outvars
     constant = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
+    # An output that is a literal or a constant needs no compilation.
     if not all(isinstance(v, Literal) or v in constant for v in outputs):
         return []
     found = (v.val if isinstance(v, Literal) else constant[v] for v in outputs)
@@ -75,6 +78,7 @@ def _host(constant: Any) -> np.ndarray:
 
 def constants(program: Any) -> list[Any]:
     """The arrays that a traced program and its inner programs close over."""
+    # Bodies of loops and the like close over arrays of their own.
     return [c for inner in programs(program) for c in inner.consts if hasattr(c, "dtype")]
 
 

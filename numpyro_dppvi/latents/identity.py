@@ -34,6 +34,7 @@ def identities(space: LatentSpace) -> dict[str, Identity]:
     for latent in space.latents:
         values = integers(latent.support)
         if values is not None:
+            # Two ranges of as many integers are the same to factors, which live on log odds.
             probe = np.full(latent.shape, float(len(values)))
             found[latent.name] = Identity(latent.shape, latent.base_shape, probe)
             continue

@@ -17,6 +17,7 @@ def integers(support: Constraint) -> range | None:
         return range(2)
     if not support.is_discrete or support.event_dim:
         return None
+    # Bounds may be arrays: entries with ranges of their own have no common table of values.
     ends = [np.unique(getattr(support, f"{end}_bound", np.inf)) for end in ("lower", "upper")]
     if any(len(end) != 1 or not np.all(np.isfinite(end)) for end in ends):
         return None

@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PRNGKey
-from numpyro_dppvi.latents.trace import HANDLERS, indexable
+from numpyro_dppvi.latents.trace import HANDLERS, indexable, resized
 
 Dims = tuple[str | None, ...]
 
@@ -106,6 +106,7 @@ def prior_draws(
         trace = _trace(model, {**constants, **_zeros(shapes)}, {}, key)
         return {name: trace[name]["value"] for name in names}
 
+    # Zeros for records: priors depend on none (latents.space refuses those that do).
     return jax.jit(jax.vmap(one))(jax.random.split(rng_key, num_draws))
 
 
@@ -144,11 +145,10 @@ def derived(
         return {n: jnp.asarray(s["value"]) for n, s in found.items()}
 
     # A site that is computed from records has no value without them.
+    # One name for all rows and one for all latents: which of them it is does not matter.
     inputs = eval_provenance(sites, rows=dict(shapes), theta=dict(theta))
     before = dict(facts)
-    longer = {
-        n: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype) for n, s in shapes.items()
-    }
+    longer = resized(shapes, 1 + next(iter(shapes.values())).shape[0])
     # A site whose shape follows the number of rows depends on records, too. A model that only runs
     # on its own number of rows raises; then there is nothing to compare.
     with contextlib.suppress(AssertionError, IndexError, TypeError, ValueError):
@@ -172,6 +172,8 @@ def _plates(site: Mapping[str, Any]) -> Dims:
     names: list[str | None] = [None] * len(shape)
     for frame in site["cond_indep_stack"]:
         if -frame.dim <= len(shape) and shape[frame.dim] == frame.size:
+            # A deterministic value need not have a dimension for each plate around it (a sum over
+            # one).
             names[frame.dim] = frame.name
     return tuple(names)
 

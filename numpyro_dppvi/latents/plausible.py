@@ -41,9 +41,12 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
     Raises:
         ValueError: Names the observed site and its support.
     """
+    # What depends on a latent (a residual) has no value before inference, and is left out.
     names = _checked(space)
     if not names:
         return
+    # One flag for all clients together, before anything is released: a refusal says that some
+    # record does not fit the model, and not whose.
     supported = _supported(space, names, dict(records), mask)
     for name in names:
         if not supported[name]:
@@ -90,6 +93,7 @@ def _supported(
         found = jax.vmap(of_row)(rows)
         return {name: jnp.all(found[name] | ~is_record) for name in names}
 
+    # A client at a time, because densities of all records at once could fill the memory.
     return {name: jnp.all(x) for name, x in jax.lax.map(of_client, (records, mask)).items()}
 
 
@@ -158,6 +162,8 @@ def _scaled(space: LatentSpace) -> tuple[str, str] | None:
         trace = space.trace({k: x for k, x in given.items() if k != "$data"}, given["$data"])
         found = {}
         for name in space.client_side:
+            # NumPyro keeps the factors of plates beside each other, and that of handlers.scale
+            # under None.
             scale = trace[name].get("plate_to_scale", {}).get(None)  # excludes those of plates
             number = isinstance(scale, numbers.Number)
             if scale is not None and not (number and scale == 1):
@@ -181,6 +187,7 @@ def _broken(space: LatentSpace) -> str | None:
         for name, site in space.trace(theta, row, seed).items():
             if site["type"] != "sample":
                 continue
+            # Labels are counted within a record's run, so that every run has the same ones.
             for fn, parameter, constraint, flags in domains.broken_arguments(site["fn"]):
                 label = f"{name} {len(broken)}"
                 known = domains.kind(constraint)
@@ -199,11 +206,14 @@ def _broken(space: LatentSpace) -> str | None:
 
     # Programs that draw from priors compile slowly. Most models pass this cheaper test first.
     points = {latent.name: _points(latent) for latent in space.latents}
+    # Seeds are only there for models that draw numbers of their own.
     possible = jax.jit(lambda: shares(points, jnp.arange(_NUM_POINTS)))()
     if not any(share > 0 for share in possible.values()):
         return None
     keys = jax.random.split(jax.random.key(0), _NUM_DRAWS)
     for label, share in jax.tree.map(float, jax.jit(shares)({}, keys)).items():
+        # A share of 1 is not the priors' doing: a parameter that is broken whatever the latents are
+        # was made from a made-up row.
         if _SHARE <= share < 1:
             what, words, instead = about[label]
             return (
@@ -223,9 +233,11 @@ def _points(latent: Latent) -> Array:
         return jnp.asarray(drawn, latent.dtype)
     # Unconstrained values at several scales and of both signs: a parameter that leaves its range
     # anywhere, such as a scale that may be negative, does so at one of them.
+    # Both signs of each point, so that what is odd in a latent is seen on both sides.
     half = rng.uniform(-1, 1, (_NUM_POINTS // 2, *latent.base_shape))
     half *= np.resize([1, 3, 10, 30], (_NUM_POINTS // 2, *[1] * len(latent.base_shape)))
-    return latent.transform(jnp.asarray(np.concatenate([half, -half]), float))
+    dtype = jnp.result_type(float)
+    return latent.transform(jnp.asarray(np.concatenate([half, -half]).astype(dtype), dtype))
 
 
 def _rows(space: LatentSpace) -> dict[str, Array]:

@@ -62,6 +62,8 @@ def scores(space: LatentSpace, draws: Mapping[str, Array], rows: Mapping[str, Ar
             given = {name: jnp.full_like(observed, number)}
             return _averaged(jax.vmap(space.log_likelihood_of, (0, None, None))(draws, row, given))
 
+        # The class with the highest predictive probability: the mean over draws comes before the
+        # choice.
         likeliest = jnp.argmax(jax.vmap(of_class)(jnp.asarray(values))) + values.start
         return Scores(density, jnp.all(observed == likeliest))
 
@@ -98,6 +100,8 @@ def usual_range(
     def of_row(given: tuple[Mapping[str, Array], Array]) -> Array:
         return jax.vmap(of_outcome, (None, 0))(*given)
 
+    # Outcomes are drawn under a random draw of theta and scored under all of them, as held-back
+    # records will be.
     keys = jax.random.split(rng_key, (_MADE_UP_ROWS, _OUTCOMES_A_ROW))
     found = np.asarray(jax.jit(lambda: jax.lax.map(of_row, (rows, keys)))())
     found = found[np.isfinite(found)]
@@ -108,7 +112,7 @@ def usual_range(
 
 
 def _averaged(log_likelihoods: Array) -> Array:
-    """The log of the mean over draws; a draw under which there is no number counts as 0."""
+    """The log of the mean over draws; a draw that gives NaN counts as 0."""
     # log p(y) = log (1/S sum_s p(y | theta_s)).
     known = jnp.where(jnp.isnan(log_likelihoods), -jnp.inf, log_likelihoods)
     return logsumexp(known) - jnp.log(len(known))
@@ -139,6 +143,7 @@ def classes(space: LatentSpace) -> range | None:
     fn = first["fn"]
     while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
         fn = fn.base_dist
+    # The type itself: values of a subclass, or of what wraps one, may mean something else.
     is_class = isinstance(fn, dist.Distribution) and type(fn) in _OF_CLASSES
     if others or not is_class or first["scale"] is not None or first["size"] != 1:
         return None

@@ -66,6 +66,7 @@ def scalar_predictor(
     """
     # A cut at variable v is valid if v is an affine scalar function of the latents and nothing
     # after it depends on the latents except through v. The first such v is taken.
+    # A loop's body is a program of its own, which this does not look into; draws serve there.
     if _loops(jax.make_jaxpr(log_likelihood)(base, row).jaxpr):
         return None
     with jax.disable_jit():  # inlines inner jit calls (and would unroll loops)
@@ -106,18 +107,22 @@ def _affine_scalars(program: ClosedJaxpr, latents: Sequence[Var]) -> list[Var]:
 def _is_linear(eqn: JaxprEqn, knowing: Sequence[bool]) -> bool:
     """Whether an operation is linear in those of its inputs that depend on the latents."""
     name = eqn.primitive.name
+    # To an integer it rounds, which is not linear.
     if name == "convert_element_type":
         return bool(jnp.issubdtype(eqn.params["new_dtype"], jnp.floating))
+    # where(c, a, b) is affine if a and b are, and the record alone decides c.
     if name == "select_n":  # the first input is the condition
         return not knowing[0]
     if name in _LINEAR_IN_FIRST:
         return not any(knowing[1:])
+    # A product is linear if one of the two does not know the latents; X * w, but not w * w.
     return name in _LINEAR or (name in _LINEAR_IN_EITHER and sum(knowing) == 1)
 
 
 def _depends(program: ClosedJaxpr, latents: Sequence[Var], cut: Var) -> bool:
     """Whether the result depends on the latents other than through ``cut``."""
-    # Propagate dependence through the program, but not through ``cut``.
+    # Propagate dependence through the program, but not through ``cut``: if the result can still be
+    # reached with that path closed, ``cut`` does not split it.
     knowing = set(latents)
     for eqn in program.jaxpr.eqns:
         if any(_in(v, knowing) for v in eqn.invars):
@@ -126,6 +131,7 @@ def _depends(program: ClosedJaxpr, latents: Sequence[Var], cut: Var) -> bool:
 
 
 def _in(value: Any, values: set[Var]) -> bool:
+    # Literals cannot be hashed, and depend on nothing.
     return not isinstance(value, Literal) and value in values
 
 
@@ -136,6 +142,7 @@ def _split(program: ClosedJaxpr, num_latents: int, cut: Var) -> Predictor:
     second = _part(program, [cut, *inputs[num_latents:]], program.jaxpr.outvars[0])
 
     def value(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+        # Leaves in the order in which the program was traced: base, then row.
         (number,) = first(*jax.tree.leaves(base), *jax.tree.leaves(row))
         return jnp.reshape(number, ())
 
@@ -163,5 +170,6 @@ def _part(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> Callable[
         invars=list(inputs), outvars=[wanted], eqns=steps[::-1], debug_info=named
     )
     run = jaxpr_as_fun(ClosedJaxpr(part, program.consts))
+    # A traced program takes exactly the dtypes it was traced with.
     dtypes = [v.aval.dtype for v in inputs]  # type: ignore[attr-defined]
     return lambda *values: run(*map(jnp.asarray, values, dtypes))

@@ -47,6 +47,7 @@ def looks_at_values(error: BaseException) -> str:
 
 def _by_numpy(error: BaseException) -> bool:
     """Whether NumPy or the indexing of a list needed the value, and not to count values."""
+    # np.unique on a tracer asks for the values to count them: jnp would not help there.
     called = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
     if isinstance(error, jax.errors.TracerArrayConversionError):
         return not called & _COUNTS_VALUES
@@ -80,8 +81,10 @@ def one_row_only(
     """
     found = f"the model runs on {num_rows} rows only{_place(error)}, but must run on a single one"
     public = [np.shape(leaf) for leaf in jax.tree.leaves(model_kwargs)]
+    # Traced only now, because most models never come here.
     traced = program()
     closed = [np.shape(c) for c in constants(traced) if _is_as_long(c, num_rows)]
+    # By shape alone: constants of the trace are other objects than what was passed.
     private = [shape for shape in closed if shape not in public]
     latents = [s for s in sites if not s.observed and num_rows in s.shapes[0]]
     if private:
@@ -136,6 +139,7 @@ def _counted(program: Any) -> Iterator[tuple[int, ...]]:
 def _place(error: BaseException | None) -> str:
     """The last line of the user's code that led to an error; empty if there is none."""
     frames = traceback.walk_tb(error.__traceback__ if error is not None else None)
+    # The user's own line, and not the library's that tripped over it.
     own = [
         (frame.f_code.co_name, line)
         for frame, line in frames

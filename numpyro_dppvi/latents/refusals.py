@@ -21,6 +21,8 @@ def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
     latents = [site for site in found.sites if not site.observed and site.name not in own]
     for site in latents:
         inside = [plate.name for plate in site.plates if plate.name in found.plates]
+        # With a plate or without: w of shape (N,) is a latent of each record, however it is
+        # written.
         if inside or site.name in found.local:
             where = "has one value per record"
             if inside:
@@ -32,6 +34,8 @@ def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
                 f"latent {site.name!r} {where}, which clients cannot share. "
                 f"{_if_outcome(site.name, absent)}; otherwise {otherwise}."
             )
+        # NumPyro would draw another part of the latent at each step, and its factor would be of
+        # another one.
         part = [plate for plate in site.plates if plate.drawn != plate.size]
         if part:
             raise UnsupportedModelError(

@@ -106,6 +106,7 @@ class Latent:
         base, transforms = split(self.prior)
         if not same(transforms, [self.transform]):
             return None
+        # split() takes off what only sets the shape (to_event, expand): here it is put back.
         return base.expand(self.base_shape[: len(self.base_shape) - base.event_dim])
 
 
@@ -271,8 +272,11 @@ def from_model(
     def run(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any = 0) -> Trace:
         return run_rows(theta, {name: value[None] for name, value in row.items()}, seed)
 
-    zeros = {name: jnp.zeros(s.shape[1:], s.dtype) for name, s in abstract.items()}
+    # A record that stands for any. Nothing in this function sees one of a client's.
+    zeros = {n: jnp.asarray(np.zeros(s.shape[1:], s.dtype), s.dtype) for n, s in abstract.items()}
+    # Latents of single records: summed out, or with an integral of one. They are none of q's.
     own = {site.name for site in (*found.summed, *found.unseen)}
+    # run_rows reads this, too: until missing entries are known, none is given by its distance.
     integrated: frozenset[str] = frozenset()
     try:
         missing = imputed(run, zeros, found)
@@ -287,12 +291,13 @@ def from_model(
         raise UnsupportedModelError(several_rows_only(error)) from error
     client_side, server_side = _sides(run, latents, zeros, found, summed)
     values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
+    # How z is summed out depends on which densities z enters, and so comes last.
     summation = read_summation(run, values, zeros, client_side, plates, summed)
 
     def densities(trace: Trace, z: Mapping[str, Array]) -> dict[str, Array]:
         terms = {name: log_prob(trace[name], trace, plates) for name in client_side}
-        # NumPyro's density outside of a support is no number to rely on; that of an outcome which
-        # this z makes impossible must be zero in the sum over z.
+        # NumPyro's density outside of a support cannot be relied on; that of an outcome which this
+        # z makes impossible must be zero in the sum over z.
         for name in summation.bounded:
             possible = domains.inside(trace[name]["fn"], jnp.asarray(trace[name]["value"]))
             terms[name] = jnp.where(jnp.all(possible), terms[name], -jnp.inf)
@@ -314,6 +319,9 @@ def from_model(
     ) -> Array:
         def at(z: Mapping[str, Array]) -> dict[str, Array]:
             trace = run({**theta, **z}, row)
+            # Replaced after the run. If the model computes one outcome's mean from another's value,
+            # the density is p(y2 | y1) at the observed y1, whose score has expectation zero all the
+            # same.
             given = {name: {**trace[name], "value": value} for name, value in outcomes.items()}
             return densities({**trace, **given}, z)
 
@@ -344,6 +352,8 @@ def from_model(
         return drawn
 
     def log_density(theta: Mapping[str, Array], names: frozenset[str]) -> Array:
+        # Priors and server-side sites depend on no record (_parents and _sides saw to that), so
+        # that any row will do.
         trace = run(theta, zeros)
         return _total(log_prob(trace[name], trace, plates) for name in (*names, *server_side))
 
@@ -394,6 +404,7 @@ def _program(
     theta = {lt.name: lt.struct for lt in latents}
     names = frozenset(base)
     # One row and several: a model may take different branches for them.
+    # A program has no names in it: two models may compute the same for latents of other names.
     facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
     return f"{facts} " + fingerprint(
         *(jax.make_jaxpr(together)(theta, several(row, number)) for number in (1, NUM_TOGETHER)),
@@ -419,11 +430,14 @@ def _latents(
         values.update({n: np.zeros(jnp.shape(v := trace[n]["value"]), v.dtype) for n in names})
         return {n: (trace[n]["fn"], trace[n]["fn"].support) for n in names}
 
+    # With numbers, not tracers: families look at a prior's parameters to say if it is theirs.
     facts = evaluated(read)
     parents = _parents(run, zeros, values, summed)
     latents = []
     for site in sites:
         (fn, support), value = facts[site.name], values[site.name]
+        # Whether the prior is a distribution with known parameters, which could be a factor as it
+        # is.
         readable = not parents[site.name] and site.name not in rescaled
         latents.append(
             Latent(
@@ -468,6 +482,7 @@ def _parents(
             for name in values
         }
 
+    # Zeros as values: provenance follows operations, and does not look at numbers.
     found = eval_provenance(parameters, **values, **{"$data": (dict(zeros), of_one(summed))})
     parents = {}
     for name, (fn_leaves, support_leaves) in found.items():
@@ -508,6 +523,7 @@ def _sides(
         log_probs, **values, **{"$data": (dict(zeros), of_one(summed))}
     )
     for name, leaves in supports.items():
+        # Bounds from data are fine: Uniform(0, exposure) with the exposure a column.
         refuse_moving_support(name, frozenset().union(*leaves) - {"$data"})
     client_side, server_side = [], {}
     for site in observed:

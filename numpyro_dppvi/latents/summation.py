@@ -36,8 +36,8 @@ MAX_TERMS = 1024
 """The most entries of a table of joint values of a record's discrete latents."""
 
 
-# Normal entries that are missing are integrated on a grid of so many points, from -6 to 6 standard
-# deviations. The rule is exact to rounding for what is wider than about a fifth of one.
+# Normal entries that are missing are integrated on a grid of this many points, from -6 to 6
+# standard deviations. The rule is exact to rounding for what is wider than about a fifth of one.
 _NUM_POINTS, _FARTHEST = 64, 6.0
 _GRID = np.linspace(-_FARTHEST, _FARTHEST, _NUM_POINTS)
 
@@ -73,6 +73,7 @@ class Summed(NamedTuple):
     @property
     def values(self) -> np.ndarray:
         """All joint values of its entries, shape ``(num_values, *shape)``."""
+        # Rows in the order of a raveled value: the last entry changes fastest.
         table = list(itertools.product(self.entries, repeat=math.prod(self.shape)))
         return np.reshape(np.array(table, self.dtype), (len(table), *self.shape))
 
@@ -85,6 +86,8 @@ class Summed(NamedTuple):
         """
         if not self.is_discrete:
             # The weights of the grid: they sum to one, wherever the normal is.
+            # The grid's points are distances d = (x - m) / s. The integral of f(x) N(x; m, s) dx is
+            # that of f(m + s d) N(d; 0, 1) dd: the weights are the same for every record and theta.
             logs = -0.5 * jnp.asarray(0.0 if value is None else value) ** 2
             return jnp.sum(logs - np.log(np.sum(np.exp(-0.5 * _GRID**2))))
         fn, mask = site["fn"], jnp.asarray(True)
@@ -144,11 +147,13 @@ def read_summed(
         trace = run({}, rows)
         return {name: (trace[name]["value"], trace[name]["fn"].support) for name in names}
 
+    # The first run gives supports as numbers, the second only shapes.
     one, two = jax.jit(of_rows, static_argnums=0)(1), jax.eval_shape(lambda: of_rows(2))
     found = []
     for name in names:
         value, support = one[name]
         refuse_infinite(name, support)
+        # A support is a range of integers, or that of a normal (see imputed).
         entries = np.asarray(integers(support)) if support.is_discrete else _GRID
         shapes = zip(value.shape, two[name][0].shape, strict=True)
         # One row more lengthens the rows' axis alone.
@@ -179,6 +184,8 @@ def imputed(run: OneRow, row: Mapping[str, Array], structure: Structure) -> tupl
     def log_probs(**values: Array) -> dict[str, Any]:
         trace = run(values, row)
         are_normal.update({name: normal_of(trace[name]["fn"]) is not None for name in unseen})
+        # Both ways in which something may depend on a missing entry: through a density, and through
+        # the distribution of another missing entry.
         of_others = {n: [trace[n]["fn"].log_prob(trace[n]["value"])] for n in others}
         return of_others | {n: jax.tree.leaves(trace[n]["fn"]) for n in unseen}
 
@@ -228,10 +235,13 @@ def read_summation(
 
     found = eval_provenance(log_probs, **theta, **of_one(summed), **{"$data": dict(row)})
     mine = {one.name for one in summed}
+    # What the ends of a support depend on: latents' names, z's names, or "$data".
     bounds = {name: frozenset[str]().union(*leaves) for name, (_, leaves) in found.items()}
     for one in summed:
         if bounds[one.name] and one.is_discrete:
             refuse_endless(one.name)
+    # A density of x_1 given z_1 spans z_1 alone. This is what makes a chain cheap: with T states of
+    # K values the tables have K^2 entries, T of them, and not K^T.
     depends = {name: density & mine for name, (density, _) in found.items()}
     for name in sorted(weighted):
         if depends[name]:
@@ -307,6 +317,8 @@ def log_sum(
         if number == len(summed):
             return log_densities(z)
         one = summed[number]
+        # out_axes=None is an error where the result does vary: a wrong ``depends`` cannot go
+        # unseen.
         axes = {site: 0 if one.name in names else None for site, names in depends.items()}
 
         def at(value: Array) -> dict[str, Array]:
@@ -325,6 +337,7 @@ def log_sum(
         mine = tuple(n for n in in_order if any(n in axes for axes, _ in touched))
         total = sum((_aligned(t, axes, mine) for axes, t in touched), start=jnp.zeros(()))
         rest = tuple(n for n in mine if n != name)
+        # log sum_z exp(...), stable however small the densities are.
         reduced = jax.nn.logsumexp(total, axis=mine.index(name))
         tables = [table for table in tables if name not in table[0]] + [(rest, reduced)]
     return sum((table for _, table in tables), start=jnp.zeros(()))

@@ -102,6 +102,7 @@ class _ProperPriors(Messenger):
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         fn = msg["fn"]
+        # Independent, expanded, masked or transformed: the base decides whether it is proper.
         while hasattr(fn, "base_dist"):
             fn = fn.base_dist
         if isinstance(fn, dist.ImproperUniform):
@@ -121,6 +122,8 @@ class _ForcedPlates(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "plate" and msg["name"] in self.names:
+            # (size, size of the subsample). NumPyro takes the smaller one for a minibatch and
+            # scales densities by size / num_rows, which log_prob below takes back.
             msg["args"] = (msg["args"][0], self.num_rows)
             msg["value"] = jnp.arange(self.num_rows)
 
@@ -134,6 +137,7 @@ class _AtDistances(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] == "sample" and msg["name"] in self.distances:
+            # x = m + s d, so that densities that depend on x are functions of the fixed distance d.
             base, transforms = normal_of(msg["fn"])
             value = base.loc + base.scale * self.distances[msg["name"]]
             for transform in transforms:
@@ -162,6 +166,7 @@ def indexable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A model's public arguments: NumPy's arrays of numbers as ones that columns may index."""
 
     def of(value: Any) -> Any:
+        # Not subclasses, and no arrays of strings or objects, which JAX does not have.
         is_plain = type(value) is np.ndarray and value.dtype.kind in "biuf"
         return value.view(_Public) if is_plain else value
 
@@ -180,8 +185,10 @@ def run_model(
 ) -> Trace:
     """Runs the model on some rows with latents fixed to ``theta``.
 
-    Those of ``distances`` are fixed so many standard deviations from their means.
+    Those in ``distances`` are fixed that many standard deviations from their means.
     """
+    # From the inside out: plates yield the rows, distances become values, latents are fixed, and
+    # what is left is drawn from the seed (missing entries on which nothing depends, say).
     forced = _ForcedPlates(model, plates, num_rows)
     if distances:
         forced = _AtDistances(forced, distances)
@@ -230,6 +237,7 @@ def static_facts(
                 found.append(_site(site, trace))
 
     try:
+        # On shapes alone: no value of a record can end up in an error's message.
         jax.eval_shape(run, dict(shapes))
     except UnsupportedModelError as refusal:
         raise UnsupportedModelError(str(refusal)) from None  # drops JAX's notes
@@ -276,6 +284,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         UnsupportedModelError: If the model does not run on another number of rows.
     """
     try:
+        # As it would be called, before anything is forced: errors here are the model's own.
         sites = static_facts(model, shapes, kwargs)
     except UnsupportedModelError:
         raise
@@ -284,7 +293,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         error.add_note(f"The model was run on arrays of these shapes: {given}.")
         raise
     num_rows = next(iter(shapes.values())).shape[0]
-    longer = _resized(shapes, num_rows + 1)
+    longer = resized(shapes, num_rows + 1)
     # Candidates are tried until one makes an observed site grow with the rows. If none does but
     # some run, the first of these is taken: then outcomes may not be in a plate at all.
     first, wrong = None, None
@@ -333,19 +342,21 @@ def _of_a_loop(
     refusal = UnsupportedModelError(a_site_a_record(min(s.name for s in grown if s.observed)))
     try:
         sites, of_two = (
-            static_facts(model, _resized(shapes, number), kwargs, forced) for number in (1, 2)
+            static_facts(model, resized(shapes, number), kwargs, forced) for number in (1, 2)
         )
     except WRONG_NUMBER_ERRORS:
         raise refusal from None
     # One row more must add observed sites and nothing else: a latent for each row would be local.
     new = _only_in(of_two, sites)
+    # Two rows against one: exactly what a second record adds.
     if not new or not all(site.observed for site in new):
         raise refusal
     found = _compare(sites, of_two, forced)
     return Structure(sites, found.plates, found.local, loop=True)
 
 
-def _resized(shapes: Mapping[str, Any], num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+def resized(shapes: Mapping[str, Any], num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the same arrays with another number of rows."""
     return {
         name: jax.ShapeDtypeStruct((num_rows, *s.shape[1:]), s.dtype) for name, s in shapes.items()
     }
@@ -369,6 +380,7 @@ def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str
 def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset[str]) -> Structure:
     """The structure that two traces show, of which the second has one more row."""
     after = {site.name: site for site in grown}
+    # Sites are compared whole: shapes, plates and sizes.
     changed = [site for site in sites if after.get(site.name) != site]
     grown_plates = {p.name for s in changed for p in set(s.plates) - set(after[s.name].plates)}
     plates = forced | grown_plates
@@ -397,11 +409,11 @@ def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Arra
 
 
 def rescaled(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> bool:
-    """Whether :func:`log_prob` is not the distribution's own, but for masks."""
+    """Whether :func:`log_prob` differs from the distribution's own by more than masks."""
     scale = 1.0 if site["scale"] is None else site["scale"]
     for frame in site["cond_indep_stack"]:
         if frame.name in plates and frame.name in trace:
             size, num_rows = trace[frame.name]["args"]
             scale = scale * (num_rows / size)
-    # A number may be off by rounding; whatever is no number is of records or latents.
+    # A number may be off by rounding; an array or tracer comes from records or latents.
     return not (isinstance(scale, int | float) and abs(scale - 1) < 1e-6)

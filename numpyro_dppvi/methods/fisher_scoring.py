@@ -27,8 +27,8 @@ What the server makes of releases is in :mod:`numpyro_dppvi.methods.noisy_scores
 """
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
@@ -43,12 +43,14 @@ from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import FullNormal, MeanField
 from numpyro_dppvi.families.full_normal import pack
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import noisy_scores, ratios
+from numpyro_dppvi.methods import noisy_scores, ratios, values
 from numpyro_dppvi.methods.local_solve import Descent
+from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients, planned_gradients
 from numpyro_dppvi.methods.noisy_scores import Memory, Told
 from numpyro_dppvi.methods.objective import Automatic
+from numpyro_dppvi.methods.values import Aggregator, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
-from numpyro_dppvi.privacy import FullBatch, GaussianSum, PrivacyPlan, plan
+from numpyro_dppvi.privacy import FullBatch, PrivacyPlan
 
 
 @dataclass(frozen=True)
@@ -65,28 +67,38 @@ class FisherScoring:
             records' information, A in place of A (A + Sigma)^-1 A: q as the paper defines it, for
             reproduction. Its intervals leave the noise out, and are too narrow under privacy;
             without noise both agree.
+        microbatch_size: The most records of a client that are computed at once, which bounds memory
+            and changes no result. ``None`` for as many as stay in a core's cache.
 
     Raises:
-        ValueError: If ``num_replicates`` is no whole number of at least 1.
-        TypeError: If ``noise_aware`` is no flag.
+        ValueError: If a number is not a whole number of at least 1.
+        TypeError: If ``noise_aware`` is not True or False.
     """
 
-    releases: ClassVar[Any] = "sums"
-    aggregator: ClassVar[Any] = "useful"
+    releases: ClassVar[Releases] = "sums"
+    aggregator: ClassVar[Aggregator] = "useful"
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
     damped: ClassVar[bool] = False
     num_local_steps: ClassVar[int] = 1
     expectation: ClassVar[Automatic] = Automatic()
+    # A release is planned and charged as one clipped gradient: a record's part of it has norm 1 at
+    # the most, by construction (see _contribution).
+    sampler: ClassVar[FullBatch] = FullBatch()
+    clip_norm: ClassVar[float] = 1.0
 
     num_replicates: int = 8
     noise_aware: bool = True
+    microbatch_size: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         aware = _validate.flag("noise_aware", self.noise_aware)
         object.__setattr__(self, "noise_aware", aware)
         number = _validate.positive_int("num_replicates", self.num_replicates, 1000)
         object.__setattr__(self, "num_replicates", number)
+        values.set_microbatch(self)
+
+    weights, planned = values.ones, planned_gradients
 
     def guide(self, guide: Any, model: Model) -> Any:
         """Full covariance over all latents, if nothing else is asked for."""
@@ -116,11 +128,7 @@ class FisherScoring:
         del num_releases, damping
         return 0.0
 
-    def weights(self, num_shards: np.ndarray) -> np.ndarray:
-        """All 1: what is released is the sum."""
-        return np.ones(len(num_shards))
-
-    def plan(self, study: Any) -> PrivacyPlan:
+    def plan(self, study: Study) -> PrivacyPlan:
         """One noisy vector a visit, to which a record contributes at most norm 1.
 
         Raises:
@@ -133,34 +141,7 @@ class FisherScoring:
                 "num_rounds must be at least 2 for FisherScoring(), whose first visits only find "
                 "the scales of the records: write num_rounds=10, say."
             )
-        return plan.of_gradients(
-            study.budgets,
-            FullBatch(),
-            clip_norm=1.0,
-            releases_per_visit=1,
-            num_visits=study.num_visits,
-            client_sizes=study.client_sizes,
-            num_shares=study.num_shares,
-            before=study.before,
-        )
-
-    def planned(
-        self, client_sizes: Sequence[int], num_shares: int | None
-    ) -> Sequence[Mapping[str, Any]]:
-        """What its plan says about each client, noise, budget and visits aside."""
-        sampler = FullBatch()
-        return [
-            {
-                "mechanism": GaussianSum.__name__,
-                "num_shares": num_shares or 1,
-                "num_records": size,
-                "clip_norm": 1.0,
-                "physical_size": sampler.physical_size(client_sizes),
-                "releases_per_visit": 1,
-                "sampler": sampler,
-            }
-            for size in client_sizes
-        ]
+        return plan_of_gradients(self, study)
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One noisy vector: scores, information, fractions that were clipped, scales."""

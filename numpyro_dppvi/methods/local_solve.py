@@ -12,6 +12,9 @@ from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.methods import objective
 
+# Adam's, for exact gradients, where the user names no optimiser.
+NOISELESS_LEARNING_RATE = 0.05
+
 GradientFn: TypeAlias = Callable[[Any, Coordinates], Gradient]
 """A function of a step's keys and the coordinates to (an estimate of) the loss's gradient."""
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, Coordinates, Gradient, PRNGKey, PyTree
+from numpyro_dppvi._typing import Array, Coordinates, Gradient, LowerProduct, PRNGKey, PyTree
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.predictor import Predictor
@@ -47,7 +47,8 @@ def of_rows(
         rows: Records, arrays with one leading axis.
 
     Returns:
-        The coordinates' tree with the records' axis in front. No record enters another's gradient.
+        The coordinates' tree with the records' axis in front, and with products that are not laid
+        out in the place of some arrays. No record enters another's gradient.
     """
     rule, predictor = objective.rule_for(expectation, space, family), space.predictor
     if family.is_normal and predictor is not None and isinstance(rule, GaussHermite):
@@ -73,7 +74,7 @@ def _by_quadrature(
     value_and_slope = jax.value_and_grad(predictor.value)
     centers, slopes = jax.vmap(value_and_slope, (None, 0))(family.location(at), rows)
     white = jax.vmap(family.white_slope, (None, 0))(at, slopes)
-    variances = sum(jnp.sum(leaf**2, tuple(range(1, leaf.ndim))) for leaf in white.values())
+    variances = sum(map(_squared_norms, white.values()))
     stddevs = jnp.sqrt(variances)
     nodes, weights = (jnp.asarray(each, stddevs.dtype) for each in rule.nodes_and_weights)
     # Nodes come first and records last, so that a core's vector holds records.
@@ -83,6 +84,13 @@ def _by_quadrature(
     turned = (weights * nodes) @ derivatives / jnp.where(variances > 0, stddevs, 1)
     across = jax.tree.map(lambda leaf: jax.vmap(jnp.multiply)(turned, leaf), white)
     return Gradient(jax.vmap(family.linear_gradient, (None, 0, 0, 0))(at, slopes, along, across))
+
+
+def _squared_norms(rows: Array) -> Array:
+    """By a product, whose order of terms does not depend on how many rows there are."""
+    squares = rows.reshape(rows.shape[0], -1) ** 2
+    ones = jnp.ones(squares.shape[1], squares.dtype)
+    return jnp.matmul(squares, ones, precision=jax.lax.Precision.HIGHEST)
 
 
 def _by_draws(
@@ -126,7 +134,7 @@ def _draw_by_draw(
         gradients = jax.vmap(jax.grad(loss), (None, 0))(base, rows)
         across = jax.tree.map(lambda leaf: share * leaf, noise)
         gradient_of = jax.vmap(family.linear_gradient, (None, 0, None, None))
-        return Gradient(gradient_of(at, gradients, share, across))
+        return laid_out(Gradient(gradient_of(at, gradients, share, across)))
 
     def add(total: Gradient, draw: Draws) -> tuple[Gradient, None]:
         return jax.tree.map(jnp.add, total, of_draw(draw)), None
@@ -134,6 +142,18 @@ def _draw_by_draw(
     first = jax.tree.map(lambda leaf: leaf[0], draws)
     rest = jax.tree.map(lambda leaf: leaf[1:], draws)
     return jax.lax.scan(add, of_draw(first), rest, unroll=_DRAWS_AT_ONCE)[0]
+
+
+def laid_out(gradients: Gradient) -> Gradient:
+    """Gradients as arrays alone, in the coordinates' tree."""
+
+    def is_product(leaf: object) -> bool:
+        return isinstance(leaf, LowerProduct)
+
+    def as_array(leaf: Array | LowerProduct) -> Array:
+        return leaf.laid_out() if isinstance(leaf, LowerProduct) else leaf
+
+    return Gradient(jax.tree.map(as_array, gradients, is_leaf=is_product))
 
 
 def floats_per_record(

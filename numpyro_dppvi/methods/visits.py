@@ -17,6 +17,7 @@ from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import objective, record_gradients
 from numpyro_dppvi.methods.local_solve import GradientFn, Solver
+from numpyro_dppvi.methods.objective import MonteCarlo
 from numpyro_dppvi.privacy import (
     Sampler,
     add_noise,
@@ -31,6 +32,8 @@ from numpyro_dppvi.privacy import (
 # Per-record gradients are made and clipped in chunks of rows that stay in a core's cache
 # (2^18 floats are 1 MiB). It changes no result.
 _FLOATS_PER_CHUNK = 2**18
+# Gradients of plain sums are not laid out by record. They are made in chunks to bound memory.
+_FLOATS_OF_SUM = 2**24
 
 
 class ClientParams(NamedTuple):
@@ -62,7 +65,7 @@ class Layout(NamedTuple):
         shard_capacity: Rows of the largest shard.
         private: Whether every shard has a factor of its own that never leaves the client.
         rows_at_once: The most rows whose gradients are made at once; ``None`` for as many as stay
-            in a core's cache. It changes no result.
+            in a core's cache. It changes no sum that is released.
     """
 
     physical_size: int
@@ -119,6 +122,11 @@ class Received(NamedTuple):
 
 class Likelihood(Protocol):
     """What stands behind a visit: a client's records or, in a replay, a factor."""
+
+    @property
+    def draws(self) -> MonteCarlo | None:
+        """The draws of the latents that gradients are taken at; ``None`` where there are none."""
+        ...
 
     def of_shard(self, number: Array) -> GradientFn:
         """The exact gradient of one shard's losses: a function of a step's key and coordinates."""
@@ -270,6 +278,12 @@ class OfRecords(NamedTuple):
     num_records: Array
     params: ClientParams
 
+    @property
+    def draws(self) -> MonteCarlo | None:
+        """As of :class:`Likelihood`."""
+        rule = objective.rule_for(self.expectation, self.space, self.family)
+        return rule if isinstance(rule, MonteCarlo) else None
+
     def of_shard(self, number: Array) -> GradientFn:
         """The gradient of the sum of a shard's record losses."""
         rows, present = _shard(self, number)
@@ -377,16 +391,24 @@ def _exact_sum(
 
     Rows that are not must be possible records all the same: their gradients are zero times theirs.
     """
+    floats = objective.floats_per_record(of.space, of.family, of.expectation, rng_key, coordinates)
+    most = max(1, _FLOATS_OF_SUM // floats)
+    at_once = min(most, of.layout.rows_at_once or most)
 
-    def loss(coordinates: Coordinates) -> Array:
-        def of_row(row: Mapping[str, Array]) -> Array:
-            return objective.record_loss(
-                of.space, of.family, of.expectation, rng_key, coordinates, row
-            )
+    def sum_of(rows: Mapping[str, Array], present: Array) -> Gradient:
+        def loss(coordinates: Coordinates) -> Array:
+            def of_row(row: Mapping[str, Array]) -> Array:
+                return objective.record_loss(
+                    of.space, of.family, of.expectation, rng_key, coordinates, row
+                )
 
-        return jnp.sum(jnp.where(present, jax.vmap(of_row)(dict(rows)), 0))
+            return jnp.sum(jnp.where(present, jax.vmap(of_row)(dict(rows)), 0))
 
-    return jax.grad(loss)(coordinates)
+        return jax.grad(loss)(coordinates)
+
+    # Those that are present come first; how many is public.
+    total = _sum_in_chunks(sum_of, rows, present, at_once, jnp.sum(present))
+    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, coordinates)
 
 
 def _sum_in_chunks(

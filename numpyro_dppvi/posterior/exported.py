@@ -61,6 +61,7 @@ def of_public_data(
         summed out, and the log likelihood is of all outcomes of a record together: it bears the
         outcome's name if there is one, else ``outcomes``.
     """
+    # One draw is enough to read names and shapes of outcomes.
     first = {name: value[0] for name, value in draws.items()}
     sites = outputs.outcomes(model, rows, constants, first)
     predicted = predictions.predict(model, draws, rows, constants, rng_key)
@@ -75,6 +76,7 @@ def of_public_data(
         density = predictions.log_likelihood_of_records(model, draws, rows, constants)
         name = next(iter(seen)) if len(seen) == 1 else "outcomes"
         groups["log_likelihood"] = {name: Variable(density, [record] if record else [])}
+    # NumPyro's own: every entry of every observed site by itself, as ArviZ wants it for LOO.
     elif seen:
         densities = predictions.log_likelihood(model, draws, rows, constants)
         groups["log_likelihood"] = {

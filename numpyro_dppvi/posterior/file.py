@@ -76,6 +76,8 @@ def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
             "returned by fit(...) or pvi(...).posterior(...)."
         )
     stored = {name: _plain(value) for name, value in pieces.model_kwargs.items()}
+    # Each public argument goes to where it can be read without running code; what cannot is named,
+    # and asked for again by load.
     plain = {name: value for name, value in stored.items() if isinstance(value, _JSON)}
     arrays = {name: value for name, value in stored.items() if isinstance(value, np.ndarray)}
     # The file does not hold the latents' bijections, which are code, but probes of them, so that
@@ -99,6 +101,7 @@ def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
     numbers |= {f"model_kwargs/{name}": value for name, value in arrays.items()}
     most, size = _files.MOST, sum(array.nbytes for array in numbers.values())
     words = len(json.dumps(facts, indent=1)) + 2**10  # some slack for the fixed part of a header
+    # Refused when it is written: a file that nobody can read would be found out too late.
     if size > most.arrays or words > most.facts:
         raise ValueError(
             f"a saved posterior must have at most {most.arrays} bytes of arrays and {most.facts} "
@@ -134,6 +137,7 @@ def read(
     facts, arrays = _files.read(path, _KIND, kinds=_FACTS)
     prefix = "model_kwargs/"
     kwargs = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+    # What the caller passes goes before what the file has.
     kwargs |= {**facts["model_kwargs"], **(model_kwargs or {})}
     missing = [str(name) for name in facts["model_kwargs_left_out"] if str(name) not in kwargs]
     if missing:
@@ -159,13 +163,16 @@ def read(
         raise ValueError(
             f"{path} was made with another model or guide than the one given: {error}"
         ) from error
+    # The model is the caller's own code, on shapes that it may never have seen.
     except _NOT_THIS_MODEL as error:
         raise ValueError(
             f"{path} was made with another model, guide or public arguments than those given, "
             f"which raise a {type(error).__name__} on the shapes of its data: pass those that it "
             "was fitted with."
         ) from error
+    # Before any number is believed: factors of other latents could have the same shapes.
     _check_latents(path, facts, theirs, space, family)
+    # The model decides on names and shapes of arrays, and the file has to have these and no others.
     like = family.natural(family.standard())
     with _damages(path):
         natural = _files.unflatten(arrays, "natural", like)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_dppvi._typing import Array
+from numpyro_dppvi._typing import Array, Natural
+from numpyro_dppvi.families import MeanField
 
 _NUM_DRAWS = 10_000
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
@@ -34,6 +35,13 @@ def stddev(distribution: dist.Distribution) -> Array:
     if not isinstance(distribution, dist.TransformedDistribution):
         return jnp.sqrt(distribution.variance)
     return _expectation(distribution)[1]
+
+
+def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Means and standard deviations of unconstrained latents, by latent."""
+    found = family.distribution(family.coordinates(natural))
+    means = {name: mean(distribution) for name, distribution in found.items()}
+    return means, {name: stddev(distribution) for name, distribution in found.items()}
 
 
 def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
@@ -133,6 +141,7 @@ def _least(distribution: dist.Distribution, levels: Array) -> Array:
 
 
 def _draws(distribution: dist.Distribution) -> Array:
+    # A fixed key, so that a mean is the same number every time it is asked for.
     return distribution.sample(jax.random.key(0), (_NUM_DRAWS,))
 
 

@@ -56,6 +56,7 @@ def pickled(pieces: Pieces) -> Pickled:
     return Pickled(
         natural=pieces.natural,
         family=pieces.family,
+        # Bijections are values that pickle takes; the functions made of them are not.
         transforms={latent.name: latent.transform for latent in pieces.space.latents},
         found=identities(pieces.space),
         model_kwargs=dict(pieces.model_kwargs),
@@ -72,6 +73,7 @@ def unpickled(model: Model, kept: Pickled) -> Pieces:
         ValueError: If the model has other latents now.
         UnsupportedModelError: If it cannot be read any more.
     """
+    # From shapes: unpickling reads a model and no data.
     space = latents.from_model(model, kept.records, kept.model_kwargs)
     # A guide of one's own may have chosen the bijections. Those of other latents fit nothing, and
     # the difference below says so.

@@ -85,6 +85,7 @@ class Posterior:
         key = _validate.rng_key(rng_key)
         shape = _validate.shape("shape", shape)
         coordinates = self.family.coordinates(self.natural)
+        # q lives on base values; the bijections carry draws to the supports.
         return self.space.constrain(self.family.sample(key, coordinates, shape))
 
     @property
@@ -266,6 +267,7 @@ class Posterior:
             ValueError: If names or labels do not fit the dimensions, or arrays the model.
             TypeError: If an argument of the model is missing or unknown.
         """
+        # No secret: draws of a released distribution reveal nothing that it does not.
         key = jax.random.key(0) if rng_key is None else _validate.rng_key(rng_key)
         num_samples = _validate.positive_int("num_samples", num_samples, _MOST_SAMPLES)
         dims = _validate.mapping("dims", dims, "{'w': ['column']}")
@@ -298,6 +300,7 @@ class Posterior:
 
     def _prior_draws(self, rng_key: PRNGKey, num_draws: int) -> dict[str, Array]:
         """Draws from the prior: the model's, or the earlier posterior that served as prior."""
+        # The model's own priors were replaced by it.
         if self.prior is not None:
             return replace(self, natural=self.prior.natural).sample(rng_key, (num_draws,))
         return prior_draws(

@@ -14,7 +14,7 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.latents import HANDLERS, from_model
 from numpyro_dppvi.latents.outputs import unconditioned
-from numpyro_dppvi.latents.trace import indexable
+from numpyro_dppvi.latents.trace import indexable, resized
 
 # The most predictions in a batch (256 MiB of 32-bit floats).
 _VALUES_PER_BATCH = 2**26
@@ -46,6 +46,8 @@ def predict(
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         with HANDLERS:
+            # With its observations, the model would give back an outcome that was passed as its own
+            # prediction.
             sites = Predictive(unconditioned(model), dict(draws))
             found = sites(key, **indexable(constants), **rows)
         return {name: value for name, value in found.items() if value.size}  # drops factors
@@ -85,6 +87,7 @@ def log_likelihood_of_records(
     Returns:
         An array of shape ``(num_draws, num_rows)``.
     """
+    # Of the public rows: their number may differ from the fit's.
     space = from_model(model, rows, constants)
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
@@ -112,9 +115,12 @@ def _in_batches(
     # Predictions take num_draws * rows numbers per site, which may not fit a device.
     num_rows = len(next(iter(rows.values()))) if rows else 0
     if batch_size is None:
+        # Counted as one number for each draw and row.
         batch_size = max(1, _VALUES_PER_BATCH // num_draws)
     if num_rows <= batch_size:
         return call(rng_key, rows)
+    # Which axis of a result are its rows is not said anywhere: it is the one that shrinks with
+    # them.
     axes = _row_axes(call, rng_key, rows, num_rows)
     if axes is None:
         return call(rng_key, rows)
@@ -132,6 +138,7 @@ def _in_batches(
                 continue
             kept = np.asarray(value)  # on the host: all batches together may not fit the device
             if axis is not None:
+                # Only the rows that no batch before it had.
                 kept = np.take(kept, np.arange(start - first, batch_size), axis=axis)
             pieces.setdefault(name, []).append(kept)
     return {name: _joined(parts, axes[name]) for name, parts in pieces.items()}
@@ -150,8 +157,8 @@ def _row_axes(
     """The axis of each result that follows the number of rows; ``None`` if it is not clear."""
 
     def shapes(size: int) -> dict[str, tuple[int, ...]]:
-        cut = {n: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for n, x in rows.items()}
-        return {name: s.shape for name, s in jax.eval_shape(call, rng_key, cut).items()}
+        found = jax.eval_shape(call, rng_key, resized(rows, size))
+        return {name: s.shape for name, s in found.items()}
 
     # Compare abstract shapes with those of one row less. A model that only runs on its own number
     # of rows raises, and is then called on all rows at once.
@@ -273,6 +280,7 @@ def _check_names(
             f"{caller} got {unknown[0]!r}, which is not an argument of the model: write one of "
             f"{', '.join(parameters)}."
         )
+    # What was public in the fit is remembered, and need not be passed again.
     missing = [
         name
         for name, p in parameters.items()

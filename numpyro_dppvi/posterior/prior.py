@@ -2,12 +2,14 @@
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi._validate import UnsupportedModelError, shown
@@ -15,6 +17,7 @@ from numpyro_dppvi.families import MeanField, WhiteFamily, factors
 from numpyro_dppvi.guides import PriorFactor, prior_factor
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.identity import difference, identities
+from numpyro_dppvi.posterior import marginals
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,6 +84,7 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
         raise TypeError(
             f"prior must be a Prior, got {shown(prior)}: write prior=earlier.posterior.as_prior()."
         )
+    # Names, shapes and supports, and not priors: the new model's own are replaced anyway.
     found = difference(identities(space), identities(prior.space))
     if found is not None:
         raise UnsupportedModelError(
@@ -99,6 +103,8 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
 # A prior's standard deviation must be at least this fraction of a step's length. Below that, noisy
 # steps end ten or more of its standard deviations away.
 _NARROWEST = 0.1
+# A prior of this standard deviation is a hundred times too wide for such steps, give or take.
+_WIDEST = 50.0
 
 
 def check_proper(
@@ -145,6 +151,28 @@ def check_width(family: MeanField, parts: PriorFactor, step: float) -> None:
                 f"{step:.1g} long and would leave it: draw the latent from dist.Normal(0, 1), say, "
                 "and scale it in the model."
             )
+
+
+def caution_of_width(family: MeanField, natural: Natural, method: str) -> str:
+    """A sentence on the widest prior, if steps of one length cannot come from it; else empty.
+
+    Args:
+        family: The family of q.
+        natural: The prior in it.
+        method: What the method is called.
+    """
+    _, found = marginals.moments(family, natural)
+    widths = {name: float(np.max(width, initial=0.0)) for name, width in found.items()}
+    name, widest = max(widths.items(), key=lambda each: each[1])
+    if not _WIDEST < widest < math.inf:
+        return ""
+    return (
+        f"Caution: the prior of latent {name!r} has a standard deviation of {widest:.3g} on the "
+        f"unconstrained scale, and the steps of {method}() suit priors of about 1: it does not get "
+        "from there to what the records say, at any epsilon. Draw the latent from "
+        "dist.Normal(0, 1), say, and scale it in the model; or write method=FisherScoring(), whose "
+        "steps have no such scale."
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -68,13 +68,15 @@ def to_arviz(
         name: _validate.entries(f"coords[{name!r}]", values, "['a', 'b']")
         for name, values in coords.items()
     }
+    # netCDF limits attributes, and a statement of a thousand clients has a thousand lines.
     attrs = {name: _short(x) if isinstance(x, str) else x for name, x in attrs.items()}
     datasets, used = {}, set()
     for group, variables in groups.items():
         arrays = {name: _named(group, name, v, dims) for name, v in variables.items()}
         sizes = dict(_sizes(arrays, labels))
         used |= set(sizes)
-        # Rows that somebody passes may be as many as there are clients, and are none of them.
+        # Rows that the caller passes may happen to be as many as there are clients: these get no
+        # names.
         fitting = _fitting(known or {}, sizes) if group in _LATENT_GROUPS else {}
         index = {n: labels.get(n, fitting.get(n, range(size))) for n, size in sizes.items()}
         datasets[group] = xarray.Dataset(arrays, {n: list(v) for n, v in index.items()}, attrs)
@@ -84,6 +86,7 @@ def to_arviz(
             f"coords must name dimensions of variables ({_listed(used - {*_SAMPLE_DIMS})}), got "
             f"{unused[0]!r}: name it in dims, or leave it out of coords."
         )
+    # ArviZ 0.x shows InferenceData, 1.x the DataTree of xarray; the groups in them are the same.
     if int(importlib.metadata.version("arviz").split(".")[0]) >= 1:
         return xarray.DataTree.from_dict({"/": xarray.Dataset(attrs=attrs), **datasets})
     data: Any = arviz.InferenceData
@@ -141,7 +144,9 @@ def _named(
                 f"for each axis of the shape {values.shape[len(lead[1:]) :]}."
             )
         own = [*given[:num_own]]
+    # ArviZ's own names for dimensions that have none.
     names = [dim or f"{name}_dim_{axis}" for axis, dim in enumerate(own)]
+    # Independent draws are one chain.
     return (*lead, *names), values[None] if lead else values
 
 
@@ -157,6 +162,8 @@ def _sizes(
                     f"coords[{name!r}] must hold {size} labels for {variable!r}, got "
                     f"{len(labels[name])}: write one label per entry."
                 )
+            # The first variable with a dimension decides on its length, and is named where another
+            # one differs.
             other, known = found.setdefault(name, (variable, size))
             if known != size:
                 raise ValueError(

@@ -50,6 +50,7 @@ def compose(events: Iterable[tuple[dpa.DpEvent, int]]) -> Composition:
     counts: dict[dpa.DpEvent, int] = {}
     for event, count in events:
         counts[event] = counts.get(event, 0) + count
+    # Without order, so that equal releases in another order are one entry of every cache below.
     return frozenset((event, count) for event, count in counts.items() if count > 0)
 
 
@@ -93,6 +94,7 @@ def epsilon(
     if mu is not None:
         with np.errstate(divide="ignore"):  # its search tries epsilons whose delta rounds to 0
             return float(dpa.get_epsilon_gaussian(1 / mu, delta))
+    # What rounding may have swallowed is granted to the attacker beforehand.
     safe_delta = delta - rounding_error(composition)
     if safe_delta <= 0:
         return math.inf
@@ -130,6 +132,7 @@ def epsilon_to_participant(
     known = compose(
         (loss_distributions.with_noise(event, left), count) for event, count in composition
     )
+    # Never below what is promised: the two bounds come from grids of different precision.
     return max(promised, epsilon(known, delta, relation, settled_at=_SETTLED_BESIDE))
 
 
@@ -154,11 +157,14 @@ def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
         TypeError: If no accountant is proven for an event.
         ValueError: If none is proven for it under this relation.
     """
+    # First of all events, so that nothing is computed of a composition that no theorem covers.
     for event, _ in composition:
         loss_distributions.check_relation(event, relation)
     if is_concentrated(composition):
         return None
     noise = [(loss_distributions.noise_multiplier(event), count) for event, count in composition]
+    # One release without noise, and everything is known: epsilon is infinite whatever the others
+    # are.
     if not all(multiplier > 0 for multiplier, _ in noise):  # also catches NaN
         return math.inf
     if not is_gaussian(composition):
@@ -197,10 +203,13 @@ def tightest(
     for grid in _GRIDS:
         found = bound(grid)
         change = best - found
+        # An infinite bound would stay so on finer grids.
         settled = math.isinf(found) or change <= settled_at * found
         best = min(best, found)
         if settled or best <= enough:
             break
+        # The error is about c grid^2, so each finer grid changes it by a hundredth of the change
+        # before: what is left to gain is about change^2 / before.
         if grid == _GRIDS[-2] and change**2 <= _NOT_WORTH_IT * found * before:
             break
         before = change

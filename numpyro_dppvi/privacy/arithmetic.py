@@ -11,13 +11,15 @@ operations under ``jit``, ``vmap``, ``scan`` and ``lax.map``; the caller's preci
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import ndtri
 
-from numpyro_dppvi._typing import Array, PRNGKey, PyTree
+from numpyro_dppvi._typing import Array, LowerProduct, PRNGKey, PyTree
 
 # Clipped entries are rounded to steps of about 2^-20 of the clipping norm: to integers of at most
 # 1.5 * 2^20 in units of a step. Eight of them add up to less than 2^24, which 32-bit floats hold
@@ -45,17 +47,44 @@ def rounding_norm(num_entries: int) -> float:
     return float(num_entries**0.5 * (4 / 3) * 2.0 ** -(_ENTRY_BITS + 1))
 
 
-def squared_norms(leaves: list[Array], dtype: jnp.dtype) -> Array:
-    """Joint squared norms of vectors, arrays with one leading axis, added up in 64 bits.
+def squared_norms(leaves: Sequence[Array | LowerProduct], dtype: jnp.dtype) -> Array:
+    """Joint squared norms of vectors, given with one leading axis, added up in 64 bits.
 
     In 32 bits the compiler may add up some rows' squares in another order than others', so that a
     vector's rounding depended on its place. In 64 bits, where the squares are exact, the order
     changes a sum by 10^-16, which hardly ever shows once it is rounded.
     """
     with jax.enable_x64(True):
-        wide = [leaf.reshape(leaf.shape[0], -1).astype(jnp.float64) for leaf in leaves]
-        squared = [jnp.sum(leaf**2, axis=1) for leaf in wide]
+        squared = [
+            squared_norms_of_products(leaf, dtype)
+            if isinstance(leaf, LowerProduct)
+            else jnp.sum(leaf.reshape(leaf.shape[0], -1).astype(jnp.float64) ** 2, axis=1)
+            for leaf in leaves
+        ]
         return functools.reduce(jnp.add, squared).astype(dtype)
+
+
+def squared_norms_of_products(products: LowerProduct, dtype: jnp.dtype) -> Array:
+    """Squared norms of products with one leading axis, without laying them out; in 64 bits.
+
+    Infinite where the square of either side is out of the dtype's range, so that what is multiplied
+    later is in range, too.
+    """
+    # Row i adds left_i^2 (right_1^2 + ... + right_{i-1}^2). Terms are added up and never taken
+    # away, which would lose small ones.
+    with jax.enable_x64(True):
+        left, right = (jnp.moveaxis(leaf.astype(jnp.float64) ** 2, -1, 0) for leaf in products)
+
+        def add(carry: tuple[Array, Array], row: tuple[Array, Array]) -> Any:
+            before, total = carry
+            return (before + row[1], total + row[0] * before), None
+
+        zeros = jnp.zeros_like(left[0])
+        (_, total), _ = jax.lax.scan(add, (zeros, zeros), (left, right))
+        sides = jnp.sum(left, axis=0), jnp.sum(right, axis=0)
+        in_range = [jnp.isfinite(side.astype(dtype)) for side in sides]
+        total = jnp.where(in_range[0] & in_range[1], total, jnp.inf)
+        return jnp.sum(total.reshape(total.shape[0], -1), axis=1)
 
 
 class Grid(NamedTuple):
@@ -84,6 +113,8 @@ def grid(clip_norm: Array | float, rounded: Array | bool, dtype: jnp.dtype) -> G
     # Whole numbers of units are rounded fastest. Neither unit nor 1 / unit may be out of range of
     # the dtype, so that lengths are given in units of the power of two next to the norm.
     info = jnp.finfo(dtype)  # type: ignore[no-untyped-call]
+    # norm / size is between 3/4 and 3/2, in range for whatever clipping norm; the unit itself may
+    # be far below the smallest 32-bit float, and is kept in 64 bits.
     norm = jnp.asarray(clip_norm, dtype)
     size = power_of_two(norm, dtype)
     finest = 2.0 ** (2 ** (info.nexp - 2) - 4)  # 2^60, or 2^508 in 64 bits
@@ -107,6 +138,34 @@ def total_of_rounded(entries: Array, grid: Grid) -> Array:
     return weighted_total(jnp.sum(blocks, axis=1), grid.unit)
 
 
+def total_of_rounded_products(products: LowerProduct, grid: Grid) -> Array:
+    """The exact 64-bit sum over rows of products in units of a grid, each rounded to whole units.
+
+    Entries below the diagonal must be within the clipping norm; others are not used.
+    """
+    shape, size = products.left.shape[1:-1], products.left.shape[-1]
+    left, right = (leaf.reshape(leaf.shape[0], -1, size) for leaf in products)
+    matrices = jax.vmap(functools.partial(_matrix_of_products, grid), (1, 1))(left, right)
+    rows, columns = np.tril_indices(size, -1)
+    return matrices[:, rows, columns].reshape(*shape, len(rows))
+
+
+def _matrix_of_products(grid: Grid, left: Array, right: Array) -> Array:
+    # As total_of_rounded, row by row of the matrix: a row of products of eight records is made and
+    # added up without being written down.
+    padding = [(0, -left.shape[0] % ROWS_PER_BLOCK), (0, 0)]
+    left, right = jnp.pad(left, padding), jnp.pad(right, padding)
+    blocks = right.reshape(-1, ROWS_PER_BLOCK, right.shape[1])
+
+    def of_row(carry: None, mine: Array) -> tuple[None, Array]:
+        mine = mine.reshape(-1, ROWS_PER_BLOCK)
+        each = [jnp.round(mine[:, k, None] * blocks[:, k]) for k in range(ROWS_PER_BLOCK)]
+        return carry, weighted_total(functools.reduce(jnp.add, each), grid.unit)
+
+    matrix: Array = jax.lax.scan(of_row, None, left.T)[1]
+    return matrix
+
+
 def total(stacked: PyTree) -> PyTree:
     """The sum over the leading axis, in 64 bits."""
     with jax.enable_x64(True):
@@ -116,6 +175,7 @@ def total(stacked: PyTree) -> PyTree:
 def weighted_total(stacked: PyTree, weight: Array | float) -> PyTree:
     """The sum over the leading axis, multiplied by a number, in 64 bits."""
     with jax.enable_x64(True):
+        # One multiplication after the sum: weighting before it would round every vector.
         wide = jnp.asarray(weight).astype(jnp.float64)
         return jax.tree.map(lambda leaf: wide * leaf, total(stacked))
 
@@ -147,8 +207,11 @@ def released(draws: Array, value: Array, noise_std: Array | float, dtype: jnp.dt
     """
     with jax.enable_x64(True):
         std = jnp.asarray(noise_std).astype(jnp.float64)
+        # Noise first and the grid afterwards: a value that is rounded before it gets noise could
+        # move by a step more than its sensitivity.
         noisy = value.astype(jnp.float64) + std * draws
         step = power_of_two(std, jnp.float64) * 2.0**-_RELEASE_BITS
+        # Without noise nothing is rounded; 1.0 is there only so that nothing is divided by 0.
         divisor = jnp.where(step > 0, step, 1.0)
         on_grid = jnp.round(noisy / divisor) * divisor
         return jnp.where(step > 0, on_grid, noisy).astype(dtype)
@@ -170,5 +233,6 @@ def normal(words: Array) -> Array:
         # near 0, so ndtri(u) keeps its relative precision far into the tail, where ndtri(1 - u)
         # would lose it.
         high, low = (half.astype(jnp.float64) for half in (words[0], words[1] >> 1))
+        # Never 0: the half keeps ndtri away from -infinity.
         tail = (high + (low + 0.5) * 2.0**-31) * 2.0**-33  # in (0, 1/2)
         return jnp.where(words[1] & 1, -1.0, 1.0) * ndtri(tail)

@@ -108,8 +108,11 @@ def audit(
         raise ValueError("deltas must not be empty, got no entries: write deltas=(0.1, 0.4).")
     deltas = tuple(_validate.open_unit("deltas", delta, "(0.1, 0.4)") for delta in each_delta)
     epsilons = np.array([_claimed(claim(delta)) for delta in deltas])
+    # Bonferroni: one test for each delta and direction.
     each = failure_prob / (2 * len(deltas))
     shown = [
+        # Both directions, P over Q and Q over P; swapping signs makes the second one of the first
+        # kind.
         max(_shown(epsilon, one, other, each), _shown(epsilon, -other, -one, each))
         for epsilon in epsilons
     ]
@@ -132,6 +135,7 @@ def _checked(scores: np.ndarray) -> np.ndarray:
             f"scores must be at least four numbers per data set, got dtype {scores.dtype}: give "
             "one score per run."
         )
+    # What is too large for 64 bits is infinite, and still larger than any threshold.
     with np.errstate(over="ignore"):
         scores = scores.astype(np.float64).ravel()
     if len(scores) < 4 or np.isnan(scores).any():

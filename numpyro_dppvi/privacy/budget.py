@@ -107,6 +107,7 @@ def budget_of_each(
         )
     if isinstance(budget, Mapping):
         return _in_order(budget, names)
+    # In this order, because a list of the wrong kind of thing is the more telling mistake.
     if len(budgets) != num_clients:
         raise ValueError(
             f"budget must be one for all clients or one per client, got {len(budgets)} budgets for "
@@ -132,7 +133,7 @@ def _in_order(
         raise ValueError(
             f"budget must hold one budget for each client, got "
             f"{'none for' if lacking else 'one for'} {_validate.shown(wrong[0])}"
-            f"{'' if lacking else ', who is no client'}: the clients are "
+            f"{'' if lacking else ', which is not a client'}: the clients are "
             f"{', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}."
         )
     return tuple(called[name] for name in names)

@@ -78,6 +78,7 @@ def noise_multiplier(
         # 1 / one_release in all, so a share ``left`` of its square remains for the new releases:
         # num_releases * (sensitivity / noise)^2 = left / one_release^2.
         distance = accounting.gaussian_mu(before, budget.relation) or 0.0
+        # Above 0, because plans refuse clients that have spent .999 of their epsilon (is_used_up).
         left = 1 - (distance * one_release) ** 2
         noise = unit_sensitivity(budget.relation) * math.sqrt(num_releases) * one_release
         noise /= math.sqrt(left)
@@ -85,6 +86,7 @@ def noise_multiplier(
             noise *= 1 + 1e-9 / left
         return noise
     rough_size = num_records
+    # A client's exact number of records enters its event only through truncation.
     if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         # Truncation costs almost nothing, so the rough search leaves it out. Its (cached) result
         # then serves clients of all sizes.
@@ -166,6 +168,7 @@ def _spends(
 
 def spent(composition: Composition, budget: PrivacyBudget, roughly: bool) -> float:
     """An upper bound on epsilon for a search, ``roughly`` to within a thousandth."""
+    # Bounds that far below the target steer the search alike, whatever they are exactly.
     enough = math.exp(-FAR) * budget.epsilon
     precision = (_ROUGHLY_SETTLED,) if roughly else ()
     return accounting.epsilon(composition, budget.delta, budget.relation, enough, *precision)
@@ -195,6 +198,7 @@ def likely_releases(
     """A guess at the number of releases: the inverse of :func:`_likely_noise`."""
     prob = float(sampler.inclusion_prob(num_records))
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
+    # Clamped so that nothing overflows: a guess may be off, the search that follows is not.
     exponent = min(noise**-2, 300.0)
     if prob == 1:
         each = unit_sensitivity(budget.relation) ** 2 * exponent

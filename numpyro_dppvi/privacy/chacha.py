@@ -83,6 +83,8 @@ def blocks(key: Array, counters: Array, nonce: Array) -> Array:
         a, b, c, d = _quarter_rounds(*diagonals)
         return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
 
+    # The last addition of the start makes the permutation one-way: without it, anybody could run
+    # the rounds backwards from a block to the key.
     end = jax.lax.fori_loop(0, _DOUBLE_ROUNDS, double_round, tuple(start))
     return (jnp.stack(end) + start).reshape(_WORDS_PER_BLOCK, num_blocks).T
 
@@ -116,6 +118,8 @@ def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
         raise ValueError(
             f"shape must need at most 2**38 bytes, got {shape}: split the key and draw in parts."
         )
+    # Counters from 0, and a nonce for each use: no two calls under one key share a block, unless
+    # they do the same.
     words = blocks(key, jnp.arange(num_blocks, dtype=jnp.uint32), _nonce(_BITS)).ravel()
     dtype = jnp.dtype(f"uint{bit_width}")
     if bit_width > 32:
@@ -131,6 +135,7 @@ def _split(key: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _fold_in(key: Array, data: Array | int) -> Array:
+    # What is folded in is the counter, so that different numbers give different blocks.
     counter = jnp.asarray(data).astype(jnp.uint32).reshape(1)
     return blocks(key, counter, _nonce(_FOLD))[0, :KEY_WORDS]
 

@@ -1,9 +1,11 @@
 """Clipping vectors to a joint norm, and exact sums of clipped vectors."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, PyTree
+from numpyro_dppvi._typing import Array, LowerProduct, PyTree
 from numpyro_dppvi.privacy import arithmetic, noise_laws
 
 # Factors and products are rounded to 32 bits, and the compiler may compute an entry anew where it
@@ -52,7 +54,7 @@ def clipped_sum(
     """The exact sum of vectors, each clipped as by :func:`clipped` and rounded to a grid.
 
     Args:
-        contributions: Tree of arrays of shape ``(num_vectors, ...)``.
+        contributions: Tree of arrays of shape ``(num_vectors, ...)``, or of products of such.
         mask: Booleans of shape ``(num_vectors,)``; vectors at false entries are left out.
         clip_norm: The bound, a scalar.
         rounded: Whether entries are rounded to multiples of about ``clip_norm * 2**-20``, which
@@ -72,14 +74,17 @@ def clipped_sum(
     # rounding may add. The sum is exact, so replacing one vector moves it by |-a + b| <=
     # 2 clip_norm with no slack for summation error.
     grid = arithmetic.grid(clip_norm, rounded, _dtype(contributions))
+    # |round(v)| <= |v| + rounding_norm C <= C.
     bound = (1 - arithmetic.rounding_norm(_num_entries(contributions))) * grid.norm
     factor = _factors(contributions, mask, bound, grid.one)
 
-    def total(leaf: Array) -> Array:
+    def total(leaf: Array | LowerProduct) -> Array:
+        if isinstance(leaf, LowerProduct):
+            return arithmetic.total_of_rounded_products(_scaled_product(factor, leaf), grid)
         entries = jnp.round(_scaled(factor, leaf))
         return arithmetic.total_of_rounded(entries, grid).reshape(leaf.shape[1:])
 
-    return jax.tree.map(total, contributions)
+    return jax.tree.map(total, contributions, is_leaf=_is_product)
 
 
 def clipped_in_steps(
@@ -109,8 +114,10 @@ def _factors(
     contributions: PyTree, mask: Array, clip_norm: Array | float, one: Array | float = 1.0
 ) -> Array:
     """The factor that clips each vector, at most ``one``; 0 or NaN for what becomes zero."""
-    leaves = jax.tree.leaves(contributions)
+    leaves = jax.tree.leaves(contributions, is_leaf=_is_product)
     squared = arithmetic.squared_norms(leaves, _dtype(leaves))
+    # min(1, C / |v|), in grid units. NaN or infinite entries make the norm so, and the factor NaN
+    # or 0: one hostile record can then do no more than leave itself out.
     factor = jnp.minimum(one, (1 - _ROUNDING_MARGIN) * clip_norm / jnp.sqrt(squared))
     # If squares overflow, the norm is infinite and the factor 0. If they underflow, the computed
     # norm is too small and the factor too large, so such vectors are set to zero.
@@ -125,16 +132,39 @@ def _scaled(factor: Array, leaf: Array) -> Array:
     return jnp.where(factor[:, None] > 0, rows, 0)
 
 
+def _scaled_product(factor: Array, leaf: LowerProduct) -> LowerProduct:
+    """Products, multiplied by what clips them; whole rows that are out of range are left out."""
+    left, right = _scaled(factor, leaf.left), _scaled(jnp.sign(factor), leaf.right)
+    left = jnp.where(jnp.isfinite(left), left, 0)
+    return LowerProduct(left.reshape(leaf.left.shape), right.reshape(leaf.right.shape))
+
+
+def _is_product(leaf: Any) -> bool:
+    return isinstance(leaf, LowerProduct)
+
+
 def _num_entries(contributions: PyTree) -> int:
     """The length of one vector."""
-    return sum(leaf[0].size for leaf in jax.tree.leaves(contributions))
+    leaves = jax.tree.leaves(contributions, is_leaf=_is_product)
+    return sum(_length(leaf) for leaf in leaves)
+
+
+def _length(leaf: Array | LowerProduct) -> int:
+    if isinstance(leaf, LowerProduct):
+        return leaf.left[0].size * (leaf.left.shape[-1] - 1) // 2
+    return leaf[0].size
 
 
 def _dtype(contributions: PyTree) -> jnp.dtype:
     return jnp.result_type(*jax.tree.leaves(contributions))
 
 
-def _least_square(leaves: list[Array]) -> float:
+def _least_square(contributions: PyTree) -> float:
     """A sum of squares above this has lost no more than a rounding error to underflow."""
+    # A square below tiny / eps has lost digits, or all of them; so has a sum of d such squares
+    # below d times that.
+    leaves = jax.tree.leaves(contributions)
     limits = [jnp.finfo(leaf.dtype) for leaf in leaves]  # type: ignore[no-untyped-call]
-    return _num_entries(leaves) * max(float(limit.tiny) / float(limit.eps) for limit in limits)
+    return _num_entries(contributions) * max(
+        float(limit.tiny) / float(limit.eps) for limit in limits
+    )

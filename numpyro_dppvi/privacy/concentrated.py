@@ -28,6 +28,8 @@ def total_rho(composition: frozenset[tuple[dpa.DpEvent, int]], relation: Relatio
     """
     if not any(isinstance(event, dpa.ZCDpEvent) for event, _ in composition):
         return None
+    # Rhos add up, also where a release was chosen after the ones before it were seen (Bun and
+    # Steinke 2016).
     return math.fsum(count * _rho(event, relation) for event, count in composition)
 
 
@@ -73,6 +75,7 @@ def detected(rho: float, false_positive_rate: float) -> float:
     low, high = false_positive_rate, 1.0
     while high - low > 1e-12:
         rate = 0.5 * (low + high)
+        # log sum of p^a q^(1 - a) over the coin's two sides, over a - 1: in both directions.
         apart = np.maximum(_between(rate, false_positive_rate), _between(false_positive_rate, rate))
         if np.all(apart <= allowed):
             low = rate

@@ -149,6 +149,7 @@ def rounds_from_epsilon(
     likely = calibrate.likely_releases(noise_multiplier, sampler, size, budget)
     most = _MOST_RELEASES // releases_per_round
     roughly = functools.partial(spends, roughly=True)
+    # Coarse grids first: the fine ones are asked only near the answer.
     near = _most_rounds(roughly, budget.epsilon, likely / releases_per_round, most)
     return _most_rounds(spends, budget.epsilon, near, most)
 
@@ -198,6 +199,7 @@ def _one_client(
                 f"num_records must be given with {type(sampler).__name__}, got None: write "
                 "num_records=1000, say."
             )
+        # Of a full batch the number of records does not enter epsilon.
         num_records = 1
     num_records = _validate.positive_int("num_records", num_records)
     sampler.check([num_records], relation)

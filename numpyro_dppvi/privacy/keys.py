@@ -75,6 +75,9 @@ class SecretKeys:
         generator = _best_generator() if self.generator is None else self.generator
         num_bytes = 4 * chacha.KEY_WORDS if generator == "chacha20" else _THREEFRY_BYTES
         if self.insecure_seed is None:
+            # From the operating system at every call. A key that was derived from an earlier one
+            # would make a resumed run repeat noise: two releases with equal noise, whose difference
+            # has none.
             return _key(secrets.token_bytes(num_bytes), generator)
         # Hashed, because jax.random.key keeps only the low 32 bits: a seed of 2**40 would be 0.
         text = f"numpyro_dppvi noise seed {self.insecure_seed} round {round_number}"

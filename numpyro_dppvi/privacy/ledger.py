@@ -158,10 +158,13 @@ class Ledger:
             return accounting.epsilon(composition, budget.delta, budget.relation)
 
         # Part of a composition costs no more than the whole, whose epsilon is cached.
+        # The plan's epsilon was computed when noise was calibrated: a round within it needs no
+        # accountant, which takes seconds for sampled batches.
         planned = self.affordable[client] if self.affordable else frozenset()
         if _within(composition, planned) and cost(planned) <= budget.epsilon:
             return
         epsilon = cost(composition)
+        # Written so that NaN refuses, too.
         if not epsilon <= budget.epsilon:
             who = words.client(client, self.client_names)
             raise BudgetExceededError(
@@ -179,8 +182,9 @@ def check_names(names: tuple[Any, ...], num_clients: int) -> tuple[str, ...]:
         num_clients: How many clients there are.
 
     Raises:
-        ValueError: If there are more or fewer, two are the same, or one is no short text.
+        ValueError: If there are more or fewer, two are the same, or one is not a short text.
     """
+    # Names stand in lines of JSON that auditors read, and in messages.
     texts = all(type(n) is str and n.isprintable() and 0 < len(n) <= _LONGEST_NAME for n in names)
     if not texts or not len(names) == len(set(names)) == num_clients:
         raise ValueError(

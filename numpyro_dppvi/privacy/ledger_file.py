@@ -36,11 +36,6 @@ from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.ledger import Entry, Ledger, check_names
 
-try:
-    import fcntl
-except ImportError:  # Windows, where concurrent runs do not lock each other out
-    fcntl = None  # type: ignore[assignment]
-
 _SCHEMA = "numpyro_dppvi/ledger/2"
 # The older schema has neither names of runs nor lines about checkpoints. Such a file is read, and
 # continued in the newer schema.
@@ -128,6 +123,7 @@ class LedgerFile:
             FileNotFoundError: If its folder is missing.
         """
         ledger = self.open(Ledger(tuple(budgets), client_names=names))
+        # A run that is continued plans anew for what it has itself released.
         others = tuple(entry for entry in ledger.entries if entry.run != besides)
         ledger = replace(ledger, entries=others)
         return tuple(ledger.composition(client) for client in range(len(budgets)))
@@ -141,7 +137,7 @@ class LedgerFile:
         return {entry.client for entry in self._look().entries if entry.run in runs}
 
     def names(self, num_clients: int) -> tuple[str, ...]:
-        """The clients' names in the file; empty if it has none, or so many clients are not its own.
+        """The clients' names in the file; empty if it has none, or another number of clients.
 
         Args:
             num_clients: How many clients a run has.
@@ -207,6 +203,8 @@ class LedgerFile:
                 _check_newest(self.path, ledger, seen)
                 paid = {entry for entry in seen.entries if entry.run == ledger.run}
                 entries = tuple(entry for entry in entries if entry not in paid)
+            # The lock is held from reading to writing: two runs at once cannot both find room for
+            # one charge.
             charged = _caught_up(self.path, ledger, seen).charge(entries)
             seen = seen._replace(entries=charged.entries)
             self._append(file, seen, ledger, [_fields(entry) for entry in entries])
@@ -230,6 +228,8 @@ class LedgerFile:
             seen = self._read(file, ledger)
             _check_newest(self.path, ledger, seen)
             before = seen.kept.get(ledger.run, ())
+            # Names are appended, and the last one counts: older checkpoints stay known as older
+            # ones.
             seen = seen._replace(kept={**seen.kept, ledger.run: (*before, name)})
             self._append(file, seen, ledger, [{"run": ledger.run, "kept": name}])
         return replace(ledger, kept=name)
@@ -238,6 +238,7 @@ class LedgerFile:
         self, file: BinaryIO, seen: _Seen, ledger: Ledger, lines: list[dict[str, Any]]
     ) -> None:
         """Appends lines, with budgets and names before them if these are new; syncs to disk."""
+        # A run without names goes on under those of the file.
         names = ledger.client_names or seen.names
         if lines and (seen.budgets, seen.names) != (ledger.budgets, names):
             schema = {"schema": _SCHEMA} if seen.budgets is None else {}
@@ -256,19 +257,18 @@ class LedgerFile:
         """The file's contents, read only; empty if there is no file."""
         if not os.path.lexists(_disk.check_place(self.path)):
             return self._read(io.BytesIO(), ledger)
+        # Shared with other readers, but not with a writer, who may be in the middle of a line.
         with os.fdopen(_disk.open_to_read(self.path, through_links=False), "rb") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_SH)
+            _disk.lock(file, shared=True)
             return self._read(file, ledger)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         new = not _disk.check_place(self.path).exists()
         with _disk.open_or_create(self.path) as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
+            _disk.lock(file)
             if new:
-                _sync_folder(self.path.parent)
+                _disk.flush_folder(self.path.parent)
             yield file
 
     def _read(self, file: BinaryIO, ledger: Ledger | None = None) -> _Seen:
@@ -283,6 +283,7 @@ class LedgerFile:
         entries, kept = list(seen.entries), dict(seen.kept)
         found = _Found(self.path, seen.check, seen.budgets, seen.names, entries, kept)
         size, repair = seen.size, b""
+        # A hostile file could be one endless line: no more of it is read than an honest one has.
         most = _MOST if ledger is None else _MORE + _CLIENT * len(ledger.budgets)
         while line := _line(self.path, file, most):
             size += len(line)
@@ -363,6 +364,8 @@ class _Found:
     def _take(self, fields: Mapping[str, Any]) -> None:
         if self.budgets is None and fields["schema"] not in (_SCHEMA, _OLDER_SCHEMA):
             raise ValueError("another schema")
+        # Lines are told apart by their fields, all of them: one with a field more is no line of
+        # ours.
         header = {"schema", "budgets"} if self.budgets is None else {"budgets"}
         if fields.keys() - {"clients"} == header:
             self.budgets = tuple(PrivacyBudget(**budget) for budget in fields["budgets"])
@@ -376,6 +379,7 @@ class _Found:
 
 
 def _entry(fields: Mapping[str, Any], num_clients: int) -> Entry:
+    # Files of the first version have no runs.
     if fields.keys() - {"run"} != {"client", "round", "num_releases", "event"}:
         raise ValueError("other fields")
     _validate.positive_int("num_releases", fields["num_releases"])
@@ -475,6 +479,7 @@ def _check_protected(
             f"{_ELSEWHERE}"
         )
     for number, (their, my) in enumerate(zip(theirs, mine, strict=True)):
+        # Epsilons of other relations or units would be added up like pounds and kilos.
         for name in _PROTECTED:
             was, now = getattr(their, name), getattr(my, name)
             if was != now:
@@ -536,6 +541,7 @@ def event_to_json(event: dpa.DpEvent) -> dict[str, Any]:
 def event_from_json(value: Any) -> dpa.DpEvent:
     """The inverse of :func:`event_to_json`; refuses anything else."""
     ((name, fields),) = value.items()
+    # Constructors from a table and never by name from the file.
     return _EVENTS[name](**{field: _FIELDS[field](inner) for field, inner in fields.items()})
 
 
@@ -575,17 +581,6 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "truncated_batch_size": _whole,
     "event": _plain_event,
 }
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the directory entry of a new file durable."""
-    if os.name != "posix":
-        return
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def composition_to_json(composition: Composition) -> list[Any]:

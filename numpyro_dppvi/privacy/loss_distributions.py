@@ -90,6 +90,7 @@ def of_composition(
         grid: The spacing at which losses are discretised.
     """
     total = pld.identity(value_discretization_interval=grid)
+    # In a fixed order: a set's own would change the rounding from one process to the next.
     for event, count in sorted(composition, key=repr):
         total = total.compose(_of_event(event, count, relation, grid))
     return total
@@ -151,6 +152,8 @@ def _of_fixed_size(noise: float, prob: float, grid: float) -> pld.PrivacyLossDis
         sampling_prob=prob,
         adjacency_type=AdjacencyType.REMOVE,
     )
+    # Beyond the last epsilon the mechanism's own bounds say that delta is negligible, and the
+    # pessimistic estimate puts what is left at infinity.
     last = max(1, math.ceil(upper_branch.connect_dots_bounds().epsilon_upper / grid))
     epsilons = grid * np.arange(last + 1)
     above = upper_branch.get_delta_for_epsilon(epsilons)

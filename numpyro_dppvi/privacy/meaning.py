@@ -94,5 +94,6 @@ def _best_attack(composition: Composition, relation: Relation, rate: float) -> A
         deltas = distribution.get_delta_for_epsilon(slopes) + rounding
         return float(np.min(np.exp(slopes) * rate + deltas)) - rate
 
+    # The surplus over guessing is what settles: relative to it, and not to the rate itself.
     caught = rate + accounting.tightest(surplus, _SETTLED)
     return Attack(min(1.0, *advantages), rate, min(1.0, caught))

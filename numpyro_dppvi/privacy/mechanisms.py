@@ -60,6 +60,7 @@ class GaussianSum:
         """
         units.check_sampler(budget, self.sampler)
         _check_std(self.share_std)
+        # A budget for persons of five records needs noise for five: a plan made for one is refused.
         _check_contributions(self.contributions, units.records_changed(budget), budget)
 
     def sensitivity(self, relation: Relation) -> float:
@@ -80,6 +81,8 @@ class GaussianSum:
     @property
     def dp_event(self) -> dpa.DpEvent:
         """The accounting event of one release, with noise in units of a contribution."""
+        # Clip and contributions cancel: noise and sensitivity are both in units of what one unit
+        # adds.
         return self.sampler.dp_event(self.noise_multiplier, self.num_records, self.physical_size)
 
     @property
@@ -242,6 +245,7 @@ def add_noise(
     """
     leaves, treedef = jax.tree.flatten(total)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(total if like is None else like)]
+    # One draw of bits for all entries, so that none of them is used twice whatever the tree.
     words = arithmetic.random_words(rng_key, (sum(leaf.size for leaf in leaves),))
     noisy, start = [], 0  # every entry of every leaf has random words of its own
     with jax.enable_x64(True):

@@ -89,6 +89,7 @@ class StepNoise(NamedTuple):
 
 def grid_step(clip_norm: float) -> float:
     """The step that clipped changes are rounded to: a power of two, at most 2^-20 of the norm."""
+    # A power of two divides exactly: numbers of steps are whole, and 32 bits hold the step.
     return math.ldexp(1.0, math.frexp(clip_norm)[1] - 1) / _STEPS_PER_NORM
 
 
@@ -98,6 +99,7 @@ def std_in_steps(noise_std: float, clip_norm: float) -> float:
     Raises:
         ValueError: If the noise is too large for 64-bit floats to hold it exactly.
     """
+    # In units of the grid, whose step is a power of two: the quotient is exact.
     scale = noise_std / grid_step(clip_norm)
     if not scale <= _MOST_STEPS:
         raise ValueError(
@@ -147,6 +149,7 @@ def drawn(
     noise = np.array([integers(scales[client], size) for client in visits])
     noise = noise.reshape(*clients.shape, size)
     return StepNoise(
+        # An arithmetic shift: high carries the sign, low is between 0 and 2^26.
         high=jnp.asarray((noise >> _LOW_BITS).astype(np.int32)),
         low=jnp.asarray((noise & (2**_LOW_BITS - 1)).astype(np.int32)),
         step=jnp.asarray(np.array(steps, np.float32)[clients]),
@@ -177,6 +180,7 @@ def released(steps: PyTree, noise: StepNoise, weight: Array, like: PyTree) -> Py
     """
     with jax.enable_x64(True):
         totals = noisy_steps(steps, noise)
+        # The one rounding is here, after the noise: post-processing.
         unit = weight.astype(jnp.float64) * noise.step.astype(jnp.float64)
         return jax.tree.map(lambda leaf, of: (unit * leaf).astype(of.dtype), totals, like)
 

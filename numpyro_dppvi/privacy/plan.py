@@ -101,6 +101,7 @@ class PrivacyPlan:
         continues: Where a run is continued under a larger budget, the plan of the rounds before.
         first_round: The first round that this plan is of, from 0.
         worth: What the budgets buy at best, if the number of latents is known.
+        of_model: A caution about the model, if it is known and there is one.
     """
 
     clients: tuple[ClientPlan, ...]
@@ -108,6 +109,7 @@ class PrivacyPlan:
     continues: "PrivacyPlan | None" = field(default=None, repr=False)
     first_round: int = 0
     worth: Worth | None = field(default=None, repr=False, compare=False)
+    of_model: str = field(default="", repr=False, compare=False)
 
     @property
     def parts(self) -> "tuple[PrivacyPlan, ...]":
@@ -121,7 +123,7 @@ class PrivacyPlan:
             round_number: 0 for the first.
 
         Raises:
-            ValueError: If it is no whole number of at least 0.
+            ValueError: If it is not a whole number of at least 0.
         """
         _validate.not_negative_int("round_number", round_number)
         if self.continues is None or round_number >= self.first_round:
@@ -259,7 +261,7 @@ def _told(plan: PrivacyPlan, end: int) -> str:
 
 
 def cautions(plan: PrivacyPlan, epsilons: Sequence[float] | np.ndarray) -> list[str]:
-    """Sentences on budgets that promise little; empty for most plans.
+    """Sentences on budgets that promise little, and models that get little; mostly none.
 
     Args:
         plan: The plan.
@@ -274,7 +276,7 @@ def cautions(plan: PrivacyPlan, epsilons: Sequence[float] | np.ndarray) -> list[
         said.append(words.of_delta(who, worst.budget.delta, worst.mechanism.num_records))
     if large:
         said.append(words.of_epsilon(_called(plan, large), max(epsilons[m] for m in large)))
-    return said
+    return [*said, plan.of_model] if plan.of_model else said
 
 
 def _called(plan: PrivacyPlan, numbers: Sequence[int]) -> str:
@@ -332,6 +334,7 @@ def of_gradients(
     contributions = [units.records_changed(budget) for budget in budgets]
     before = before or [frozenset()] * len(budgets)
     check_before(budgets, num_visits, before, names)
+    # The same for all clients, whose batches are one array in a compiled round.
     physical_size = sampler.physical_size(client_sizes)
     samplers = [sampler.of_client(number) for number in range(len(budgets))]
     # A client that is never visited gets the noise of one release: its mechanism has to exist.
@@ -516,6 +519,7 @@ def table(
     it is known what their budgets buy, one for the width of their intervals alone.
     """
     shared = any(client.mechanism.num_shares > 1 for client in clients)
+    # Equal clients share a line, or the table of a large consortium would fill pages.
     header = ["client", "records", "batch", "clip", "noise std", "releases", "epsilon", "delta"]
     header += ["to participants"] * shared + ["alone"] * (bought is not None)
     rows = [header]

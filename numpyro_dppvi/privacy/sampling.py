@@ -223,6 +223,8 @@ class PoissonSampling:
         # How many of the rows so far are drawn: where that first reaches k, the k-th of them is.
         drawn = jnp.cumsum(words < threshold, dtype=jnp.int32)
         rows = jnp.searchsorted(drawn, jnp.arange(1, physical_size + 1, dtype=jnp.int32))
+        # searchsorted gives ``capacity`` for what was not drawn: those places are padding, and
+        # masked.
         rows = jnp.minimum(rows, capacity - 1)  # padding
 
         # The rows with the smallest words are a uniformly random subset of those that were drawn.
@@ -241,6 +243,7 @@ class PoissonSampling:
         self, noise_multiplier: float, num_records: int, physical_size: int
     ) -> dpa.DpEvent:
         """A Poisson-sampled Gaussian event; a truncated one if batches can overflow."""
+        # Then even all records fit: nothing can be cut off.
         if physical_size >= num_records:
             gaussian = dpa.GaussianDpEvent(noise_multiplier)
             return dpa.PoissonSampledDpEvent(self._prob, gaussian)
@@ -338,6 +341,7 @@ class FixedSizeSampling:
 
 
 def _padded_size(num_records: int, prob: float) -> int:
+    # The number drawn is binomial, with this standard deviation.
     deviation = math.sqrt(num_records * prob * (1 - prob))
     rows = num_records * prob + _PADDING_DEVIATIONS * deviation + _PADDING_SKEW
     return min(num_records, math.ceil(rows))

@@ -148,6 +148,7 @@ class NegativeBinomialRuns:
 
         low, high = 1e-300, 1.0
         while True:
+            # The geometric mean: gamma may be of any order of magnitude.
             middle = math.sqrt(low * high)
             if not low < middle < high:
                 return low
@@ -168,6 +169,7 @@ def _quantile(probabilities: Iterator[tuple[int, float]], uniform: float) -> int
     total = 0.0
     for k, prob in probabilities:
         total += prob
+        # Where adding up is at the end of its digits, the last number stands for all larger ones.
         if uniform < total or (prob < 1e-18 and total > 0.5):
             return k
     raise AssertionError("the distribution has no end")
@@ -287,6 +289,7 @@ def _largest_mu(budget: PrivacyBudget, runs: Runs) -> float:
     """The largest distance of one run for which the selection is within its budget."""
     if math.isinf(budget.epsilon):
         return math.inf
+    # A selection costs at least what one run does, so its distance is an upper end.
     low, high = 0.0, 1 / dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     if selection_epsilon(high, runs, budget.delta) <= budget.epsilon:
         return high  # almost always a single run
@@ -336,6 +339,8 @@ def check_run(plan: SelectionPlan, mus: Sequence[float | None]) -> None:
                 f"sampler must be FullBatch() in a selection, got sampled batches of client "
                 f"{client}: write sampler=FullBatch() in fit_one."
             )
+        # Distances and not epsilons, because the theorem needs the whole curve of a run and not one
+        # point.
         if not mu <= allowed * (1 + _ROUNDING):
             raise ValueError(
                 f"fit_one must keep to the budgets it is given, got a run that released more for "

@@ -166,6 +166,7 @@ class PrivacyStatement:
         rows = []
         for number, client in enumerate(self.plan.clients):
             mechanism, budget = client.mechanism, client.budget
+            # Of what was charged and not of what was planned: a run may have been interrupted.
             composition = self.ledger.composition(number)
             attack = best_attack(composition, budget.relation)
             rows.append(
@@ -309,6 +310,7 @@ class PrivacyStatement:
         if self.plan is None:
             return []
         facts, clients = self.as_dict(), self._clients
+        # Explained for the client whose releases reveal most; the others are better off.
         worst = max(clients, key=lambda c: c["best_attack"]["true_positive_rate"])["client"]
         budget = self.plan.clients[worst].budget
         attack = best_attack(self.ledger.composition(worst), budget.relation)
@@ -328,10 +330,11 @@ class PrivacyStatement:
 def _client_rows(
     clients: list[dict[str, Any]], shared: bool, names: Sequence[str]
 ) -> list[list[str]]:
-    """One row of cells for every group of consecutive clients that are equal but for their name."""
+    """One row of cells for every group of consecutive clients that differ in names alone."""
     rows: list[list[str]] = []
     start = 0
     for number, client in enumerate(clients):
+        # A group ends where the next client differs in anything but number and name.
         following = clients[number + 1] if number + 1 < len(clients) else {}
         if {**following, **_NOBODY} == {**client, **_NOBODY}:
             continue

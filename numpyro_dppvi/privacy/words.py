@@ -17,6 +17,7 @@ def rounded_up(value: float, decimals: int = 4) -> str:
     """A non-negative number rounded up to some decimals, and to at least four digits."""
     if not math.isfinite(value):
         return str(value)
+    # Decimal(value) is the float to its last digit, so that rounding up is up indeed.
     exact = Decimal(value)
     decimals = max(decimals, 3 - exact.adjusted() if value else 0)
     unit = Decimal(1).scaleb(-decimals)

@@ -89,6 +89,7 @@ def worth(
     needed, total = None, sum(sizes)
     if len({*granted}) == 1:
         # V = d times z^2 < N (N / n - 1).
+        # From 1 + V / N < N / n with V = d times z^2, solved for the noise z.
         most = [math.sqrt(total * (total / n - 1) / (num_latents * times)) for n in sizes]
         needed = tuple(_epsilon(*granted[0], noise) for noise in most)
     variance = num_latents * all_own
@@ -136,12 +137,14 @@ def of_joining(bought: Worth, names: Sequence[str] = ()) -> str:
         if bought.epsilon_needed is None:
             return "joining can pay for every client."
         most = max(bought.epsilon_needed)
+        # The client that drops out first as epsilon falls; usually the largest.
         last = [m for m, epsilon in enumerate(bought.epsilon_needed) if epsilon == most]
         return (
             f"joining can pay for every client; below epsilon = {_down(most)} it could not for "
             f"{words.listed(last, names)}."
         )
     several = len(who) > 1
+    # Whoever needs most decides: what makes joining pay there makes it pay for all others.
     lacking = max(who, key=bought.others_needed.__getitem__)
     held = sum(bought.client_sizes) - bought.client_sizes[lacking]
     needed = f"others with {bought.others_needed[lacking]} records and not {held}"

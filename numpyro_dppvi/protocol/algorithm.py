@@ -20,7 +20,7 @@ import numpy as np
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
 from numpyro_dppvi.guides import PriorFactor
-from numpyro_dppvi.methods import values
+from numpyro_dppvi.methods import noisy_gradients, values
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.methods.visits import ClientParams, Layout
 from numpyro_dppvi.posterior.posterior import Posterior, shapes
@@ -33,12 +33,12 @@ from numpyro_dppvi.privacy import (
     SecretKeys,
     draw_noise,
 )
-from numpyro_dppvi.protocol import checks, initial, rounds, schedules, server
+from numpyro_dppvi.protocol import checks, devices, initial, rounds, schedules, server
 from numpyro_dppvi.protocol.client import Client, ClientState
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundInfo, RoundState
 from numpyro_dppvi.protocol.server import ServerState, TrustedAggregator
-from numpyro_dppvi.records import Shards, record_shapes
+from numpyro_dppvi.records import Shards, SpreadShards, record_shapes
 
 # Clients whose sizes differ compute their sums in chunks of at least so many rows.
 _FEWEST_ROWS = 64
@@ -88,7 +88,7 @@ class Algorithm(NamedTuple):
     """
 
     init: Callable[[PRNGKey], Any]
-    step: Callable[[PRNGKey, Any, Shards], tuple[Any, RoundInfo]]
+    step: Callable[[PRNGKey, Any, Shards | SpreadShards], tuple[Any, RoundInfo]]
     posterior: Callable[[Any], Posterior]
 
 
@@ -313,7 +313,7 @@ def prepare(
     )
     if method.releases == "gradients":
         rate = float(params.learning_rate)
-        check_width(family, prior, values.noisy_step(method, rate, family.standard()))
+        check_width(family, prior, noisy_gradients.noisy_step(method, rate, family.standard()))
     return Assembly(
         problem,
         params,
@@ -345,7 +345,9 @@ def assemble(
         first = assembly.first_state(rng_key)
         return PVIState(0, first.server, first.clients, first_ledger(plan, ledger_file))
 
-    def step(rng_key: PRNGKey, state: PVIState, shards: Shards) -> tuple[PVIState, RoundInfo]:
+    def step(
+        rng_key: PRNGKey, state: PVIState, shards: Shards | SpreadShards
+    ) -> tuple[PVIState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
         checks.check_state(state, PVIState)
         checks.check_shards(shards, assembly.client_sizes, problem.space.row)
@@ -357,7 +359,9 @@ def assemble(
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
-        end, info = rounds.run_round(
+        spread = isinstance(shards, SpreadShards)
+        run_round: Any = devices.run_round if spread else rounds.run_round
+        end, info = run_round(
             problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
         )
         return PVIState(state.round + 1, end.server, end.clients, ledger), info
@@ -387,16 +391,20 @@ def _layout(
     # Where a sum of changes is all that is known, no public factor is one client's.
     private = method.keeps_factors or (trusted is not None and method.releases == "changes")
     batch = plan.physical_size if plan else 0
-    return Layout(batch, int(max(num_shards)), capacity, private, _rows_at_once(client_sizes))
+    at_once = _rows_at_once(client_sizes, getattr(method, "microbatch_size", None))
+    return Layout(batch, int(max(num_shards)), capacity, private, at_once)
 
 
-def _rows_at_once(client_sizes: Sequence[int]) -> int | None:
+def _rows_at_once(client_sizes: Sequence[int], most: int | None = None) -> int | None:
     """Chunks of rows that let small clients leave out their padding; ``None`` if they have little.
 
-    Half a chunk is wasted on average, which is an eighth of the average client.
+    Half a chunk is wasted on average, which is an eighth of the average client. ``most`` is the
+    largest chunk that the method allows.
     """
     mean = sum(client_sizes) / len(client_sizes)
-    return None if max(client_sizes) < 1.2 * mean else max(_FEWEST_ROWS, math.ceil(mean / 4))
+    if max(client_sizes) < 1.2 * mean:
+        return most
+    return min(max(_FEWEST_ROWS, math.ceil(mean / 4)), most or max(client_sizes))
 
 
 def shards_of(plan: PrivacyPlan | None, client_sizes: Sequence[int]) -> np.ndarray:
@@ -460,6 +468,7 @@ def first_ledger(plan: PrivacyPlan | None, file: LedgerFile | None) -> Ledger:
             "ledger_file keeps what a private method releases, and NonPrivate() keeps no ledger: "
             "leave it out."
         )
+    checks.check_alone("ledger_file", file)
     if plan is None:
         return Ledger()
     return plan.ledger() if file is None else file.open(plan.ledger())

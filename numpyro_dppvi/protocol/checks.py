@@ -10,7 +10,7 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.privacy import PrivacyPlan, SecretKeys, noise_laws
 from numpyro_dppvi.protocol.server import TrustedAggregator
-from numpyro_dppvi.records import Shards
+from numpyro_dppvi.records import Shards, SpreadShards
 
 
 def check_aggregator(method: Any, trusted: TrustedAggregator | None) -> None:
@@ -103,8 +103,19 @@ def check_state(state: Any, kind: type) -> None:
         )
 
 
+def check_alone(name: str, file: Any) -> None:
+    """Refuses a file of a run that several processes share: each would write it."""
+    if file is not None and jax.process_count() > 1:
+        raise ValueError(
+            f"{name} is written by one process, got a run of {jax.process_count()} "
+            "(jax.distributed): leave it out."
+        )
+
+
 def check_shards(
-    shards: Shards, client_sizes: Sequence[int], row: Mapping[str, jax.ShapeDtypeStruct]
+    shards: Shards | SpreadShards,
+    client_sizes: Sequence[int],
+    row: Mapping[str, jax.ShapeDtypeStruct],
 ) -> None:
     """Refuses records of other clients, or other arrays, than the algorithm was built for.
 
@@ -113,10 +124,15 @@ def check_shards(
         client_sizes: Records of each client.
         row: Shapes and dtypes of one record.
     """
-    if not isinstance(shards, Shards):
+    if not isinstance(shards, Shards | SpreadShards):
         raise TypeError(
             f"shards must be what stack or stack_clients returned, got {_validate.shown(shards)}: "
             "write shards=stack_clients(data_per_client)."
+        )
+    if isinstance(shards, Shards) and jax.process_count() > 1:
+        raise ValueError(
+            f"in a run of {jax.process_count()} processes (jax.distributed) each visits clients of "
+            "its own, got shards that each has whole: write shards=spread(shards)."
         )
     found = {name: (leaf.shape[2:], leaf.dtype) for name, leaf in shards.records.items()}
     wanted = {name: (struct.shape, struct.dtype) for name, struct in row.items()}
@@ -125,7 +141,10 @@ def check_shards(
             f"shards must hold the arrays that the algorithm was built for, got {_rows(found)} "
             f"and records of {_rows(wanted)}: give pvi the same arrays that are stacked."
         )
-    sizes = np.asarray(shards.num_records).tolist()
+    if isinstance(shards, SpreadShards):
+        sizes = list(shards.sizes)
+    else:
+        sizes = np.asarray(shards.num_records).tolist()
     if sizes != [int(size) for size in client_sizes]:
         raise ValueError(
             f"shards must hold the clients that the algorithm was built for, got {_short(sizes)} "

@@ -238,7 +238,7 @@ def settle_many(
 
     Args:
         state: All clients', on a leading axis.
-        clients: Numbers of those that the server has answered.
+        clients: Numbers of those that the server has answered; others than there are, are left out.
         kept: What they will keep of their releases, on a leading axis.
         answer: The answer, the same to all of them.
     """
@@ -246,4 +246,4 @@ def settle_many(
         return state
     # Only those that were visited: the others neither moved nor pulled a new q.
     after = jax.vmap(settled, (0, 0, None))(of_many(state, clients), kept, answer)
-    return jax.tree.map(lambda all_, some: all_.at[clients].set(some), state, after)
+    return jax.tree.map(lambda all_, some: all_.at[clients].set(some, mode="drop"), state, after)

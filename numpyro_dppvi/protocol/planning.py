@@ -28,7 +28,8 @@ class RunSpec(NamedTuple):
         local: What a client does in a visit: the method itself, or a committee's ``local`` with
             the learning rate of a client that nobody helps.
         schedule: Which clients each round visits.
-        num_rounds: Rounds of the run.
+        num_rounds: Rounds of the run; at most so many where it ends when it has settled.
+        until_settled: Whether it does.
         damping: The share of a change that is merged.
         trusted: The trusted aggregator, or ``None``.
         splits_prior: Whether each client gets the prior's M-th root for its own.
@@ -42,6 +43,7 @@ class RunSpec(NamedTuple):
     local: Method
     schedule: schedules.Schedule
     num_rounds: int
+    until_settled: bool
     damping: float
     trusted: TrustedAggregator | None
     splits_prior: bool
@@ -139,6 +141,15 @@ def plan_privacy(
     warn_of_unsafe(run, plan)
     return plan if num_latents is None else with_worth(plan, num_latents)
 
+
+DEFAULT_DAMPING = 0.4
+"""The share of a change that is merged where noise, or several clients at once, go too far."""
+
+DEFAULT_ROUNDS = 10
+"""Rounds of a private run where their number is not given."""
+
+MOST_TO_SETTLE = 160
+"""The limit of a run that ends when it has settled."""
 
 Spent: TypeAlias = Callable[[Sequence[PrivacyBudget]], Sequence[Composition]]
 """What clients of these budgets have released before."""
@@ -252,12 +263,16 @@ def resolve(
     *,
     num_clients: int,
     schedule: schedules.Schedule,
-    num_rounds: int,
+    num_rounds: int | None,
     trusted_aggregator: bool | TrustedAggregator,
-    damping: float = 1.0,
+    damping: float | None = 1.0,
     init_scale: float | None = None,
 ) -> RunSpec:
     """Settles how a method is run.
+
+    Without a number of rounds, a private run has :data:`DEFAULT_ROUNDS`, and one that costs nothing
+    ends when it has settled, after :data:`MOST_TO_SETTLE` at the latest. Without a damping, changes
+    of Newton's steps are merged whole, if each is made after the one before.
 
     The schedule is asked for all rounds here and nowhere else: a bad one must not come to light
     when rounds have been spent.
@@ -270,21 +285,33 @@ def resolve(
     """
     trusted = server.aggregator(trusted_aggregator)
     checks.check_aggregator(method, trusted)
-    damping, init_scale = _validate.damping(damping), initial.check(init_scale)
+    damping = None if damping is None else _validate.damping(damping)
+    init_scale = initial.check(init_scale)
     resolved = values.resolved(method)
     if resolved.local.central:
         schedule = schedules.synchronous
+    until_settled = num_rounds is None and resolved.local.releases == "nothing"
+    if num_rounds is None:
+        num_rounds = MOST_TO_SETTLE if until_settled else DEFAULT_ROUNDS
     if resolved.alone:
+        until_settled = False
         schedule, num_rounds, damping = schedules.synchronous, 1, 1.0
     groups = schedules.all_groups(schedule, num_rounds, num_clients)
     if trusted is not None:
         for of_round in groups:
             trusted.check(of_round, num_clients)
+    if damping is None:
+        in_turn = all(of_round.shape[1] == 1 for of_round in groups)
+        local = resolved.local
+        exact = local.releases == "nothing" and getattr(local, "optimizer", None) is None
+        damped = not (exact and in_turn) or schedules.starts_from_pulled(schedule)
+        damping = DEFAULT_DAMPING if damped else 1.0
     return RunSpec(
         method=method,
         local=resolved.local,
         schedule=schedule,
         num_rounds=num_rounds,
+        until_settled=until_settled,
         damping=damping,
         trusted=trusted,
         splits_prior=resolved.splits_prior,

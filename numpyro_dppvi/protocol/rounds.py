@@ -167,9 +167,7 @@ def one_round(
             own = client.secret_key_of_visit(problem, keys[1], group=index, client=number)
             return respond(number, mine, request, own, noise)
 
-        outcomes = jax.lax.map(
-            lambda at: visit(*at), (numbers, noise), batch_size=_batch_size(problem, numbers.size)
-        )
+        outcomes = _side_by_side(problem, params, lambda at: visit(*at), (numbers, noise))
         # From here to the answer nothing is seen but what was released.
         releases = Release(outcomes.release, outcomes.failed)
         pulled = client.of_many(now.clients, numbers).pulled
@@ -192,7 +190,27 @@ def one_round(
     return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
 
 
-def _batch_size(problem: Problem, group_size: int) -> int | None:
+def _side_by_side(
+    problem: Problem,
+    params: RoundParams,
+    visit: Callable[[tuple[Array, Any]], Outcome],
+    visits: tuple[Array, Any],
+) -> Outcome:
+    """A group's visits, given with their numbers and noise, batch after batch."""
+    numbers, _ = visits
+    at_once = batch_size(problem, numbers.size)
+    if problem.layout.rows_at_once is None or at_once is None or at_once == numbers.size:
+        return jax.lax.map(visit, visits, batch_size=at_once)
+    # A batch takes as long as its largest client, so that clients of about one size share it.
+    order = jnp.argsort(params.clients.num_records[numbers])
+    by_size = jax.tree.map(lambda leaf: leaf[order], visits)
+    outcomes = jax.lax.map(visit, by_size, batch_size=at_once)
+    back = jnp.argsort(order)
+    in_turn: Outcome = jax.tree.map(lambda leaf: leaf[back], outcomes)
+    return in_turn
+
+
+def batch_size(problem: Problem, group_size: int) -> int | None:
     """Clients that are solved side by side; ``None`` for one after the other."""
     if group_size == 1:  # a batch of one is many times slower than no batch at all
         return None

@@ -215,8 +215,8 @@ def check(groups: np.ndarray, num_clients: int) -> np.ndarray:
             f"them 0 to {num_clients - 1}."
         )
     for group in groups.tolist():
-        twice = [client for client in group if group.count(client) > 1]
-        if twice:
+        if len(set(group)) < len(group):
+            twice = [client for client in group if group.count(client) > 1]
             raise ValueError(
                 f"the schedule names client {twice[0]} twice in one group: put the visits in two "
                 "groups."

@@ -51,7 +51,9 @@ class Partition:
                 "write one array of row numbers per client."
             )
         checked = tuple(_row_numbers(client, rows) for client, rows in enumerate(self.rows))
+        # A row at two clients would be one person's record under two epsilons, which then add up.
         _check_disjoint(checked)
+        # Checked copies in the place of what was passed: nobody can change them afterwards.
         object.__setattr__(self, "rows", checked)
         object.__setattr__(self, "names", names_of(self.names, len(checked)))
 
@@ -122,6 +124,7 @@ def split_evenly(rng_key: jax.Array, num_rows: int, num_clients: int) -> Partiti
         Partition(num_clients=3, sizes=(4, 3, 3))
     """
     check_counts(num_rows, num_clients)
+    # Shuffled before it is cut: rows of data are often sorted by time or outcome.
     shuffled = host_generator(rng_key).permutation(num_rows)
     return Partition(tuple(np.array_split(shuffled, num_clients)))
 
@@ -148,7 +151,7 @@ def names_and_sizes(
     """The clients' names, if they have any, and how many records each holds.
 
     Raises:
-        ValueError: If a name or a size is no such thing.
+        ValueError: If a name is not a short text, or a size not a whole number of at least 1.
         TypeError: If there are no sizes.
     """
     if isinstance(client_sizes, Mapping):
@@ -170,7 +173,10 @@ def names_of(names: Any, num_clients: int) -> tuple[str, ...]:
 
 def _client_name(name: Any) -> str:
     is_number = isinstance(name, (int, np.integer)) and not isinstance(name, bool)
+    # Years and numbers of wards are names, too; 1.0 and True are not.
     text = str(int(name)) if is_number else name
+    # Names stand in tables, messages, file headers and ledger lines: nothing in them may break a
+    # line or hide.
     is_text = isinstance(text, str) and text.isprintable() and text == text.strip()
     if not is_text or not 0 < len(text) <= _LONGEST_NAME:
         raise ValueError(
@@ -183,6 +189,7 @@ def _client_name(name: Any) -> str:
 def host_generator(rng_key: jax.Array) -> np.random.Generator:
     """Seed a NumPy generator from a JAX key; shuffling on the host needs no compilation."""
     key = _validate.rng_key(rng_key)
+    # All words of the key: two keys that differ anywhere give different shuffles.
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
 
@@ -224,6 +231,7 @@ def _has_missing(column: npt.NDArray[Any]) -> bool:
 def distinct(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp]]:
     """Return the distinct labels in sorted order, and for every row the number of its label."""
     try:
+        # Sorted, so that clients have the same numbers whatever order the rows come in.
         return np.unique(column, return_inverse=True)
     except TypeError as error:
         kinds = " and ".join(sorted({type(label).__name__ for label in column}))

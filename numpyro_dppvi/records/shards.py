@@ -62,6 +62,7 @@ def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
         )
     arrays = record_arrays(data, "data")
     num_rows = len(next(iter(arrays.values())))
+    # Or NumPy would wrap around, or raise in words about axes.
     highest = max(int(rows.max()) for rows in partition.rows)
     if highest >= num_rows:
         raise ValueError(
@@ -128,12 +129,14 @@ def record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
     """
     _check_names(data, name)
     arrays = {key: _number_array(value, f"{name}[{key!r}]") for key, value in data.items()}
+    # Checked client by client, before anything is laid out together.
     lengths = {key: len(array) for key, array in arrays.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(
             f"arrays of {name} must have one row per record, got unequal lengths {lengths}: "
             "give them all the same number of rows."
         )
+    # A client without records would have no denominator, and no epsilon that means anything.
     if 0 in lengths.values():
         raise ValueError(
             f"{name} must hold at least one record, got empty arrays: leave such a client out."
@@ -211,6 +214,7 @@ def _number_array(value: Any, name: str) -> npt.NDArray[Any]:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
         if isinstance(error, TypeError) or not isinstance(value, (list, tuple)):
+            # "from None": NumPy's own message may quote an entry.
             raise ValueError(_no_numbers(name, _validate.shown(value))) from None
         raise ValueError(
             f"rows of {name} must all have one shape, got a ragged {type(value).__name__}: "
@@ -254,6 +258,7 @@ def _held(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArr
     Messages depend on the dtype only and NumPy's warnings are suppressed, because either could
     reveal something about a record.
     """
+    # A cast can overflow without a word: 1e39 becomes infinite in 32 bits.
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
             held = array.astype(dtype, copy=False)
@@ -310,10 +315,14 @@ def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
     capacity = max(sizes)
     records = {}
     for name, example in clients[0].items():
+        # One array for all clients has one dtype: integers at one and floats at another become
+        # floats.
         dtype = np.result_type(*(arrays[name].dtype for arrays in clients))
         padded = np.zeros((len(clients), capacity, *example.shape[1:]), dtype)
         for client, arrays in enumerate(clients):
             padded[client, : sizes[client]] = arrays[name]
         # Promotion may give a third dtype that JAX cannot hold.
-        records[name] = jnp.asarray(_held(padded, _held_dtype(dtype, name), repr(name)))
+        held = _held_dtype(dtype, name)
+        # Without a dtype, JAX compiles a copy.
+        records[name] = jnp.asarray(_held(padded, held, repr(name)), held)
     return Shards(records, jnp.asarray(sizes, jnp.int32))

@@ -48,7 +48,8 @@ def asked_of(model: Model, model_kwargs: Mapping[str, Any]) -> Asked:
 
 
 def is_table(value: Any) -> bool:
-    """Whether this has columns by name, and is no mapping."""
+    """Whether this has columns by name and is not a mapping."""
+    # By what it can do: pandas and polars need not be installed for this to be read.
     has_columns = hasattr(value, "columns") and hasattr(value, "__getitem__")
     return has_columns and not isinstance(value, (type, Mapping))
 
@@ -60,6 +61,7 @@ def arguments_of(records: Any, asked: Asked, name: str) -> Mapping[str, Any]:
     """
     if not is_table(records):
         return dict(records)
+    # Columns without a name, or with a number for one, can be no argument of a model.
     columns = [str(column) for column in records.columns if isinstance(column, str)]
     taken = [column for column in columns if asked.anything or column in asked.names]
     missing = [argument for argument in asked.needed if argument not in taken]
@@ -106,6 +108,7 @@ def matrix_columns(
             if not is_table(value):
                 continue
             columns = tuple(str(column) for column in value.columns)
+            # The first client that has the table decides, and is named where another one differs.
             first.setdefault(argument, client)
             if found.setdefault(argument, columns) != columns:
                 raise ValueError(

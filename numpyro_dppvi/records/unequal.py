@@ -77,6 +77,7 @@ def partition(
     _check_factors(num_clients, size_factor, class_balance_factor, labels is not None)
 
     num_small = num_clients // 2
+    # In fractions, because floor(...) of a float that should be whole may be one row short.
     per_client, rho = Fraction(num_rows, num_clients), _as_written(size_factor)
     small_size = math.floor(per_client * (1 - rho))
     large_size = math.floor(per_client * (1 + rho))
@@ -137,6 +138,7 @@ def _deal_by_class(
                 "size_factor, or the number of rows instead of labels."
             )
 
+    # Of each class a block a client; every row is dealt once.
     small = np.concatenate(
         [
             majority[: num_small * small_majority].reshape(num_small, small_majority),
@@ -194,6 +196,7 @@ def _check_factors(
             f"class_balance_factor must be 0 without labels, got {class_balance_factor} with a "
             "number of rows: write partition(rng_key, labels, ...), with one label per row."
         )
+    # Without unequal clients an odd number will do: all of them are alike.
     if num_clients % 2 == 1 and (size_factor != 0 or class_balance_factor != 0):
         raise ValueError(
             f"num_clients must be even to have a small and a large half, got {num_clients} with "

@@ -22,7 +22,6 @@ import glob
 import json
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,11 +37,6 @@ from numpyro_dppvi.protocol import schedules
 from numpyro_dppvi.protocol.algorithm import PVIState, entries
 from numpyro_dppvi.run import parts
 from numpyro_dppvi.run.history import History
-
-try:
-    import fcntl
-except ImportError:  # Windows, where two processes on one checkpoint are not noticed
-    fcntl = None  # type: ignore[assignment]
 
 _KIND, _PRIVATE_KIND = "checkpoint", "private state of clients"
 # What JSON types their facts are of.
@@ -75,6 +69,7 @@ def read(path: Path, ledger_file: LedgerFile | None) -> parts.Past | None:
     if beside.exists():
         if ledger_file is not None:
             facts = _files.read_facts(beside, _KIND, kinds=_FACTS, owner_only=True)
+            # Both files have reached some point of the same write: the ledger says which.
             names = _names(beside, facts)
             newest = ledger_file.newest(names["run"])
             if newest == names["kept"]:
@@ -100,7 +95,9 @@ def past(path: Path) -> parts.Past | None:
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(_damaged(path, "it does not say what it was planned from")) from error
     run_name = None if facts["ledger"] is None else _names(path, facts)["run"]
-    ended, method = facts["round"] == found[-1].num_rounds, str(facts["run"].get("method"))
+    # Without privacy nothing was planned for the rounds that are left.
+    ended = facts["round"] == found[-1].num_rounds or not found[-1].budgets
+    method = str(facts["run"].get("method"))
     return parts.Past(found, ended, run_name, method)
 
 
@@ -175,11 +172,15 @@ class Journal:
             ValueError: If another process has gone on from a copy of the checkpoint, so that this
                 state must not be shown.
         """
+        # The round that comes next is charged in the same write that keeps this one's result, so
+        # that no moment exists in which a round may run and is not paid.
         charged = min(state.round + 1, len(self.groups))
-        private = state.clients.private
+        private = self._of_clients(state.clients.private)
         arrays = _files.flatten(_released(state), "state") | _files.flatten(history, "history")
         private_file = None
         if private is not None and state.round < len(self.groups):
+            # A name for each round: the file of the round before stays until this checkpoint is in
+            # place.
             private_file = self._private_name(state.round)
             _files.write(
                 self.path.with_name(private_file),
@@ -206,6 +207,8 @@ class Journal:
             _files.write(beside, _KIND, facts, arrays, owner_only=True)
             try:
                 ledger = self.ledger_file.keep(ledger, name)
+            # Left there, the next start would take the refused result for one that was being
+            # written.
             except ValueError:  # refused, and nothing was written
                 beside.unlink()
                 raise
@@ -214,6 +217,13 @@ class Journal:
             state = state._replace(ledger=ledger)
         self._discard_private(except_for=private_file)
         return state
+
+    def _of_clients(self, private: Any) -> Any:
+        """Without what stands after the last client, where clients are spread over devices."""
+        if private is None or self.plan is None:
+            return private
+        num_clients = len(self.plan.clients)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:num_clients], private)
 
     def resume(self, first: Any, past: History) -> tuple[Any, History]:
         """The state to go on from: what the file holds, or ``first`` if there is no file.
@@ -229,6 +239,8 @@ class Journal:
         """
         if not self.path.exists():
             return first, past
+        # A file cannot be larger than this run makes it; a hostile one is refused before it is
+        # read.
         most = self._most(first, past)
         facts, arrays = _files.read(self.path, _KIND, kinds=_FACTS, most=most, owner_only=True)
         self._check(facts)
@@ -245,6 +257,7 @@ class Journal:
             history = _history(past, arrays, rounds)
         except ValueError as error:
             raise ValueError(_damaged(self.path, error)) from error
+        # Computed anew from this call's plan: a file whose charges were lowered does not go on.
         if facts["charged"] != self._charged(charged):
             raise ValueError(
                 f"{self.path} does not say what this run's plan charges for {charged} rounds: it "
@@ -335,6 +348,7 @@ class Journal:
         if self.plan is None:
             return []
         rows = []
+        # Each part of a continued run is charged by its own plan.
         ends = [*(part.first_round for part in self.plan.parts[1:]), len(self.groups)]
         for part, end in zip(self.plan.parts, ends, strict=True):
             of_part = self.groups[part.first_round : min(end, rounds)]
@@ -385,32 +399,18 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
     _disk.refuse_link(path)
     lock = path.with_name(f".{path.name}.lock")
     with _disk.open_or_create(lock) as file:
-        if not _has_lock(file, patience):
+        if not _disk.try_lock(file, patience):
             raise RuntimeError(
                 f"another process{_whose(file)} runs on the checkpoint {path}: wait for it, end "
                 "it, or give this run another path."
             )
+        # Only the holder of the lock writes here; who waits reads whom to ask.
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         file.flush()
         _files.discard_partial(path)
         _files.discard_partial(_beside(path))
         yield
-
-
-def _has_lock(file: BinaryIO, patience: float) -> bool:
-    if fcntl is None:
-        return True
-    end = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(min(0.2, patience))
-        else:
-            return True
 
 
 def _whose(file: BinaryIO) -> str:

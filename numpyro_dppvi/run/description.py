@@ -116,4 +116,5 @@ def _in_words(value: Any, start: Coordinates) -> str:
 
 
 def _fields(value: Any) -> Mapping[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    """Of a value, but for what changes no result and is not shown."""
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.repr}

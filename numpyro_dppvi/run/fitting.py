@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +14,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpyro.infer.autoguide import AutoNormal
 
 from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.methods import values
-from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
+from numpyro_dppvi.methods.noisy_gradients import DPOptimization
+from numpyro_dppvi.methods.values import AnyMethod
 from numpyro_dppvi.posterior.posterior import Posterior
-from numpyro_dppvi.posterior.prior import Prior
+from numpyro_dppvi.posterior.prior import Prior, caution_of_width
 from numpyro_dppvi.privacy import (
     Ledger,
     LedgerFile,
@@ -30,17 +34,19 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import with_worth
-from numpyro_dppvi.protocol import planning, recommendation, schedules
+from numpyro_dppvi.protocol import checks, planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.protocol.server import TrustedAggregator
-from numpyro_dppvi.records import Partition, Shards
+from numpyro_dppvi.records import Partition, Shards, SpreadShards, spread
 from numpyro_dppvi.run import checkpoint as checkpoints
-from numpyro_dppvi.run import counted_twice, description, loop, parts
+from numpyro_dppvi.run import counted_twice, description, loop, parts, settling
 from numpyro_dppvi.run.checkpoint import Continued, Journal, locked
 from numpyro_dppvi.run.data import Data, lay_out, pooled_shapes
 from numpyro_dppvi.run.history import History, Status, status_of
 from numpyro_dppvi.run.progress import progress
 
+# Handing requests to eight devices takes about 5 ms a round, as long as so many numbers do.
+_WORTH_SPREADING = 1_000_000
 # What an export says of the study whose posterior was the prior.
 _PRIOR_FACTS = ("max_epsilon", "max_delta", "relation")
 
@@ -171,8 +177,8 @@ def fit(
     method: AnyMethod | None = None,
     budget: Budgets | None = None,
     schedule: schedules.Schedule = schedules.sequential,
-    num_rounds: int = 10,
-    damping: float = 0.4,
+    num_rounds: int | None = None,
+    damping: float | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
     trusted_aggregator: bool | TrustedAggregator = False,
     prior: Prior | None = None,
@@ -208,8 +214,12 @@ def fit(
     Args:
         schedule: ``sequential``, ``synchronous`` or any function of the round's number and the
             number of clients.
-        num_rounds: Rounds; in each, the schedule's clients send one change.
-        damping: In [1e-6, 1]; the share of a change that is merged.
+        num_rounds: Rounds, exactly so many; in each, the schedule's clients send one change. Not
+            given, a private run has 10, and one without privacy ends when its posterior has
+            settled: when more rounds would move no mean by more than about .05 of its standard
+            deviations. It has at most 160, and ``status`` says so if these are not enough.
+        damping: In [1e-6, 1]; the share of a change that is merged. Not given, it is .4, but 1
+            where ``NonPrivate()`` takes Newton's steps and clients are visited in turn.
         model_kwargs: Public arguments of the model.
         trusted_aggregator: Whether only the sum of a round's changes is seen, so that the clients'
             noise protects it jointly; ``TrustedAggregator(max_dropouts=...)`` if some drop out.
@@ -244,7 +254,8 @@ def fit(
     _validate.outside_transformations("fit", rng_key, data)
     with _stopped_before_a_round():
         split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
-        num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
+        if num_rounds is not None:
+            num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
         path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
         charges = None if ledger_file is None else _validate.path("ledger_file", ledger_file)
         if method is not None:
@@ -257,7 +268,7 @@ def fit(
         if method is None:
             method = DPOptimization()
             # One visit is not enough for what is recommended, nor are networks its kind of model.
-            if budget is not None and num_rounds > 1 and init_scale is None:
+            if budget is not None and num_rounds != 1 and init_scale is None:
                 method = recommendation.recommend(
                     model,
                     shapes,
@@ -268,6 +279,8 @@ def fit(
                     prior=prior,
                     trusted_aggregator=trusted_aggregator,
                 ).method
+        if damping is None and not (guide is None or isinstance(guide, AutoNormal)):
+            damping = planning.DEFAULT_DAMPING
         run = planning.resolve(
             method,
             num_clients=len(sizes),
@@ -340,6 +353,7 @@ def _fitted(
     with contextlib.ExitStack() as stack:
         with _stopped_before_a_round():
             kept = None
+            checks.check_alone("checkpoint", path)
             if path is not None:
                 stack.enter_context(locked(path))
                 kept = checkpoints.read(path, task.ledger_file)
@@ -354,18 +368,47 @@ def _fitted(
             state = algorithm.init(keys[0])
             begun = algorithm.posterior(state)
             latents.check_records(begun.space, shards.records, shards.mask)
+            if plan is not None:
+                plan = _with_caution(plan, run, begun)
             past, journal = loop.no_history(state.natural), None
             if path is not None:
                 journal = _journal(path, kept, task, run, plan, begun, keys[1])
                 state, past = journal.resume(state, past)
             spent, num_clients = _before(state), len(task.client_sizes)
             show = stack.enter_context(
-                progress(run.groups, state.round, plan, spent, num_clients, progress_bar)
+                progress(
+                    run.groups,
+                    state.round,
+                    plan,
+                    spent,
+                    num_clients,
+                    progress_bar,
+                    is_limit=run.until_settled,
+                )
+            )
+            spread = over_devices(run, shards)
+        has_settled = None
+        if run.until_settled:
+            family = begun.family
+            has_settled = functools.partial(
+                settling.has_settled, family=family, damping=run.damping
             )
         done = loop.run_rounds(
-            algorithm, state, past, keys[1], shards, run.num_rounds, journal, show
+            algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, has_settled
         )
     return _packed(task, run, plan, algorithm, done)
+
+
+def over_devices(run: planning.RunSpec, shards: Shards) -> Shards | SpreadShards:
+    """Records over all devices, where there are several and it saves time.
+
+    That is where clients are visited side by side and have enough to do. A run of several
+    processes always spreads them, because each visits its own.
+    """
+    side_by_side = any(groups.shape[1] > 1 for groups in run.groups)
+    numbers = sum(leaf.size for leaf in shards.records.values())
+    long = numbers * run.local.num_local_steps >= _WORTH_SPREADING
+    return spread(shards) if (side_by_side and long) or jax.process_count() > 1 else shards
 
 
 def _journal(
@@ -399,6 +442,19 @@ def _journal(
     return Journal(path, described(run, plan), plan, run.groups, task.ledger_file, continued)
 
 
+def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) -> PrivacyPlan:
+    """The plan, which also says, as does a warning, where steps of one length begin too far out."""
+    one_length = run.local.releases in ("gradients", "changes") and (
+        getattr(run.local, "optimizer", None) is None
+    )
+    if not one_length or run.init_scale is not None or begun.prior is not None:
+        return plan
+    said = caution_of_width(begun.family, begun.natural, type(run.method).__name__)
+    if said:
+        warnings.warn(said.removeprefix("Caution: "), UserWarning, stacklevel=4)
+    return dataclasses.replace(plan, of_model=said)
+
+
 def _before(state: PVIState) -> Ledger:
     """The ledger without a charge of the run whose release is still to come."""
     ledger = state.ledger
@@ -421,6 +477,8 @@ def _packed(
     state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
     posterior = algorithm.posterior(state)
     num_latents = recommendation.count_latents(posterior.space)
+    # Under noise nobody can tell a path from it, unless it is long.
+    way = None if plan else settling.way(done.history, posterior.family, run.damping)
     result = FitResult(
         posterior=posterior,
         plan=None if plan is None else with_worth(plan, num_latents),
@@ -432,6 +490,9 @@ def _packed(
             done.interrupted,
             done.refused,
             num_latents=num_latents,
+            left=None if way is None else way.left,
+            until_settled=run.until_settled,
+            alone=run.alone,
         ),
         state=state,
         run=run,

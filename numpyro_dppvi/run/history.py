@@ -2,7 +2,7 @@
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,13 +35,14 @@ class Outcome(enum.Enum):
     """How a run ended, in a word; the worst that applies."""
 
     COMPLETED = "completed"
-    """All rounds ran, and nothing had to be mended."""
+    """All rounds ran, or the posterior has settled before, and nothing had to be mended."""
     PROJECTED = "projected"
     """All rounds ran. Noise took precisions below the prior's, and they were raised back to that,
     which is usual under noise and no reason to worry."""
     UNSETTLED = "unsettled"
     """All rounds ran, and the last one still moved the posterior, by more than 0.4 of its standard
-    deviations with noise or 0.1 without."""
+    deviations with noise or 0.1 without. Without noise also where small rounds have more than 0.1
+    to go."""
     DIVERGED = "diverged"
     """Some merges were refused, or some clients' solves did not end in finite numbers."""
     INTERRUPTED = "interrupted"
@@ -61,7 +62,7 @@ class Status:
     Attributes:
         outcome: In a word.
         rounds: Rounds that ran.
-        num_rounds: Rounds that were to run.
+        num_rounds: Rounds that were to run; at most so many where the run ends when it has settled.
         projected: Entries that were raised to the prior's precision, in all.
         rejected: Merges that were refused, in all.
         failed: Solves that ended in no finite numbers, in all.
@@ -69,6 +70,11 @@ class Status:
         refused: Whether the ledger refused a round.
         moved: How far the last round moved the posterior, in its standard deviations: the root
             mean square over latents.
+        left: Without privacy, how far more rounds would still move it, in the same units: the
+            largest such distance of an entry, a mean's or that of a standard deviation's logarithm.
+            ``None`` where nobody can tell: under noise, and after few rounds.
+        until_settled: Whether the run was to end when it has settled.
+        alone: Whether each client fitted a posterior of its own, in one round that has no next.
     """
 
     outcome: Outcome
@@ -80,6 +86,9 @@ class Status:
     private: bool
     refused: bool = False
     moved: float = 0.0
+    left: float | None = None
+    until_settled: bool = False
+    alone: bool = False
 
     def __str__(self) -> str:
         """The sentences."""
@@ -95,16 +104,14 @@ class Status:
                 f"The run was interrupted{why}: {self.rounds} of {self.num_rounds} rounds ran, and "
                 f"this is {what}."
             ]
-        elif self.moved > self._settled:
-            said = [
-                f"All {self.rounds} rounds ran, but the posterior has not settled: the last one "
-                f"still moved it by {self.moved:.2g} of its standard deviations. Write "
-                f"num_rounds={2 * self.num_rounds}{self._or_more}."
-            ]
+        elif self._unsettled:
+            said = [self._why()]
         else:
-            said = [f"All {self.rounds} rounds ran and every merge was accepted."]
-            if self.rejected or self.failed:
-                said = [f"All {self.rounds} rounds ran."]
+            all_ran = "The one round ran" if self.alone else f"All {self.rounds} rounds ran"
+            if self.rounds < self.num_rounds:
+                all_ran = f"The posterior has settled after {self.rounds} rounds"
+            mended = self.rejected or self.failed
+            said = [f"{all_ran}." if mended else f"{all_ran} and every merge was accepted."]
         if self.rejected:
             said.append(
                 f"{_counted(self.rejected, 'merge')} would have left the family's domain (numbers "
@@ -120,12 +127,40 @@ class Status:
         return said
 
     @property
-    def _settled(self) -> float:
-        return _SETTLED_WITH_NOISE if self.private else _SETTLED
+    def _unsettled(self) -> bool:
+        still = self.moved > (_SETTLED_WITH_NOISE if self.private else _SETTLED)
+        return not self.alone and (still or self._creeps)
 
     @property
-    def _or_more(self) -> str:
-        return ", or allow a larger epsilon" if self.private else ""
+    def _creeps(self) -> bool:
+        return self.left is not None and self.left > _SETTLED
+
+    def _why(self) -> str:
+        """What still moves, and what to do about it."""
+        ran = f"All {self.rounds} rounds ran, but the posterior has not settled"
+        moved = f"the last one still moved it by {self.moved:.2g} of its standard deviations"
+        more = f"Write num_rounds={2 * self.num_rounds}"
+        if self.private:
+            return f"{ran}: {moved}. {more}, or allow a larger epsilon."
+        if self.left is None:
+            return f"{ran}: {moved}. {more}, or leave it out."
+        if not self._creeps:
+            return (
+                f"{self.rounds} rounds ran, and more would not help: draws of the latents move the "
+                f"posterior about, by {self.moved:.2g} of its standard deviations in the last one. "
+                "Write method=NonPrivate(expectation=MonteCarlo(100))."
+            )
+        small = (
+            f"{ran}: rounds are small and many, and would still move it by {self.left:.2g} of its "
+            "standard deviations or so."
+        )
+        if not self.until_settled:
+            return f"{small} Leave num_rounds out, and the run ends when it has settled."
+        return (
+            f"{small} Write num_rounds={4 * self.num_rounds}; or center the data's columns, and "
+            "leave out those that follow from others (one of each set of indicators): latents that "
+            "depend on each other closely make rounds small."
+        )
 
 
 def _counted(number: int, noun: str) -> str:
@@ -139,6 +174,9 @@ def status_of(
     interrupted: bool,
     refused: bool = False,
     num_latents: int = 1,
+    left: float | None = None,
+    until_settled: bool = False,
+    alone: bool = False,
 ) -> Status:
     """How a run with this history ended.
 
@@ -149,6 +187,9 @@ def status_of(
         interrupted: Whether somebody stopped it.
         refused: Whether the ledger did.
         num_latents: Entries of all latents.
+        left: How far more rounds would still move the posterior; ``None`` if nobody can tell.
+        until_settled: Whether the run was to end when it has settled.
+        alone: Whether each client fitted a posterior of its own.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
@@ -157,12 +198,25 @@ def status_of(
     # standard deviations.
     last = history.movement[-1] if len(history.movement) else 0.0
     moved = math.sqrt(max(float(last), 0.0) / num_latents)
-    outcome = Outcome.PROJECTED if projected else Outcome.COMPLETED
-    if moved > (_SETTLED_WITH_NOISE if private else _SETTLED):
-        outcome = Outcome.UNSETTLED
-    if rejected or failed:
-        outcome = Outcome.DIVERGED
     rounds = len(history.movement)
+    status = Status(
+        Outcome.PROJECTED if projected else Outcome.COMPLETED,
+        rounds,
+        num_rounds,
+        projected,
+        rejected,
+        failed,
+        private,
+        refused,
+        moved,
+        left,
+        until_settled,
+        alone,
+    )
+    if status._unsettled:
+        status = replace(status, outcome=Outcome.UNSETTLED)
+    if rejected or failed:
+        status = replace(status, outcome=Outcome.DIVERGED)
     if (interrupted or refused) and rounds < num_rounds:
-        outcome = Outcome.INTERRUPTED
-    return Status(outcome, rounds, num_rounds, projected, rejected, failed, private, refused, moved)
+        status = replace(status, outcome=Outcome.INTERRUPTED)
+    return status

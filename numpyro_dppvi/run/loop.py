@@ -13,7 +13,7 @@ from numpyro_dppvi._typing import Natural, PRNGKey
 from numpyro_dppvi.privacy import BudgetExceededError
 from numpyro_dppvi.protocol.algorithm import Algorithm
 from numpyro_dppvi.protocol.rounds import RoundInfo
-from numpyro_dppvi.records import Shards
+from numpyro_dppvi.records import Shards, SpreadShards
 from numpyro_dppvi.run.checkpoint import Journal
 from numpyro_dppvi.run.history import History
 
@@ -41,10 +41,11 @@ def run_rounds(
     first: Any,
     past: History,
     rng_key: PRNGKey,
-    shards: Shards,
+    shards: Shards | SpreadShards,
     num_rounds: int,
     journal: Journal | None,
     show: Shown,
+    has_settled: Callable[[History], bool] | None = None,
 ) -> LoopEnd:
     """Runs the rounds that are left.
 
@@ -60,17 +61,26 @@ def run_rounds(
         num_rounds: Rounds in all, those before ``first`` included.
         journal: Where to keep everything; ``None`` for nowhere.
         show: Called after each round with its number and movement.
+        has_settled: Whether to end before the last round, from what has happened so far; ``None``
+            for no.
 
     Raises:
         BudgetExceededError: If not even the first round fits a budget.
     """
-    state, rows, interrupted, refused = first, [], False, False
+    rows: list[History] = []
+    state, interrupted, refused = first, False, False
+
+    def ends() -> bool:
+        if state.round >= num_rounds:
+            return True
+        return has_settled is not None and has_settled(joined(past, rows))
+
     try:
         with _graceful_interrupt() as stop:
             if journal is not None and journal.lacks_charge:
                 with stop.held():
                     state = journal.keep(state, past)
-            while state.round < num_rounds and not stop.requested:
+            while not stop.requested and not ends():
                 after, info = algorithm.step(rng_key, state, shards)
                 with stop.held():
                     rows.append(row(after.natural, info))

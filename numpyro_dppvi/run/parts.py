@@ -44,7 +44,7 @@ class Past(NamedTuple):
 
     Attributes:
         parts: First to last.
-        ended: Whether all their rounds ran.
+        ended: Whether more rounds may follow: all rounds ran, or none of them costs anything.
         run_name: What a ledger file calls the run; ``None`` without one.
         method: The run's method in words.
     """

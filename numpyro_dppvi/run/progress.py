@@ -28,6 +28,7 @@ def progress(
     spent: Ledger,
     num_clients: int,
     shown: bool | None,
+    is_limit: bool = False,
 ) -> Iterator[Callable[[int, float], None]]:
     """Shows how a run goes.
 
@@ -38,6 +39,7 @@ def progress(
         spent: What the ledger holds already: of this run, and of others that share it.
         num_clients: Clients of the run.
         shown: Whether to show anything; ``None`` for: on a terminal or in a notebook.
+        is_limit: Whether the run may end before: nobody knows how many rounds there will be.
 
     Raises:
         TypeError: If ``shown`` is neither a flag nor ``None``.
@@ -50,7 +52,8 @@ def progress(
     hidden = by_itself if shown is None else not _validate.flag("progress_bar", shown)
     visits = [np.bincount(of_round.ravel(), minlength=num_clients) for of_round in groups]
     meter = _meter(plan, spent, num_clients)
-    with tqdm(total=len(groups), initial=first, desc="rounds", disable=hidden) as bar:
+    total = None if is_limit else len(groups)
+    with tqdm(total=total, initial=first, desc="rounds", disable=hidden) as bar:
 
         def update(number: int, movement: float) -> None:
             if bar.disable:

@@ -61,6 +61,7 @@ def _of_changes(
 
     They are a sum of ``num_shards`` vectors of norm at most the clip, times the weight, and noise.
     """
+    # Natural gradients clip and noise in white coordinates of q: that is where the clip is a bound.
     measured = problem.method.solver(learning_rate).measured(problem.family, q, value)
     return _of_sum(params, params.weight * params.num_shards * params.clip_norm, measured)
 
@@ -79,6 +80,8 @@ def _of_sum(params: ClientParams, most: Array, value: PyTree) -> Array:
     size = sum(leaf.size for leaf in leaves)
     norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in leaves))
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in leaves]))
+    # Without noise the norm is at most that of the clipped sum. Noise adds s |z|, with |z| near
+    # sqrt(d) for d standard normal numbers, and at most s max |z_i| to one entry.
     noise_of_norm = params.noise_std * (math.sqrt(size) + _TAIL)
     noise_of_entry = params.noise_std * (math.sqrt(2 * math.log(2 * size)) + _TAIL)
     return jnp.maximum(norm / (most + noise_of_norm), largest / (most + noise_of_entry)) / _SLACK
@@ -86,8 +89,10 @@ def _of_sum(params: ClientParams, most: Array, value: PyTree) -> Array:
 
 @functools.partial(jax.jit, static_argnames="problem")
 def _of_descent(problem: Problem, learning_rate: Array, q: Natural, value: Natural) -> Array:
-    """How far coordinates have moved, over the furthest that so many steps of Adam go."""
+    """How far coordinates have moved, over the furthest that this many steps of Adam can go."""
     family = problem.family
+    # A solve's release is post-processing of noisy gradients and has no clip of its own. What
+    # bounds it is Adam, whose step does not grow with its gradient.
     end = factors.multiply(q, value)
     moved = jax.tree.map(jnp.subtract, family.coordinates(end), family.coordinates(q))
     furthest = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(moved)]))
@@ -95,6 +100,7 @@ def _of_descent(problem: Problem, learning_rate: Array, q: Natural, value: Natur
     # Rounding of natural parameters, where a coordinate is far from 0.
     size = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(family.coordinates(q))]))
     rounding = 100 * np.finfo(furthest.dtype).eps * (1 + size)
+    # Honest steps move coordinates, which are those of a proper distribution wherever they go.
     return jnp.where(family.in_domain(end), furthest / (most + rounding), jnp.inf)
 
 

@@ -88,6 +88,7 @@ def _digest(path: str) -> None:
 def _run(path: str) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("numpyro_dppvi.silo").setLevel(logging.INFO)
+    # Stopped by a service manager as by Ctrl-C: with its socket removed and its lock let go.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     mine = settings.read(path)
     with (
@@ -131,8 +132,8 @@ def _what_leaves(mine: Settings, study: OpenStudy) -> Iterator[str]:
     yield str(PrivacyPlan((plan,), (mine.name,))).partition("\n")[2]  # without the title
     if prepared.run.trusted is not None:
         yield (
-            "That is of sums over hospitals. A release carries a share of the noise: whoever runs "
-            "the server can learn more, and must be trusted to look at sums alone."
+            "That holds for sums over hospitals. A release carries a share of the noise: whoever "
+            "runs the server can learn more, and must be trusted to look at sums alone."
         )
     yield from _what_it_buys(prepared)
     left, covered = _left_and_covered(mine, study)
@@ -169,6 +170,7 @@ def _left_and_covered(mine: Settings, study: OpenStudy) -> tuple[int, int]:
             spent.charge([Entry(0, 0, event, steps * plan.releases_per_visit)])
         except BudgetExceededError:
             return True
+        # Charged against a ledger value in memory, which is thrown away: nothing is written.
         return len(spent.entries) + steps > caps.releases
 
     return left, bisect.bisect_left(range(1, left + 1), x=True, key=too_many)
@@ -186,6 +188,7 @@ def _rehearse(study: OpenStudy) -> None:
         jnp.asarray(study.number),
         prepared.round_key(0),
     )
+    # Fresh secret keys, as always: what is thrown away here could not be subtracted from a release.
     jax.block_until_ready(study.client.released(request)[1].value)
 
 

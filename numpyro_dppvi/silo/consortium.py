@@ -46,7 +46,7 @@ Deliver: TypeAlias = Callable[[str, bytes], bytes]
 _LOG = logging.getLogger(__name__)
 
 # After these a hospital is not asked again in this call.
-_FOR_GOOD = frozenset({Code.USED_UP, Code.UNKNOWN_STUDY, Code.NOT_ALLOWED, Code.OTHER_HOSPITAL})
+_FOR_GOOD = frozenset({Code.USED_UP, Code.UNKNOWN_STUDY, Code.OTHER_HOSPITAL})
 
 # How long a server that is being stopped may take to let go of its checkpoint.
 _LOCK_SECONDS = 15.0
@@ -74,7 +74,7 @@ class Missed(NamedTuple):
 
     @property
     def for_good(self) -> bool:
-        """Whether there is no use in asking again."""
+        """Whether asking again is useless."""
         return self.code in _FOR_GOOD
 
 
@@ -110,6 +110,7 @@ def run_study(
     _validate.function("deliver", deliver, ("hospital", "message"), "a courier")
     path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
     prepared = prepare(pinned)
+    # A server that is being stopped may still hold it.
     lock = contextlib.nullcontext() if path is None else checkpoints.locked(path, _LOCK_SECONDS)
     with lock:
         begun = progress.first(prepared) if path is None else progress.read(path, prepared)
@@ -141,6 +142,7 @@ def statements(pinned: PinnedStudy, result: FitResult) -> dict[str, PrivacyState
     for number, (name, plan) in enumerate(
         zip(pinned.study.names, result.plan.clients, strict=True)
     ):
+        # A ledger of one client: the hospital's statement says nothing about the others.
         mine = (e._replace(client=0) for e in result.ledger.entries if e.client == number)
         found[name] = PrivacyStatement(
             type(result.method).__name__,
@@ -200,9 +202,12 @@ class _Server:
         slots = [Step(r, g) for r, of_round in enumerate(groups) for g in range(len(of_round))]
         while now.slot < len(slots):
             at = slots[now.slot]
+            # After a restart there are requests in the checkpoint: those very bytes are sent again,
+            # so that gateways recognise them.
             if not now.asked:
                 if at.group == 0:
                     now = self._with_begun_round(now, at.round)
+                # A hospital that has said that it will never release again is not asked any more.
                 here = [m for m in groups[at.round][at.group].tolist() if self._name(m) not in gone]
                 if len(here) < self._least:
                     return _End(last, True, Code.USED_UP in {r.code for r in gone.values()})
@@ -210,6 +215,8 @@ class _Server:
                 asked = {self._name(m): self._visit(now, m, steps[m]) for m in here}
                 now = now._replace(asked=asked)
                 self._keep(now)
+            # In threads, and merged in the schedule's order: the result does not depend on who is
+            # fastest.
             replies = self._all_replies(now.asked)
             if sum(isinstance(reply, Released) for reply in replies.values()) < self._least:
                 # Their sum has too little noise. Asked again, those who have released send the
@@ -221,6 +228,8 @@ class _Server:
             now = self._dealt_with(now, at, replies)._replace(slot=now.slot + 1, asked={})
             if now.slot == len(slots) or slots[now.slot].round > at.round:
                 now = self._with_ended_round(now)
+            # Rounds in which nobody at all answers change nothing and would count as rounds: the
+            # run is wound back to where somebody last did.
             missed = {n: reply for n, reply in replies.items() if isinstance(reply, Missed)}
             gone |= {n: reply for n, reply in missed.items() if reply.for_good}
             missing |= missed.keys() | gone.keys()
@@ -241,6 +250,7 @@ class _Server:
             now = now._replace(asked={n: self._visit(now, m, 1) for m, n in enumerate(names)})
             self._keep(now)
         arrivals: _Arrivals = queue.SimpleQueue()
+        # Hospitals that could not be reached, until somebody else answers.
         waiting: set[str] = set()
         flying = set(now.asked)
         for name in flying:
@@ -248,6 +258,8 @@ class _Server:
         while flying:
             name, reply = _next(arrivals)
             flying.discard(name)
+            # Asked again when another hospital's release arrives, and not at once, which would be a
+            # busy loop against a machine that is down.
             if isinstance(reply, Missed) and reply.unreached:
                 self._say(name, reply.why)
                 waiting.add(name)
@@ -278,6 +290,7 @@ class _Server:
         names = self.prepared.study.names
         number = names.index(name)
         sent = self._sent(now.asked[name])
+        # As many releases as there are hospitals make a round, whoever sent them.
         at = Step(*divmod(now.slot, len(names)))
         if isinstance(reply, Released):
             if at.group == 0:
@@ -290,6 +303,8 @@ class _Server:
             now = self._dealt_with(now, at, {name: reply})
         asked = {n: visit for n, visit in now.asked.items() if n != name}
         gone = isinstance(reply, Missed) and reply.for_good
+        # Its own number of visits, as planned: a fast hospital does not release more than it was
+        # budgeted.
         if not gone and sent.step < len(self.prepared.steps(number)):
             asked[name] = self._visit(now, number, sent.step + 1)
         return now._replace(asked=asked)
@@ -315,6 +330,8 @@ class _Server:
         assembly, known, name = self.prepared.assembly, now.known, self._name(number)
         # The key is the study's, and is not sent.
         key = self.prepared.keys[1]
+        # The server's own request, as in one process: q, what to divide out of it, and what is
+        # told.
         asked = _request(assembly.problem, assembly.params, known, known.natural, number, key)
         taken = now.taken.get(name, Taken())
         share = np.asarray(taken.share, self.prepared.form.share.dtype)
@@ -333,6 +350,8 @@ class _Server:
 
     def _reply(self, name: str, visit: bytes) -> "Released | Missed":
         try:
+            # An OSError is a hospital that is away. Anything else is a fault in the courier's code,
+            # and ends the run.
             data = self.deliver(name, visit)
         except OSError as error:
             return Missed(f"cannot be reached ({type(error).__name__})", unreached=True)
@@ -363,6 +382,7 @@ class _Server:
         number, assembly = self.prepared.study.names.index(name), self.prepared.assembly
         mine = jax.tree.map(lambda leaf: leaf[number], assembly.params.clients)
         rate = assembly.params.learning_rate
+        # Finite numbers alone are no protection: 1e30 is finite.
         excess = bounds.excess(assembly.problem, mine, rate, sent.q, reply.value)
         if excess is not None and not excess <= 1:
             raise wire.MalformedError("a release larger than an honest one can be")
@@ -409,6 +429,8 @@ class _Server:
         stacked = _stacked([Release(r.value, jnp.asarray(r.failed)) for r in released.values()])
         start = None if pulled is None else _stacked([pulled])
         _, key = server.round_keys(problem, self.prepared.round_key(at.round))
+        # The same keys as in one process, so that a study over hospitals and fit(...) on their data
+        # give the same posterior for the same noise.
         key, q = server.group_key(problem, key, at.group), now.known.natural
         known, answer, info = _take(
             problem, params, now.known, jnp.asarray(numbers), q, stacked, key, start
@@ -453,6 +475,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
     study, problem = prepared.study, prepared.assembly.problem
     known, history = end.known.known, end.known.history
     rounds = len(history.movement)
+    # The server has no ledger file: names of runs and checkpoints are the hospitals' own.
     ledger = replace(progress.ledger(prepared, end.known), run="", kept="")
     constants = dict(study.model_kwargs)
     posterior = Posterior(
@@ -477,6 +500,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
                 end.interrupted,
                 end.refused,
                 num_latents=sum(math.prod(each.base_shape) for each in problem.space.latents),
+                alone=prepared.run.alone,
             ),
             state=PVIState(rounds, known, ClientState(), ledger),
             run=prepared.run,

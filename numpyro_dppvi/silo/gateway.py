@@ -61,6 +61,8 @@ class OpenStudy:
 
     def request(self, visit: Visit) -> Request:
         """What the client is asked. Keys and learning rate are the study's own."""
+        # From the study, and not from the message: round, group and keys are what everybody
+        # reviewed.
         step = self.steps[visit.step - 1]
         problem, params = self.prepared.assembly.problem, self.prepared.assembly.params
         _, key = server.round_keys(problem, self.prepared.round_key(step.round))
@@ -100,6 +102,7 @@ class Gateway:
         Returns:
             The bytes of a ``Ready``, ``Released`` or ``Refused``.
         """
+        # Two messages at once could both find that a step is not reserved yet, and charge it twice.
         with self._one_at_a_time:
             try:
                 return self._answer(message)
@@ -111,6 +114,8 @@ class Gateway:
             except Exception as error:  # noqa: BLE001
                 code = Code.FAILED
                 _LOG.error("the gateway failed: %s", _where(error))
+        # The reply says which of a fixed list of reasons it was. What is refused depends on public
+        # state and on the message, never on a record.
         _LOG.warning("refused: %s", code.sentence)
         return messages.encode(Refused(code, wire.digest(message)))
 
@@ -127,17 +132,23 @@ class Gateway:
         reserved = Reserved(visit.step, wire.digest(message))
         self._check(opened, visit)
         before = self.store.reserved(digest)
+        # One step, one input: two answers to two inputs under one charge would be two releases.
         if before.get(visit.step, reserved) != reserved:
             raise RefusedError(Code.OTHER_INPUT)
         if visit.step in before:
+            # The server has lost our reply, or was killed: the same bytes again reveal nothing
+            # more.
             reply = self.store.reply(digest, reserved)
             if reply is not None:
                 _LOG.info("step %d: the reply that was kept is sent again", visit.step)
                 return reply
+        # An older step is never begun after a newer one: private factors have moved on.
         if any(step > visit.step for step in before):
             raise RefusedError(Code.OUT_OF_ORDER)
         client = self._settled(opened, visit)
         request = opened.request(visit)
+        # Charged, on the disk, before anything is computed. If the gateway is killed in between,
+        # the step is computed at the next call, with new noise: nobody has seen the first attempt.
         if visit.step not in before:
             client = self._charged(client, request, digest, reserved)
         return self._released(client, request, digest, reserved)
@@ -149,6 +160,8 @@ class Gateway:
         if not 1 <= visit.step <= len(opened.steps):
             raise RefusedError(Code.NOT_PLANNED)
         q = jax.tree.map(jnp.asarray, visit.q)
+        # An improper q would make NaN of every gradient. Clipping takes these to zero, and a budget
+        # would be spent on noise alone.
         if not bool(opened.prepared.assembly.problem.family.in_domain(q)):
             raise RefusedError(Code.MALFORMED)
 
@@ -156,11 +169,14 @@ class Gateway:
         """The client, following what the server has taken of its last release."""
         client, digest = opened.client, opened.prepared.digest
         last = self.store.released(digest)
+        # Nobody can have taken what was not released.
         if visit.taken > last:
             raise RefusedError(Code.MALFORMED)
         if not last or client.state.private is None:
             return client
         private = client.state.private
+        # As of the last release: what private factors were before it, and by what they move if the
+        # server has taken it.
         was, kept = self.store.private(digest, last, (private, private))
         client = dataclasses.replace(client, state=ClientState(was), unanswered=kept)
         share = jnp.asarray(visit.share if visit.taken == last else 0 * visit.share)
@@ -168,6 +184,7 @@ class Gateway:
 
     def _charged(self, client: Client, request: Request, digest: str, reserved: Reserved) -> Client:
         ledger = self.store.ledger()
+        # Counted over all studies, whatever their epsilons: a limit that a person can check.
         if len(ledger.entries) >= self.caps.releases:
             raise RefusedError(Code.USED_UP)
         ledger = store.named(ledger, digest, reserved)
@@ -181,6 +198,8 @@ class Gateway:
 
     def _released(self, client: Client, request: Request, digest: str, reserved: Reserved) -> bytes:
         after, release = client.released(request)
+        # On the host before anything is written: a device's error shows here, and not in half a
+        # file.
         value, failed = jax.device_get((release.value, release.failed))
         step, answers = reserved
         reply = messages.encode(
@@ -234,6 +253,7 @@ def open_studies(mine: Settings, insecure_noise_seed: int | None = None) -> dict
         try:
             opened[prepared.digest] = _opened(mine, prepared, records)
         except ValueError as error:
+            # For the hospital's own terminal: nothing has been listened to yet.
             raise ValueError(f"{allowed.file}: {error}") from None
     return opened
 
@@ -286,6 +306,8 @@ def _check_allowed(caps: Caps, plan: ClientPlan) -> None:
     """Refuses a study that promises less privacy than the hospital allows."""
     for name in ("relation", "unit", "max_records_per_person"):
         asked, allowed = getattr(plan.budget, name), getattr(caps.budget, name)
+        # Equal, and not weaker or stronger: epsilons of other relations or units cannot be
+        # compared.
         if asked != allowed:
             raise ValueError(
                 f"the study protects {name} = {asked!r}, and [caps] in silo.toml allows "
@@ -304,11 +326,13 @@ def _rows(
 ) -> dict[str, np.ndarray]:
     """The arrays that a study asks for, in its shapes and dtypes."""
     wanted = prepared.assembly.problem.space.row
+    # Columns that the study does not ask for stay out of it.
     missing = sorted(set(wanted) - set(records))
     if missing:
         raise ValueError(f"the loader returns no array {missing[0]!r}, which the study asks for.")
     for name, row in wanted.items():
         found = records[name].shape[1:], records[name].dtype
+        # Exactly the dtype: a cast would be a choice about records that nobody has reviewed.
         if found != (row.shape, row.dtype):
             raise ValueError(
                 f"the study asks for records of {name!r} of shape {row.shape} and {row.dtype}, and "
@@ -325,6 +349,8 @@ def _rows(
 
 def _where(error: Exception) -> str:
     """An error's kind and place, without its text and the values around it."""
+    # The text of an error may quote what it failed on, and a log is read by more people than
+    # records are.
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"a {type(error).__name__} in {place.filename}, line {place.lineno}"
 

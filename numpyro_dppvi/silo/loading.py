@@ -34,6 +34,7 @@ def load(settings: Settings) -> dict[str, np.ndarray]:
 
 def _loader(settings: Settings) -> Callable[[], Any]:
     module, name = settings.loader.split(":")
+    # First on the path, and gone again: the loader's module lies beside silo.toml.
     sys.path.insert(0, str(settings.folder))
     try:
         found = getattr(importlib.import_module(module), name, None)
@@ -83,7 +84,7 @@ def _check_range(name: str, array: np.ndarray, column: Column) -> None:
                 f"{word} must be a number, or one for each column of {name}, got {given.size} "
                 f"for records of shape {array.shape[1:]}: correct [checks.columns.{name}]."
             )
-        # What is no number is in no range.
+        # NaN is in no range.
         inside = array >= given if word == "least" else array <= given
         if not np.all(inside):
             raise ValueError(

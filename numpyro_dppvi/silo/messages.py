@@ -27,7 +27,6 @@ class Code(enum.Enum):
 
     MALFORMED = "malformed"
     UNKNOWN_STUDY = "unknown study"
-    NOT_ALLOWED = "not allowed"
     OTHER_HOSPITAL = "other hospital"
     NOT_PLANNED = "not planned"
     OUT_OF_ORDER = "out of order"
@@ -44,7 +43,6 @@ class Code(enum.Enum):
 _SENTENCES = {
     Code.MALFORMED: "The message is not one of this protocol and study, or was damaged.",
     Code.UNKNOWN_STUDY: "The hospital's silo.toml does not name a study with this digest.",
-    Code.NOT_ALLOWED: "The study asks for less privacy than the hospital allows.",
     Code.OTHER_HOSPITAL: "The message is for another hospital.",
     Code.NOT_PLANNED: "The study plans no such step for this hospital.",
     Code.OUT_OF_ORDER: "The hospital has released a later step already.",
@@ -180,6 +178,7 @@ def encode(message: Join | Visit | Reply) -> bytes:
         trees = {name: fields.pop(name) for name in ("value", "failed")}
     elif isinstance(message, Refused):
         fields["code"] = message.code.value
+    # Trees become arrays by path, so that nothing of their Python types is on the wire.
     arrays: dict[str, np.ndarray] = {}
     for name, tree in trees.items():
         arrays |= _files.flatten(tree, name)
@@ -194,7 +193,7 @@ def read_join(data: bytes, head: Head) -> Join:
         head: What :func:`wire.read_head` found in them.
 
     Raises:
-        MalformedError: If it is none.
+        MalformedError: If it is not one.
     """
     facts = _facts(head, "join", study=str)
     wire.read_arrays(data, head, {})
@@ -210,10 +209,11 @@ def read_visit(data: bytes, head: Head, form: Form) -> Visit:
         form: The study's.
 
     Raises:
-        MalformedError: If it is none of this study.
+        MalformedError: If it is not one of this study.
     """
     facts = _facts(head, "visit", study=str, hospital=str, step=int, taken=int)
     trees = _trees(data, head, form.visit)
+    # A share of 5 would move private factors by five times what was released.
     if not 0 <= trees["share"] <= 1:
         raise MalformedError("the share is not between 0 and 1")
     return Visit(**{"factor": None, "told": None, **facts, **trees})
@@ -227,7 +227,7 @@ def read_reply(data: bytes, form: Form) -> Reply:
         form: The study's.
 
     Raises:
-        MalformedError: If it is no reply of this study.
+        MalformedError: If it is not a reply of this study.
     """
     if len(data) > _BESIDES + wire.num_bytes(shapes(form.release)):  # before any of it is read
         raise MalformedError("the message is larger than any reply of this study")
@@ -252,7 +252,7 @@ def read_ready(data: bytes) -> Ready:
         data: Its bytes.
 
     Raises:
-        MalformedError: If it is none.
+        MalformedError: If it is not one.
     """
     head = wire.read_head(data)
     facts = _facts(head, "ready", study=str, hospital=str, released=int)
@@ -262,6 +262,7 @@ def read_ready(data: bytes) -> Ready:
 
 def _facts(head: Head, kind: str, **kinds: type) -> dict[str, Any]:
     """A message's facts, if they are those of its kind."""
+    # Exactly these facts, of exactly these types: True does not pass for 1.
     if head.kind != kind or {name: type(value) for name, value in head.facts.items()} != kinds:
         raise MalformedError("the message is of another kind, or says other things")
     return dict(head.facts)

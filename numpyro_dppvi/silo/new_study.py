@@ -27,16 +27,18 @@ def write(folder: str | os.PathLike[str], hospitals: Mapping[str, int]) -> Path:
         The folder.
 
     Raises:
-        ValueError: If there is such a folder, or a name or number is none.
+        ValueError: If the folder is there already, or a name or number is not valid.
     """
     place = _validate.path("folder", folder)
     for name in hospitals:
         check_name("hospitals", name)
+    # The folder of that name is the consortium's.
     if "flower" in {name.lower() for name in hospitals}:
         raise ValueError("hospitals must not be called flower, got that: write another name.")
     if place.exists():
         raise ValueError(f"folder must be a new one, and {place} is there: write another name.")
     place.mkdir(parents=True)
+    # The study first: its digest goes into every silo.toml.
     _fill(place / "study.py", "study.py", HOSPITALS=_shown(hospitals))
     for name, template in _AT_THE_CONSORTIUM.items():
         (place / name).parent.mkdir(exist_ok=True)

@@ -110,6 +110,7 @@ def write(path: Path, prepared: Prepared, progress: Progress) -> None:
     }
     arrays = _files.flatten(progress.known, "known") | _files.flatten(progress.history, "history")
     arrays["counts"] = np.array(progress.counts, np.int32)
+    # As they were sent, to the byte: a gateway that kept its reply knows the request by its digest.
     arrays |= {f"asked/{n}": np.frombuffer(x, np.uint8) for n, x in progress.asked.items()}
     _files.write(path, _KIND, facts, arrays)
 
@@ -145,6 +146,7 @@ def _progress(begin: Progress, facts: Mapping[str, Any], arrays: Mapping[str, An
     if rounds < 0 or facts["slot"] < 0:
         raise ValueError("it counts below 0")
     like = jax.tree.map(lambda leaf: np.zeros((rounds, *leaf.shape[1:]), leaf.dtype), begin.history)
+    # Trees in the shapes that the study gives them: the file can make nobody allocate more.
     projected, rejected, failed = arrays["counts"].tolist()
     history = _files.unflatten(arrays, "history", like)
     return Progress(

@@ -106,8 +106,9 @@ def read(path: str | os.PathLike[str]) -> Settings:
 
     Raises:
         FileNotFoundError: If there is none.
-        ValueError: If it is no TOML, lacks an entry, has one that nobody knows, or a wrong value.
+        ValueError: If it is not TOML, lacks an entry, or has an unknown one or a wrong value.
     """
+    # Read strictly: a cap that is misspelt, and so ignored, would be no cap.
     target = _validate.path("path", path).absolute()
     try:
         found = tomllib.loads(target.read_text("utf-8"))
@@ -132,6 +133,7 @@ def _settings(folder: Path, found: Mapping[str, Any]) -> Settings:
             f"loader must be a module beside silo.toml and its function, got "
             f"{_validate.shown(loader)}: write loader = 'hospital:load'."
         )
+    # Relative paths are from the file and not from where the process was started.
     store = folder / table.get("store", "store")
     if "socket_group" in table and "socket" not in table:
         raise ValueError(
@@ -158,6 +160,8 @@ def _caps(found: Any) -> Caps:
     table = _table("[caps]", found, {**numbers, "releases": int}, protected)
     least = _validate.positive("noise_multiplier", table.pop("noise_multiplier"))
     releases = _validate.positive_int("releases", table.pop("releases"))
+    # TOML has inf, and for a budget of fit it is a way to say "no noise". No hospital's cap says
+    # that.
     if not table["epsilon"] < float("inf"):
         raise ValueError("epsilon must be a finite number, got inf: write epsilon = 1.0, say.")
     trusted = table.pop("trusted_aggregator", False)
@@ -215,6 +219,7 @@ def _table(
                 f"{where} must have no entry but {', '.join(kinds)}, got "
                 f"{_validate.shown(name)}: take it out, or correct its spelling."
             )
+        # True is an int to Python, but not to a person who reads the file.
         if not isinstance(value, kinds[name]) or isinstance(value, bool) != (kinds[name] is bool):
             raise ValueError(f"{name} in {where} has a wrong type, got {_validate.shown(value)}.")
     return dict(found)

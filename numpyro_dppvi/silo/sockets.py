@@ -44,6 +44,7 @@ def send(path: str | os.PathLike[str], message: bytes, timeout: float = 600.0) -
     seconds = _validate.positive("timeout", timeout, most=1e6)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            # The first step of a gateway compiles, which may take minutes.
             connection.settimeout(seconds)
             connection.connect(os.fspath(target))
             _write(connection, message)
@@ -90,6 +91,7 @@ def listening(
                 while (message := _read(self.request, most)) is not None:
                     _write(self.request, handle(message))
 
+    # Made closed, because between binding and a later chmod anybody could connect.
     before = os.umask(0o177)
     try:
         server = _Server(os.fspath(path), Handler)
@@ -123,6 +125,8 @@ def _make_room(path: Path) -> None:
         raise ValueError(f"socket must be a new path, got one of another file, {path}: move it.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
+            # A gateway that was killed leaves its socket behind. If nobody answers there, it is
+            # removed.
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:
             path.unlink()
@@ -140,6 +144,7 @@ def _read(connection: socket.socket, most: int) -> bytes | None:
     if not length:
         return None
     size = int.from_bytes(length, "big")
+    # Eight bytes can announce 2^64: nothing is read or allocated for a length that no message has.
     if size > most:
         raise ConnectionError("the message is too large")
     return _exactly(connection, size)

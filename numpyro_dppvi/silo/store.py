@@ -29,11 +29,6 @@ from numpyro_dppvi._typing import PyTree
 from numpyro_dppvi.privacy import Ledger, LedgerFile, PrivacyBudget
 from numpyro_dppvi.silo import wire
 
-try:
-    import fcntl
-except ImportError:  # Windows, where there is no Unix socket either
-    fcntl = None  # type: ignore[assignment]
-
 _REPLY, _PRIVATE = "kept reply", "private state of a hospital"
 _FACTS = {"step": (int,), "input": (str,)}
 _OWNER_ONLY = 0o700
@@ -87,6 +82,8 @@ class Store:
             return None
         most = _files.Most(facts=2**16, arrays=wire.MOST_BYTES)
         facts, arrays = _files.read(path, _REPLY, kinds=_FACTS, most=most, owner_only=True)
+        # A file that was copied to another step's name would be sent for an input that it does not
+        # answer.
         if (facts["step"], facts["input"]) != reserved:
             raise ValueError(f"{path} is of another step than the ledger says")
         return arrays["reply"].tobytes()
@@ -94,6 +91,7 @@ class Store:
     def released(self, study: str) -> int:
         """The last step whose reply was kept, 0 for none."""
         names = (path.name for path in (self.folder / study).glob("step-*.npz"))
+        # Files under temporary names, of a write that was cut off, do not count.
         steps = (re.fullmatch(r"step-(\d+)\.npz", name) for name in names)
         return max((int(step[1]) for step in steps if step), default=0)
 
@@ -116,6 +114,7 @@ class Store:
             _files.write(self._private(study, step), _PRIVATE, facts, arrays, owner_only=True)
         arrays = {"reply": np.frombuffer(reply, np.uint8)}
         _files.write(self._reply(study, step), _REPLY, facts, arrays, owner_only=True)
+        # After the reply is kept, older private state is of no use, and dangerous to have.
         for path in folder.glob("private-*.npz"):
             if path != self._private(study, step):
                 path.unlink(missing_ok=True)
@@ -153,14 +152,11 @@ class Store:
         """
         _make(self.folder)
         with _disk.open_or_create(self.folder / ".lock") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise RuntimeError(
-                        f"another gateway runs on {self.folder}: stop it first, or write another "
-                        "store in silo.toml."
-                    ) from None
+            if not _disk.try_lock(file):
+                raise RuntimeError(
+                    f"another gateway runs on {self.folder}: stop it first, or write another "
+                    "store in silo.toml."
+                )
             yield
 
 
@@ -183,6 +179,8 @@ def _reserved(ledger: Ledger, study: str) -> dict[int, Reserved]:
     found = {}
     for entry in ledger.entries:
         parts = entry.run.split("/")
+        # The run's name in the ledger is the reservation: study, step and the input's digest in one
+        # line, written and synced as one charge.
         if len(parts) == 3 and parts[0] == study:
             found[int(parts[1])] = Reserved(int(parts[1]), parts[2])
     return found
@@ -197,6 +195,7 @@ def _make(folder: Path) -> None:
         raise ValueError(f"{folder} must be a folder and no link: write another store.")
     if hasattr(os, "geteuid"):
         facts = folder.stat()
+        # A folder that others may enter would show private factors, which carry no noise.
         if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
             raise ValueError(
                 f"{folder} must belong to the user who runs the gateway, and be closed to all "

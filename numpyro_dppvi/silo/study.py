@@ -22,7 +22,8 @@ import numpy as np
 from numpyro_dppvi import _disk, _validate
 from numpyro_dppvi._typing import Model, PRNGKey
 from numpyro_dppvi.methods import values
-from numpyro_dppvi.methods.values import AnyMethod, DPOptimization
+from numpyro_dppvi.methods.noisy_gradients import DPOptimization
+from numpyro_dppvi.methods.values import AnyMethod
 from numpyro_dppvi.posterior import Prior, load
 from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, SecretKeys
 from numpyro_dppvi.protocol import algorithm, client, planning, rounds, schedules, server
@@ -63,7 +64,7 @@ class Study:
             ``fit``. Each hospital must allow it in its ``silo.toml``.
 
     Raises:
-        ValueError: If a hospital's name or number of records, or a record's shape, is none.
+        ValueError: If a hospital's name or number of records, or a record's shape, is not valid.
         TypeError: If an argument is of another kind.
     """
 
@@ -126,8 +127,9 @@ def check_name(argument: str, name: Any) -> str:
         name: The name.
 
     Raises:
-        ValueError: If it is no word of letters, digits, ``-`` and ``_``.
+        ValueError: If it is not a word of letters, digits, ``-`` and ``_``.
     """
+    # Names become folders, keys of TOML and words of messages.
     plain = isinstance(name, str) and name.isascii() and 0 < len(name) <= _MOST_NAME
     if not plain or not name.replace("-", "").replace("_", "").isalnum():
         raise ValueError(
@@ -141,6 +143,7 @@ def _row(name: str, row: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of one record."""
     try:
         shape, dtype = row
+        # As JAX holds it: without x64 "float64" means float32, at the server and at every hospital.
         found = jax.dtypes.canonicalize_dtype(np.dtype(dtype))
         shape = tuple(_validate.positive_int(name, int(size)) for size in shape)
     except (TypeError, ValueError):
@@ -193,6 +196,7 @@ def load_study(path: str | os.PathLike[str], sha256: str | None = None) -> Pinne
     """
     if sha256 is not None:
         _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
+    # One read: a file that changes between digest and run would make the digest a lie.
     source = _bytes(path)
     digest = hashlib.sha256(source).hexdigest()
     if sha256 is not None and digest != sha256:
@@ -204,6 +208,7 @@ def load_study(path: str | os.PathLike[str], sha256: str | None = None) -> Pinne
     module = types.ModuleType(f"dppvi_study_{digest[:16]}")
     module.__file__ = os.fspath(path)
     sys.modules[module.__name__] = module
+    # Code, run as it is: that is why it is read by people and pinned by its digest.
     exec(compile(source, module.__file__, "exec"), vars(module))
     study = getattr(module, "study", None)
     if not isinstance(study, Study):
@@ -234,7 +239,7 @@ def load_prior(
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it has another digest, or is no posterior of this model.
+        ValueError: If it has another digest, or is not a posterior of this model.
     """
     _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
     held = _bytes(path)
@@ -382,6 +387,8 @@ def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity
 
     # All arrays are arguments: what is compiled elsewhere is traced here, and must see that it is.
     def sent_and_released(records: Any, params: Any, any_q: Any, begin: Any) -> tuple[Any, ...]:
+        # A client's request and release are traced once, with shapes alone, to know what arrays
+        # messages have.
         state = rounds.first_state(problem, params, any_q, begin, asynchronous=False)
         key, q = jax.random.key(0), state.server.natural
         asked = server.request(problem, params, state.server, q, 0, key)

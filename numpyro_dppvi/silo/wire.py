@@ -68,7 +68,7 @@ def encode(kind: str, facts: Facts, arrays: Mapping[str, np.ndarray]) -> bytes:
         Its bytes; equal messages have equal ones.
 
     Raises:
-        MalformedError: If a fact is none that :func:`read_head` would read.
+        MalformedError: If :func:`read_head` would refuse a fact.
     """
     for value in facts.values():
         _check_fact(value)
@@ -87,7 +87,7 @@ def read_head(data: bytes) -> Head:
         data: The message.
 
     Raises:
-        MalformedError: If it is no message, damaged, too large, or of another version.
+        MalformedError: If it is not a message, or damaged, too large or of another version.
     """
     if len(data) > MOST_BYTES:
         raise MalformedError("the message is too large")
@@ -95,6 +95,7 @@ def read_head(data: bytes) -> Head:
         raise MalformedError("this is no message")
     if not data.startswith(_MAGIC):
         raise MalformedError("the message is of another version of the protocol")
+    # First of all: nothing of a damaged message is parsed.
     if hashlib.sha256(data[:-_DIGEST]).digest() != data[-_DIGEST:]:
         raise MalformedError("the message is damaged")
     try:
@@ -124,6 +125,8 @@ def read_arrays(data: bytes, head: Head, shapes: Shapes) -> dict[str, np.ndarray
         MalformedError: If it holds other arrays, or numbers that are not finite.
     """
     header = _header_of(data)
+    # Compared as bytes with what we would have written ourselves, so that numbers, order and
+    # spelling have one form, and no parser's tolerance is an attacker's room.
     if header != _header(head.kind, head.facts, shapes):
         raise MalformedError("the message holds other arrays than it should")
     place = len(_MAGIC) + _LENGTH + len(header)
@@ -183,9 +186,11 @@ def _little(array: np.ndarray) -> bytes:
 
 
 def _array(piece: bytes, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    # A byte of 2 is not a boolean, though NumPy would take it for true.
     if dtype.kind == "b" and piece.strip(b"\0\1"):
         raise MalformedError("a truth value is neither true nor false")
     array = np.frombuffer(piece, dtype.newbyteorder("<")).astype(dtype).reshape(shape)
+    # One NaN in one release would make the whole posterior NaN.
     if not np.all(np.isfinite(array)):
         raise MalformedError("a number is not finite")
     return array

@@ -48,6 +48,7 @@ def dies(names, beside):
     os._exit(9)
 
 
+@pytest.mark.slow
 def test_many_are_fitted_in_processes_of_their_own(monkeypatch):
     """Which give their memory back; where one is killed, its studies fail, and the others go on."""
     monkeypatch.setattr(gallery, "_BATCH", 1)
@@ -61,18 +62,20 @@ def test_many_are_fitted_in_processes_of_their_own(monkeypatch):
 
 
 def test_the_page_says_what_comes_out_of_each():
-    well = gallery.Found("runs", "All 9 rounds ran and every merge was accepted.", 0.02, 1.0)
-    unsettled = gallery.Found("runs", "It has not settled.", 0.5, 30.0)
+    well = gallery.Found(
+        "runs", "All 9 rounds ran and every merge was accepted.", 0.02, 1.0, 2.5, 9
+    )
+    unsettled = gallery.Found("runs", "It has not settled.", 0.5, 30.0, 2.5, 160)
     refused = gallery.Found("refused", "Write a | b.")
     page = gallery.markdown({"one": refused, "two": well, "three": unsettled})
     assert page.splitlines() == [
         "3 studies: 2 runs, 1 refused, 0 fails; 1 of 2 within 0.1 sd of SVI.",
         "",
-        "| study | what the status says | a mean off by (sd) | a sd off by (%) |",
-        "| - | - | - | - |",
-        "| two | all is well | 0.020 | 1.0 |",
-        "| three | It has not settled. | 0.500 | 30.0 |",
-        "| one | refused: Write a   b. | - | - |",
+        "| study | what the status says | rounds | a mean off by (sd) | a sd off by (%) |",
+        "| - | - | - | - | - |",
+        "| two | settled | 9 | 0.020 | 1.0 |",
+        "| three | It has not settled. | 160 | 0.500 | 30.0 |",
+        "| one | refused: Write a   b. | - | - | - |",
     ]
 
 

@@ -226,9 +226,23 @@ _CLIP = (
     ),
     Mutant(
         "a norm that leaves a leaf out",
-        "squared = [jnp.sum(leaf**2, axis=1) for leaf in wide]",
-        "squared = [jnp.sum(leaf**2, axis=1) for leaf in wide[:1]]",
+        "            for leaf in leaves\n        ]\n        return functools.reduce(",
+        "            for leaf in leaves[:1]\n        ]\n        return functools.reduce(",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
+    ),
+    Mutant(
+        "a product's norm that forgets half of the rows before",
+        "return (before + row[1], total + row[0] * before), None",
+        "return (before + row[1], 0.5 * total + row[0] * before), None",
+        (f"{CLIPPING}test_the_bound_holds_for_products_at_the_bound",),
+    ),
+    Mutant(
+        "products that are added up without rounding",
+        "jnp.round(mine[:, k, None] * blocks[:, k])",
+        "(mine[:, k, None] * blocks[:, k])",
+        (
+            f"{EXACT}test_removing_one_of_many_equal_products_moves_the_sum_by_no_more_than_the_norm",
+        ),
     ),
     Mutant(
         "not finite times zero",
@@ -501,19 +515,35 @@ _ACCOUNTANT = (
 
 _CHARGING = (
     Mutant(
+        "releases in the order of clients' sizes",
+        "    back = jnp.argsort(order)\n",
+        "    back = jnp.arange(order.size)\n",
+        ("tests/test_chunks.py::test_clients_who_share_a_batch_by_size_come_back_in_their_order",),
+    ),
+    Mutant(
+        "a release of a client who is not visited, from a free place on its device",
+        "        released = jax.tree.map(present, Release(outcomes.release, outcomes.failed))\n",
+        "        released = Release(outcomes.release, outcomes.failed)\n",
+        ("tests/test_devices.py::test_nothing_leaves_a_place_without_a_client",),
+    ),
+    Mutant(
         "a charge after the release",
         """        ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
-        end, info = rounds.run_round(
+        spread = isinstance(shards, SpreadShards)
+        run_round: Any = devices.run_round if spread else rounds.run_round
+        end, info = run_round(
             problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
         )
 """,
         """        key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
-        end, info = rounds.run_round(
+        spread = isinstance(shards, SpreadShards)
+        run_round: Any = devices.run_round if spread else rounds.run_round
+        end, info = run_round(
             problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
         )
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)

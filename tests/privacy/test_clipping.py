@@ -10,6 +10,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from numpyro_dppvi._typing import LowerProduct
 from numpyro_dppvi.privacy import arithmetic, clipped, clipped_sum
 from tests.grids import grid
 
@@ -54,6 +55,14 @@ def trees(dtype, num_records=NUM_RECORDS):
     return st.sampled_from(SHAPES).flatmap(tree)
 
 
+def summable(dtype):
+    """The same, and trees in which one leaf is a product that is not laid out."""
+    sides = hnp.arrays(dtype, (NUM_RECORDS, 2, 4), elements=st.sampled_from([*NASTY, 0.3, -2.0]))
+    products = st.builds(LowerProduct, sides, sides)
+    flat = hnp.arrays(dtype, (NUM_RECORDS, 3), elements=st.floats(-3, 3, width=32))
+    return trees(dtype) | st.fixed_dictionaries({"flat": flat, "below": products})
+
+
 def clip_norms(dtype):
     return st.sampled_from([dtype(c) for c in (1e-30, 1e-6, 0.1, 1.0, 2.5, 1e6, 1e25)])
 
@@ -87,7 +96,7 @@ def longest_contribution(clip, tree, clip_norm):
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_no_record_contributes_more_than_the_bound(dtype, data):
-    tree, clip_norm = data.draw(trees(dtype)), data.draw(clip_norms(dtype))
+    tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))
     longest = longest_contribution(summed, tree, clip_norm)
     target(longest / float(clip_norm))
     assert longest <= clip_norm  # exactly: no tolerance
@@ -147,17 +156,20 @@ def test_the_bound_holds_against_rounding(dtype, size):
 
 @precisions
 def test_the_bound_holds_where_squares_vanish(dtype):
-    # The first square is a normal number, the others are flushed to zero.
-    row = np.sqrt(np.finfo(dtype).tiny) * np.array([[1.05, 0.95, 0.95]], dtype)
-    clip_norm = dtype(1e-3) * row[0, 0]
-    assert norm(summed(row, np.ones(1, bool), clip_norm)) <= clip_norm
+    info = np.finfo(dtype)
+    # The first square is a normal number and the others are flushed to zero, or the sum of all is.
+    some = np.sqrt(info.tiny) * np.array([[1.05, 0.95, 0.95]], dtype)
+    all_ = np.full((1, 3), 0.1 * np.sqrt(info.smallest_subnormal), dtype)
+    for row in (some, all_):
+        clip_norm = dtype(1e-3) * row[0, 0]
+        assert norm(summed(row, np.ones(1, bool), clip_norm)) <= clip_norm
 
 
 @precisions
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
 def test_replacing_one_record_moves_the_sum_by_twice_the_bound_at_most(dtype, data):
-    tree, clip_norm = data.draw(trees(dtype)), data.draw(clip_norms(dtype))
+    tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))
     leaves, treedef = jax.tree.flatten(tree)
     shapes = [leaf.shape[1:] for leaf in leaves]
     others = [hnp.arrays(dtype, (1, *shape), elements=st.sampled_from(NASTY)) for shape in shapes]
@@ -172,7 +184,7 @@ def test_replacing_one_record_moves_the_sum_by_twice_the_bound_at_most(dtype, da
 @settings(deadline=None, max_examples=150)
 @given(data=st.data(), record=st.integers(0, NUM_RECORDS - 1))
 def test_removing_one_record_moves_the_sum_by_the_bound_at_most(dtype, data, record):
-    tree, clip_norm = data.draw(trees(dtype)), data.draw(clip_norms(dtype))
+    tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))
     mask = np.ones(NUM_RECORDS, bool)
     without = mask & (np.arange(NUM_RECORDS) != record)
     moved = norm(minus(summed(tree, mask, clip_norm), summed(tree, without, clip_norm)))
@@ -194,7 +206,7 @@ def test_the_worst_neighbours_come_as_close_as_they_can(dtype):
 @settings(deadline=None)
 @given(data=st.data(), mask=hnp.arrays(bool, NUM_RECORDS))
 def test_masked_rows_count_for_nothing_whatever_they_hold(dtype, data, mask):
-    tree, clip_norm = data.draw(trees(dtype)), data.draw(clip_norms(dtype))
+    tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))
     zeroed = jax.tree.map(
         lambda leaf: np.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, dtype(0)), tree
     )
@@ -211,7 +223,7 @@ def test_masked_rows_count_for_nothing_whatever_they_hold(dtype, data, mask):
 @settings(deadline=None)
 @given(st.data())
 def test_a_record_with_one_bad_entry_contributes_nothing_and_spoils_nothing(dtype, data):
-    tree = data.draw(trees(dtype))
+    tree = data.draw(summable(dtype))
     bad = np.zeros(NUM_RECORDS, bool)
     for leaf in jax.tree.leaves(tree):
         bad |= ~np.isfinite(leaf.reshape(NUM_RECORDS, -1)).all(axis=1)
@@ -259,6 +271,49 @@ def test_vectors_that_are_not_summed_are_clipped_alike(dtype, data, mask):
         assert norm(vector) <= clip_norm
         alone = summed(tree, mask & (np.arange(NUM_RECORDS) == record), clip_norm)
         assert norm(minus(vector, alone)) <= 2e-5 * clip_norm
+
+
+@precisions
+@pytest.mark.parametrize("clip_norm", [0.5, 1e3])
+def test_products_are_clipped_and_summed_as_if_laid_out(dtype, clip_norm):
+    rng = np.random.default_rng(3)
+    left, right = rng.normal(size=(2, 20, 2, 5)).astype(dtype)
+    left[3], right[4, 0, 1], left[5, 1, 2] = 0, np.nan, np.inf
+    products, mask = LowerProduct(jnp.asarray(left), jnp.asarray(right)), np.arange(20) != 7
+    flat = rng.normal(size=(20, 3)).astype(dtype)
+    one = summed({"below": products, "flat": flat}, mask, dtype(clip_norm))
+    other = summed({"below": products.laid_out(), "flat": flat}, mask, dtype(clip_norm))
+    assert one["below"].shape == (2, 10)
+    assert one["below"].dtype == np.float64
+    for name in ("below", "flat"):
+        # Entries may be rounded to the neighbouring multiple.
+        np.testing.assert_allclose(
+            one[name], other[name], rtol=0, atol=20 * clip_norm * 2.0**-20, err_msg=name
+        )
+
+
+@precisions
+def test_the_norm_of_a_product_keeps_small_entries_behind_large_ones(dtype):
+    """Whose squares a running sum would lose if it were taken away from the sum of all."""
+    left, right = np.zeros((2, 1, 4), dtype)
+    left[0], right[0] = [0, 1e9, 0, 0], [1, 0, 0, 1e15]
+    product = LowerProduct(jnp.asarray(left), jnp.asarray(right))
+    total = summed(product, np.ones(1, bool), dtype(1.0))
+    assert 1 - 2e-5 <= norm(total) <= 1.0
+
+
+@precisions
+@pytest.mark.parametrize("size", [2, 3, 40])
+def test_the_bound_holds_for_products_at_the_bound(dtype, size):
+    rng = np.random.default_rng(size)
+    for _ in range(20):
+        left, right = rng.normal(size=(2, 1, size)) ** 5
+        length = norm(LowerProduct(left, right).laid_out())
+        around = LowerProduct((left / length).astype(dtype), right.astype(dtype))
+        assert 1 - 2e-5 - 2 * arithmetic.rounding_norm(size**2) <= norm(
+            summed(around, np.ones(1, bool), dtype(1.0))
+        )
+        assert norm(summed(around, np.ones(1, bool), dtype(1.0))) <= 1.0
 
 
 def test_leaves_of_several_precisions_share_one_norm_and_add_up_in_64_bits():

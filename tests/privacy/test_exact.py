@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from numpyro_dppvi._typing import LowerProduct
 from numpyro_dppvi.privacy import add_noise, arithmetic, clipped, clipped_sum
 from tests.grids import grid
 
@@ -41,6 +42,30 @@ def moved_by_removing_one(sum_of, rows):
     mask = jnp.ones(len(rows), bool)
     both = [sum_of(rows, m, 1.0) for m in (mask, mask.at[len(rows) // 2].set(False))]
     return float(np.linalg.norm(np.subtract(*(np.asarray(s, np.float64) for s in both))))
+
+
+def products_sum(rows, mask, clip_norm):
+    """The sum of rows that are the first column below the diagonal of products."""
+    first = jnp.zeros((len(rows), 1 + rows.shape[1]), rows.dtype).at[:, 0].set(1.0)
+    products = LowerProduct(jnp.pad(rows, ((0, 0), (1, 0))), first)
+    return clipped_sum(products, mask, clip_norm)
+
+
+@pytest.mark.parametrize("count", [9, 100_000])
+def test_removing_one_of_many_equal_products_moves_the_sum_by_no_more_than_the_norm(count):
+    def for_two_clients(rows, mask, clip_norm):
+        both = jax.lax.map(
+            jax.vmap(lambda _: products_sum(rows, mask, clip_norm)),
+            jnp.zeros((1, 2)),
+        )
+        assert both.dtype == np.float64
+        return both[0, 1]
+
+    for sum_of in (products_sum, for_two_clients):
+        units = 2.0**20 * np.asarray(jax.jit(sum_of)(equal_rows(count), jnp.ones(count, bool), 1.0))
+        np.testing.assert_array_equal(units, np.round(units))
+        moved = moved_by_removing_one(jax.jit(sum_of), equal_rows(count))
+        assert 1 - 3e-5 <= moved <= 1
 
 
 @pytest.mark.parametrize("count", [1, 9, 244, 2442, 100_000])
@@ -88,9 +113,11 @@ def test_without_rounding_entries_far_below_the_clipping_norm_survive(rounded):
 # ---------------------------------------------------------------------------------------------
 # Noise in 64 bits, on a grid.
 
+add_noise_at_once, normal = jax.jit(add_noise), jax.jit(arithmetic.normal)
+
 
 def noisy(rng_key, value, count):
-    return np.asarray(add_noise(rng_key, jnp.full(count, value, jnp.float32), NOISE_STD))
+    return np.asarray(add_noise_at_once(rng_key, jnp.full(count, value, jnp.float32), NOISE_STD))
 
 
 def noisy_32(rng_key, value, count):
@@ -117,12 +144,12 @@ def test_32_bit_noise_shows_which_sums_are_impossible():
     assert np.isin(if_one, possible).mean() < 0.2  # the others betray the record
 
 
-def words_for(normal):
+def words_for(draws):
     """The random words that make a given normal draw, as nearly as 64 bits can."""
-    tail = special.ndtr(-np.abs(normal)) * 2.0**33
+    tail = special.ndtr(-np.abs(draws)) * 2.0**33
     high = np.floor(np.minimum(tail, 2**32 - 1)).astype(np.uint32)
     low = np.clip(np.round((tail - high) * 2.0**31 - 0.5), 0, 2**31 - 1).astype(np.uint32)
-    return jnp.asarray(np.stack([high, (low << 1) | (np.asarray(normal) > 0)]).astype(np.uint32))
+    return jnp.asarray(np.stack([high, (low << 1) | (np.asarray(draws) > 0)]).astype(np.uint32))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.3, 1234.567])
@@ -144,7 +171,7 @@ def test_every_point_of_the_grid_is_possible_whatever_the_sum(value):
 def test_nothing_but_the_grid_is_possible():
     values = np.random.default_rng(0).normal(size=10_000).astype(np.float32) * 100
     for seed, total in enumerate([values, np.zeros_like(values)]):
-        released = np.asarray(add_noise(jax.random.key(seed), total, NOISE_STD), np.float64)
+        released = np.asarray(add_noise_at_once(jax.random.key(seed), total, NOISE_STD), np.float64)
         np.testing.assert_array_equal(released, np.round(released / STEP) * STEP)
 
 
@@ -152,7 +179,7 @@ def test_nothing_but_the_grid_is_possible():
 def test_the_step_is_a_power_of_two_that_the_noise_alone_decides(noise_std):
     step = min((2.0**k for k in range(-90, 30)), key=lambda p: abs(p - noise_std)) / 1024
     released = np.asarray(
-        add_noise(jax.random.key(0), np.zeros(1000, np.float32), noise_std), np.float64
+        add_noise_at_once(jax.random.key(0), np.zeros(1000, np.float32), noise_std), np.float64
     )
     np.testing.assert_array_equal(released, np.round(released / step) * step)
     assert np.any(np.round(released / (2 * step)) * 2 * step != released)
@@ -162,13 +189,13 @@ def test_the_step_is_a_power_of_two_that_the_noise_alone_decides(noise_std):
 def test_no_noise_means_no_grid():
     total = np.random.default_rng(0).normal(size=50).astype(np.float32)
     with jax.debug_nans(True):
-        np.testing.assert_array_equal(add_noise(jax.random.key(0), total, 0.0), total)
+        np.testing.assert_array_equal(add_noise_at_once(jax.random.key(0), total, 0.0), total)
 
 
 def test_extreme_words_give_finite_draws():
     ends = np.array([0, 1, 2, 2**31, 2**32 - 2, 2**32 - 1], np.uint32)
     words = np.stack([a.ravel() for a in np.meshgrid(ends, ends)])
-    draws = np.asarray(arithmetic.normal(words))
+    draws = np.asarray(normal(words))
     assert draws.dtype == np.float64
     assert np.isfinite(draws).all()
     assert 9.0 < np.abs(draws).max() < 9.2
@@ -181,17 +208,17 @@ def test_draws_are_right_to_the_last_bits():
     words[0, ::2] >>= np.random.default_rng(5).integers(0, 32, 50_000, np.uint32)
     tail = (words[0] + ((words[1] >> 1) + 0.5) * 2.0**-31) * 2.0**-33
     expected = np.where(words[1] & 1, -1, 1) * special.ndtri(tail)
-    draws = np.asarray(jax.jit(arithmetic.normal)(words))
+    draws = np.asarray(normal(words))
     np.testing.assert_allclose(draws, expected, rtol=0, atol=1e-14)
 
 
 def test_draws_are_normal_far_into_the_tails():
     words = np.random.default_rng(3).integers(0, 2**32, (2, 400_000), np.uint32)
-    draws = np.asarray(arithmetic.normal(words))
+    draws = np.asarray(normal(words))
     assert stats.kstest(draws, "norm").pvalue > 1e-6
     # Words that only one of 2^20 draws has: the law given that.
     words[0] >>= 20
-    tails = np.asarray(arithmetic.normal(words))
+    tails = np.asarray(normal(words))
     assert stats.kstest(stats.norm.sf(np.abs(tails)) * 2**21, "uniform").pvalue > 1e-6
     assert abs(np.mean(tails > 0) - 0.5) < 5 * 0.5 / 400_000**0.5
 

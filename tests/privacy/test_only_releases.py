@@ -495,6 +495,7 @@ def test_a_refusal_of_data_shows_no_value(bad, tmp_path):
     assert said[0] == said[1]
 
 
+@pytest.mark.slow
 def test_real_releases_differ(tmp_path, capsys, monkeypatch):
     """With the releases left as they are the same comparison finds them, and what they touch."""
     monkeypatch.setattr(visits, "add_noise", REAL_NOISE)

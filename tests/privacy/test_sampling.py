@@ -4,6 +4,7 @@ The laws are tested with fixed seeds. Each test of a law has a p-value above `AL
 probability 1 - `ALPHA` for a right sampler on a fresh seed; planted wrong samplers must fail.
 """
 
+import functools
 import itertools
 import math
 from fractions import Fraction
@@ -34,6 +35,9 @@ def drawn(sampler, rng_key, num_records, capacity, physical_size):
     """A batch, drawn as a client draws it."""
     prob = sampler.inclusion_prob(num_records)
     return sampler.draw(rng_key, jnp.asarray(num_records), prob, capacity, physical_size)
+
+
+drawn_at_once = jax.jit(drawn, static_argnums=(0, 3, 4))
 
 
 def inclusion(draw, num_draws, num_records, seed=0):
@@ -256,7 +260,7 @@ class TestFixedSizeLaw:
     @given(seeds, st.integers(0, 9), st.sampled_from([1, 3, 12]))
     def test_every_row_is_a_record_and_none_comes_twice(self, seed, more, batch_size):
         num_records = min(batch_size + more, 12)
-        batch = drawn(
+        batch = drawn_at_once(
             FixedSizeSampling(batch_size), jax.random.key(seed), num_records, 12, batch_size
         )
         rows, mask = np.asarray(batch.rows), np.asarray(batch.mask)
@@ -323,6 +327,7 @@ class TestWhatClientsRun:
         across = steps.reshape(self.CLIENTS // 2, 2, self.STEPS, self.RECORDS)
         assert products_p_value(across[:, 0], across[:, 1], 0.25) > ALPHA
 
+    @pytest.mark.slow
     def test_of_full_batches(self):
         assert self.batches(FullBatch()).all()
 
@@ -336,7 +341,9 @@ class TestPoissonBatch:
         st.sampled_from([1, 5, 12]),  # each is compiled
     )
     def test_never_holds_padding_nor_a_row_twice(self, seed, num_records, prob, physical_size):
-        batch = drawn(PoissonSampling(prob), jax.random.key(seed), num_records, 12, physical_size)
+        batch = drawn_at_once(
+            PoissonSampling(prob), jax.random.key(seed), num_records, 12, physical_size
+        )
         rows, mask = np.asarray(batch.rows), np.asarray(batch.mask)
         assert rows.shape == mask.shape == (physical_size,)
         assert len(set(rows[mask].tolist())) == mask.sum()
@@ -346,14 +353,14 @@ class TestPoissonBatch:
     def test_is_a_function_of_the_key(self):
         sampler = PoissonSampling(0.5)
         first, again, other = (
-            drawn(sampler, jax.random.key(seed), 50, 50, 50) for seed in (1, 1, 2)
+            drawn_at_once(sampler, jax.random.key(seed), 50, 50, 50) for seed in (1, 1, 2)
         )
         np.testing.assert_array_equal(first.rows, again.rows)
         np.testing.assert_array_equal(first.mask, again.mask)
         assert np.any(np.asarray(first.rows) != np.asarray(other.rows))
 
     @pytest.mark.parametrize("prob", [0.1, 1 / 3, 0.25, 0.5, 1e-8, 0.999, 1 - 2**-53])
-    def test_the_true_probability_is_never_above_the_accounted_one(self, prob, monkeypatch):
+    def test_the_true_probability_is_never_above_the_accounted_one(self, prob):
         # The words that count are those below a threshold; how many there are is the probability
         # in units of 2^-30. The program knows the probability to 32 bits, or to 64.
         most = math.floor(Fraction(prob) * WORD)
@@ -361,7 +368,7 @@ class TestPoissonBatch:
             least = math.floor(Fraction(prob) * (1 - Fraction(1, 2**bits)) * WORD) - 1
             words = sorted({0, max(0, least - 1), most, min(most + 1, WORD - 1), WORD - 1})
             with jax.enable_x64(x64):
-                present = included_words(monkeypatch, prob, words)
+                present = included_words(prob, words)
             assert present <= {word for word in words if word < most}
             assert present >= {word for word in words if word < least}
 
@@ -374,8 +381,7 @@ class TestPoissonBatch:
     )
     def test_the_smallest_words_stay(self, words, physical_size):
         # Random words in any order: what is kept does not depend on where a record stands.
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            present = included_words(monkeypatch, 1 - 2**-53, words, physical_size)
+        present = included_words(1 - 2**-53, words, physical_size)
         assert present == set(sorted(words)[:physical_size])
 
     @pytest.mark.parametrize("prob", [0, 1, 1.0, -0.1, math.nan, "half", True])
@@ -386,13 +392,20 @@ class TestPoissonBatch:
             PoissonSampling(prob)
 
 
-def included_words(monkeypatch, prob, words, physical_size=None):
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def drawn_by(sampler, bits, physical_size):
+    """A batch, when the generator gives these bits."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(jax.random, "bits", lambda *arguments: bits)
+        return drawn(sampler, jax.random.key(0), len(bits), len(bits), physical_size)
+
+
+def included_words(prob, words, physical_size=None):
     """The words whose records are in the batch, when the generator gives these words."""
     # The generator gives 32 bits; the two that are thrown away are set, and must not matter.
-    given_bits = jnp.asarray([(word << 2) | 3 for word in words], jnp.uint32)
-    monkeypatch.setattr(jax.random, "bits", lambda *arguments: given_bits)
+    bits = np.array([(word << 2) | 3 for word in words], np.uint32)
     size = len(words) if physical_size is None else physical_size
-    batch = drawn(PoissonSampling(prob), jax.random.key(0), len(words), len(words), size)
+    batch = drawn_by(PoissonSampling(prob), bits, size)
     return {words[row] for row, there in zip(*map(np.asarray, batch), strict=True) if there}
 
 

@@ -391,7 +391,7 @@ def test_no_mutated_request_is_answered(number, study, place, caplog):
         assert (gateway.store.folder / "ledger.jsonl").read_bytes() == before
     assert not caplog.records
     # Most are refused as none of this study; those that are well-formed as another step or input.
-    assert found.keys() <= set(Code) - {Code.FAILED, Code.NOT_ALLOWED}
+    assert found.keys() <= set(Code) - {Code.FAILED}
     assert found[Code.OTHER_INPUT] > number / 50
 
 

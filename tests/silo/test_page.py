@@ -81,5 +81,5 @@ def test_what_the_page_says_of_defaults_is_so(folder):
 
 
 def test_the_page_counts_the_refusals():
-    assert len(silo.messages.Code) == 9
-    assert "one of nine fixed sentences" in PAGE.read_text("utf-8")
+    assert len(silo.messages.Code) == 8
+    assert "one of eight fixed sentences" in PAGE.read_text("utf-8")

@@ -1,0 +1,228 @@
+"""Newton's method for local problems without noise: steps that know how latents go together.
+
+Adam moves each coordinate by about its learning rate. Where latents differ in scale by orders of
+magnitude, or depend on each other closely (an intercept and the slope of a column far from zero),
+that is too far for one and too little for another, and rounds creep. Here the locations' steps are
+in the metric of the expected log density's Hessian, in which all directions are alike, and
+precisions move towards what the records and the cavity give them (Khan and Lin 2017; in each entry
+a natural-gradient step). The fixed points are those of the local objective, whatever the metric.
+
+The Hessian also says what the draws of a step do to the precisions of a quadratic log density, for
+which the answer is known: that error is taken off (a control variate). It is nearly all of it where
+the posterior is nearly normal.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi._typing import Array, Coordinates, Natural
+from numpyro_dppvi.families import DiagonalNormal, MeanField, factors
+from numpyro_dppvi.families.diagonal_normal import NormalCoordinates
+from numpyro_dppvi.methods import objective
+from numpyro_dppvi.methods.local_solve import GradientFn, Solver
+from numpyro_dppvi.methods.objective import MonteCarlo
+
+# A Hessian takes a gradient a latent.
+MOST_LATENTS = 256
+# Steps between two Hessians, at most.
+_STEPS_A_HESSIAN = 10
+# The share of a Newton step that is taken falls as 2 / (2 + t): the first ones go far, and the
+# draws of the last ones average out.
+_FALLS_AFTER = 2.0
+# A step goes no further than this many of q's standard deviations, or of those that the Hessian
+# gives along it, if these are larger.
+_FARTHEST = 1.0
+# A step multiplies a precision by these at least and at most. Where the log density is not concave,
+# q would widen to no end.
+_LEAST_SHARPER, _MOST_SHARPER = 0.8, 50.0
+# Columns of a Hessian that are computed side by side.
+_COLUMNS_AT_ONCE = 8
+
+
+class _Place(NamedTuple):
+    """Coordinates of all latents in two vectors."""
+
+    loc: Array
+    log_scale: Array
+
+
+@dataclass(frozen=True)
+class Newton:
+    """Newton's steps where all members are normals with a diagonal covariance; else a descent.
+
+    Args:
+        otherwise: What is done with other families, and with more than ``MOST_LATENTS`` latents.
+        draws: The draws that the records' gradients are taken at; ``None`` where there are none.
+    """
+
+    otherwise: Solver
+    draws: MonteCarlo | None = None
+
+    def change(
+        self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: GradientFn
+    ) -> Natural:
+        """As of :class:`~numpyro_dppvi.methods.local_solve.Solver`."""
+        if not _is_for(family):
+            return self.otherwise.change(family, q, own, keys, records_gradient)
+        end = _solve(_Local(family, factors.divide(q, own), records_gradient, self.draws), q, keys)
+        return factors.divide(family.natural(end), q)
+
+    def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:
+        """The change itself."""
+        return self.otherwise.measured(family, q, change)
+
+    def unmeasured(self, family: MeanField, q: Natural, measured: Natural) -> Natural:
+        """The change itself."""
+        return self.otherwise.unmeasured(family, q, measured)
+
+    def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
+        """Those of hierarchies."""
+        return self.otherwise.repaired_whole(family, refined)
+
+
+def _is_for(family: MeanField) -> bool:
+    normal = all(isinstance(member, DiagonalNormal) for _, member in family.members)
+    return normal and sum(member.size for _, member in family.members) <= MOST_LATENTS
+
+
+class _Local(NamedTuple):
+    """A local problem; its methods take locations and log standard deviations in two vectors."""
+
+    family: MeanField
+    cavity: Natural
+    records_gradient: GradientFn
+    draws: MonteCarlo | None
+
+    def place(self, tree: Any) -> _Place:
+        """Two vectors from a tree like the coordinates."""
+        members = [tree[name] for name, _ in self.family.members]
+        return _Place(
+            *(
+                jnp.concatenate([jnp.ravel(x) for x in leaves])
+                for leaves in zip(*members, strict=True)
+            )
+        )
+
+    def coordinates(self, at: _Place) -> Coordinates:
+        """Inverse of :meth:`place`."""
+        found, first = {}, 0
+        for name, member in self.family.members:
+            last = first + member.size
+            found[name] = NormalCoordinates(*(x[first:last].reshape(member.shape) for x in at))
+            first = last
+        return Coordinates(found)
+
+    def free(self, at: _Place) -> _Place:
+        """The gradient of the cavity's and the entropy's losses."""
+        gradient = jax.grad(objective.cavity_loss, argnums=2)
+        return self.place(gradient(self.family, self.cavity, self.coordinates(at)))
+
+    def records(self, key: Any, at: _Place) -> _Place:
+        """The gradient of the records' losses."""
+        return self.place(self.records_gradient(key, self.coordinates(at)))
+
+    def hessian(self, key: Any, at: _Place) -> Array:
+        """The second derivatives of the records' expected losses in the locations."""
+        eye = jnp.eye(at.loc.size, dtype=at.loc.dtype)
+        scale = jnp.exp(at.log_scale)
+
+        def column(direction: Array) -> Array:
+            # In units of q's standard deviations numbers do not overflow.
+            of_loc = lambda loc: self.records(key, at._replace(loc=loc)).loc  # noqa: E731
+            return scale * jax.jvp(of_loc, (at.loc,), (scale * direction,))[1]
+
+        found = jax.lax.map(column, eye, batch_size=min(len(eye), _COLUMNS_AT_ONCE))
+        return jnp.where(jnp.all(jnp.isfinite(found)), (found + found.T) / 2, 0.0)
+
+    def off(self, key: Any, hessian: Array, times: Array) -> Array:
+        """What the draws of a step do to its second part, were the loss quadratic."""
+        if self.draws is None:
+            return jnp.zeros(len(hessian), hessian.dtype)
+        drawn = self.family.by_member(self.draws(key, self.family, self.family.standard()))
+        white = [drawn[name] for name, _ in self.family.members]
+        noise = jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in white], axis=1)
+        # Of z' A z / 2, with z = s e, the gradient in log s is z * A z: E[z_i z_j A_ij] is zero but
+        # on the diagonal.
+        off = noise.T @ noise / len(noise) - jnp.eye(len(hessian), dtype=hessian.dtype)
+        return times * ((hessian * off) @ times)
+
+
+def _solve(local: _Local, q: Natural, keys: Any) -> Coordinates:
+    """Takes one step a key; NaN if the last one's gradient was not finite."""
+    number = len(keys)
+    each = max(n for n in range(1, _STEPS_A_HESSIAN + 1) if number % n == 0)
+    shares = (_FALLS_AFTER / (_FALLS_AFTER + jnp.arange(1, number + 1))).reshape(-1, each)
+    first = local.place(local.family.coordinates(q))
+    widest = jnp.exp(first.log_scale)
+    precision = -2 * local.place(local.cavity).log_scale
+
+    def block(begin: _Place, steps: tuple[Any, Array]) -> tuple[_Place, Array]:
+        scale = jnp.exp(begin.log_scale)
+        # Draws of its own: a control variate must not know those that it is to correct.
+        hessian = local.hessian(jax.random.fold_in(steps[0][0], 1), begin)
+        axes = _axes(scale, hessian + jnp.diag(scale**2 * precision))
+
+        def step(at: _Place, now: tuple[Any, Array]) -> tuple[_Place, Array]:
+            key, share = now
+            slope = jax.tree.map(jnp.add, local.free(at), local.records(key, at))
+            narrower = slope.log_scale - local.off(
+                key, hessian, jnp.exp(at.log_scale - begin.log_scale)
+            )
+            after = _Place(
+                at.loc - _step(axes, slope.loc, share, widest),
+                at.log_scale - _narrowed(narrower, share),
+            )
+            finite = factors.is_finite((slope, after))
+            return factors.select(finite, after, at), finite
+
+        return jax.lax.scan(step, begin, steps)
+
+    blocks = keys.reshape(number // each, each)
+    end, finite = jax.lax.scan(block, first, (blocks, shares))
+    return local.coordinates(jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), end))
+
+
+class _Axes(NamedTuple):
+    """The metric at some q: S A S of the Hessian A, with S the standard deviations.
+
+    Attributes:
+        scale: The standard deviations.
+        vectors: Its eigenvectors in columns.
+        values: Its eigenvalues, made positive.
+    """
+
+    scale: Array
+    vectors: Array
+    values: Array
+
+
+def _axes(scale: Array, hessian: Array) -> _Axes:
+    """The metric, from a Hessian in units of q's standard deviations, made positive definite."""
+    # Likelihoods with kinks have a precision that their second derivatives do not show: in q's
+    # units it is 1 once q has it.
+    found = hessian + jnp.diag(jnp.maximum(0.5 - jnp.diagonal(hessian), 0))
+    values, vectors = jnp.linalg.eigh(found)
+    # A saddle is left along its negative directions as fast as a hill is climbed (|A|).
+    least = len(scale) * float(np.finfo(scale.dtype).eps) * jnp.max(jnp.abs(values))
+    return _Axes(scale, vectors, jnp.maximum(jnp.abs(values), least))
+
+
+def _step(axes: _Axes, slope: Array, share: Array, widest: Array) -> Array:
+    """A share of the Newton step, or as much of it as is trusted."""
+    across = axes.vectors.T @ (axes.scale * slope)
+    whole = axes.scale * (axes.vectors @ (across / axes.values))
+    by_hessian = jnp.linalg.norm(across / jnp.sqrt(axes.values))
+    by_q = jnp.max(jnp.abs(whole) / widest)
+    return whole * jnp.minimum(share, _FARTHEST / jnp.minimum(by_hessian, by_q))
+
+
+def _narrowed(slope: Array, share: Array) -> Array:
+    """The fall of the logarithm of a standard deviation."""
+    # The slope is s^2 h - 1, with h the precision that records and cavity give at this q. So a
+    # precision (1 - share) / s^2 + share h is 1 / s^2 times 1 + share * slope.
+    ratio = jnp.clip(1 + share * slope, _LEAST_SHARPER, _MOST_SHARPER)
+    return 0.5 * jnp.log(ratio)

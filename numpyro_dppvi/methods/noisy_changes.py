@@ -1,0 +1,239 @@
+"""Methods whose clients release the clipped, noisy change of natural parameters of whole solves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from numpyro_dppvi import _validate
+from numpyro_dppvi.methods import values, visits
+from numpyro_dppvi.methods.objective import Automatic, Expectation
+from numpyro_dppvi.methods.values import Aggregator, Facts, Optimizer, Releases, Study
+from numpyro_dppvi.methods.visits import Likelihood, Outcome, Visit
+from numpyro_dppvi.privacy import Gaussian, GaussianShardSum, Noise, PrivacyPlan, plan
+
+# Steps cost no privacy here, but what goes beyond the clip is cut off: twenty of these go about as
+# far as the methods' small default clips let through.
+_SHARD_LEARNING_RATE = 0.02
+
+
+def _weights(self: Any, num_shards: np.ndarray) -> np.ndarray:
+    """All 1 for a sum over shards; one over their number for a mean."""
+    return 1 / num_shards if self.averages else np.ones(len(num_shards))
+
+
+def _small_rate(self: Any, num_releases: int, damping: float) -> float:
+    """One that goes no further than small clips let through."""
+    del self, num_releases, damping
+    return _SHARD_LEARNING_RATE
+
+
+def _plan_of_changes(self: Any, study: Study) -> PrivacyPlan:
+    """Noisy sums of changes, one a visit."""
+    num_shards = values.shards_by_client(self, study.client_sizes)
+    return plan.of_changes(
+        study.budgets,
+        clip_norm=self.clip_norm,
+        num_shards=num_shards,
+        averaged=self.averages,
+        num_visits=study.num_visits,
+        client_sizes=study.client_sizes,
+        num_shares=study.num_shares,
+        noise_law=self.noise,
+        before=study.before,
+    )
+
+
+def _planned_changes(
+    self: Any, client_sizes: Sequence[int], num_shares: int | None
+) -> Sequence[Facts]:
+    """What its plan says about each client, noise, budget and visits aside."""
+    # The weights again as the plan takes them: a plan that says otherwise is refused.
+    clip_norms = values.clip_norms_by_client(self, len(client_sizes))
+    shards = values.shards_by_client(self, client_sizes)
+    weights = plan.shard_weights(
+        clip_norms, shards, averaged=self.averages, aggregated=num_shares is not None
+    )
+    return [
+        {
+            "mechanism": GaussianShardSum.__name__,
+            "num_shares": num_shares or 1,
+            "num_records": size,
+            "clip_norm": clip_norm,
+            "releases_per_visit": 1,
+            "noise": self.noise,
+            "num_shards": num_shards,
+            "weight": weight,
+        }
+        for size, clip_norm, num_shards, weight in zip(
+            client_sizes, clip_norms, shards, weights, strict=True
+        )
+    ]
+
+
+def _check_fields(self: Any) -> None:
+    values.check_pieces(self.optimizer, self.expectation, natural=True)
+    if not isinstance(self.noise, Noise):
+        raise TypeError(
+            "noise must be Gaussian() or DiscreteGaussian(), got "
+            f"{_validate.shown(self.noise)}: write noise=DiscreteGaussian(), say."
+        )
+    values.set_each(self, "clip_norm", _validate.positive)
+    values.set_steps(self)
+    if hasattr(self, "num_shards"):
+        values.set_each(self, "num_shards", _validate.positive_int)
+
+
+@dataclass(frozen=True)
+class ParameterPerturbation:
+    """One local solve a visit; the change of natural parameters is clipped and noised (Sec. 4.2).
+
+    The noise does not shrink with the number of records: a baseline, seldom of use. It is the
+    limit of :class:`LocalAveraging` and :class:`VirtualClients` with one shard.
+
+    Args:
+        clip_norm: Bound on the L2 norm of the change of all natural parameters, one number or one
+            a client; with :class:`NaturalGradient` in units of q's standard deviations.
+        num_local_steps: Optimiser steps a visit; they cost no privacy.
+        optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else few draws, whose noise averages out over shards, steps and rounds.
+        noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
+
+    Raises:
+        ValueError: If a number is outside its range.
+        TypeError: If the optimiser, expectation or noise is of another kind.
+    """
+
+    releases: ClassVar[Releases] = "changes"
+    aggregator: ClassVar[Aggregator] = "useful"
+    keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
+
+    clip_norm: float | tuple[float, ...] = 0.002
+    num_local_steps: int = 20
+    optimizer: Optimizer | None = None
+    expectation: Expectation = Automatic(2)
+    noise: Noise = Gaussian()
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
+    weights, learning_rate = _weights, _small_rate
+    plan, planned = _plan_of_changes, _planned_changes
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
+        """One solve; its change is clipped and gets noise."""
+        return visits.by_perturbed_changes(visit, likelihood, exponent=1.0)
+
+
+@dataclass(frozen=True)
+class LocalAveraging:
+    """Clients average the changes of local models, one a shard of their records (Algorithm 2).
+
+    Every shard starts from q, with the client's own cavity and a likelihood that is raised to the
+    number of shards. The mean of the clipped changes is released with noise over the number of
+    shards: more shards, less noise, but a noisier mean (Theorem 4).
+
+    Args:
+        num_shards: One number for all clients, or one a client; at most a client's records.
+        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters; with
+            :class:`NaturalGradient` in units of q's standard deviations. It wants choosing for a
+            model, by simulation on public or made-up records. One number for all clients, or one
+            a client.
+        num_local_steps: Optimiser steps a visit; they cost no privacy.
+        optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else few draws, whose noise averages out over shards, steps and rounds.
+        noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
+
+    Raises:
+        ValueError: If a number is outside its range.
+        TypeError: If the optimiser, expectation or noise is of another kind.
+    """
+
+    releases: ClassVar[Releases] = "changes"
+    aggregator: ClassVar[Aggregator] = "useful"
+    keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
+    averages: ClassVar[bool] = True
+
+    num_shards: int | tuple[int, ...]
+    clip_norm: float | tuple[float, ...] = 0.2
+    num_local_steps: int = 20
+    optimizer: Optimizer | None = None
+    expectation: Expectation = Automatic(2)
+    noise: Noise = Gaussian()
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
+    weights, learning_rate = _weights, _small_rate
+    plan, planned = _plan_of_changes, _planned_changes
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
+        """A solve a shard, with a likelihood raised to the number of shards."""
+        # A shard stands for all N_m shards: with its likelihood to the power N_m, each solve aims
+        # at the client's whole posterior, and the mean of the changes is one client's change. The
+        # number is the plan's: what self has inside a program is a stand-in (values.program_of).
+        return visits.by_perturbed_changes(visit, likelihood, exponent=visit.params.num_shards)
+
+
+@dataclass(frozen=True)
+class VirtualClients:
+    """Every shard of a client's records is a client of its own, with its own factor (Algorithm 3).
+
+    The sum of the clipped changes is released with noise. The shards' factors stay at the client:
+    they follow the clipped changes without noise, and never leave.
+
+    Args:
+        num_shards: One number for all clients, or one a client; at most a client's records.
+        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters; with
+            :class:`NaturalGradient` in units of q's standard deviations. It wants choosing for a
+            model, by simulation on public or made-up records. One number for all clients, or one
+            a client.
+        num_local_steps: Optimiser steps a visit; they cost no privacy.
+        optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else few draws, whose noise averages out over shards, steps and rounds.
+        noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
+
+    Raises:
+        ValueError: If a number is outside its range.
+        TypeError: If the optimiser, expectation or noise is of another kind.
+    """
+
+    releases: ClassVar[Releases] = "changes"
+    aggregator: ClassVar[Aggregator] = "useful"
+    keeps_factors: ClassVar[bool] = True
+    central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
+
+    num_shards: int | tuple[int, ...]
+    clip_norm: float | tuple[float, ...] = 0.005
+    num_local_steps: int = 20
+    optimizer: Optimizer | None = None
+    expectation: Expectation = Automatic(2)
+    noise: Noise = Gaussian()
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
+    weights, learning_rate = _weights, _small_rate
+    plan, planned = _plan_of_changes, _planned_changes
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
+        """A solve a shard, each with its own cavity."""
+        # visit.own holds the factors of the shards, because keeps_factors is true.
+        return visits.by_perturbed_changes(visit, likelihood, exponent=1.0)

@@ -1,0 +1,89 @@
+"""The method without privacy."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import optax
+
+from numpyro_dppvi._typing import Array
+from numpyro_dppvi.methods import values, visits
+from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE, Descent, Solver
+from numpyro_dppvi.methods.newton import Newton
+from numpyro_dppvi.methods.objective import Automatic, Expectation
+from numpyro_dppvi.methods.values import Aggregator, Facts, Optimizer, Releases, Study
+from numpyro_dppvi.methods.visits import Likelihood, Outcome, Visit
+from numpyro_dppvi.privacy import PrivacyPlan
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """Partitioned variational inference without privacy (paper, Algorithm 1).
+
+    Args:
+        num_local_steps: Optimiser steps a visit, on all of the client's records.
+        optimizer: Any optax optimiser, whose state starts afresh at every visit, or
+            :class:`NaturalGradient`. ``None`` is Newton's steps, which know how latents depend on
+            each other; Adam for other guides than independent normals and more than 256 latents.
+        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
+            else 10 draws.
+        microbatch_size: The most records of a client that are computed at once, which bounds memory
+            and changes results by rounding alone. ``None`` for some ten million numbers' worth.
+
+    Raises:
+        ValueError: If a number of steps or records is not a whole number of at least 1.
+        TypeError: If the optimiser or expectation is of another kind.
+    """
+
+    releases: ClassVar[Releases] = "nothing"
+    aggregator: ClassVar[Aggregator] = "useless"
+    keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
+
+    num_local_steps: int = 50
+    optimizer: Optimizer | None = None
+    expectation: Expectation = Automatic()
+    microbatch_size: int | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        values.set_steps(self)
+        values.set_microbatch(self)
+        values.check_pieces(self.optimizer, self.expectation, natural=True)
+
+    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    memory, take, weights = values.remembers_nothing, values.takes_releases, values.ones
+
+    def solver(self, learning_rate: Array | float) -> Solver:
+        """Newton's steps where no optimiser is named."""
+        if self.optimizer is not None:
+            return values.solver(self, learning_rate)
+        # Where these cannot be taken, Adam's rate falls, so that draws' noise stays in no factor.
+        rate = optax.cosine_decay_schedule(learning_rate, self.num_local_steps, alpha=0.02)
+        return Newton(Descent(optax.adam(rate)))
+
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """One that suits exact gradients."""
+        del num_releases, damping
+        return NOISELESS_LEARNING_RATE
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
+        """One exact solve."""
+        if isinstance(visit.solver, Newton):
+            solver = dataclasses.replace(visit.solver, draws=likelihood.draws)
+            visit = visit._replace(solver=solver)
+        return visits.without_noise(visit, likelihood)
+
+    def plan(self, study: Study) -> PrivacyPlan:
+        """Refuses: without noise there is nothing to plan."""
+        del study
+        raise ValueError(
+            "NonPrivate() adds no noise, and no budget covers that: write "
+            "method=DPOptimization() to keep to the budget, or leave budget out."
+        )
+
+    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """Nothing."""
+        del num_shares
+        return [{} for _ in client_sizes]
