@@ -87,6 +87,7 @@ CELLS = [
     *(Cell(model, (200,) * 5, 3.0) for model in MODELS),
     *(Cell(model, (1000,) * 5, 3.0, "correlated") for model in MODELS),
     *(Cell(model, (1000,) * 5, 3.0, "raw units") for model in MODELS),
+    *(Cell(model, (200,) * 5, 3.0, "raw units") for model in MODELS),
     *(Cell(model, (400, 2000, 8000), 2.0, num_weights=3) for model in MODELS),
     *(Cell("logistic", (200,) * 10, epsilon, "far", 15) for epsilon in (3.0, 10.0)),
     Cell("logistic", (1000,) * 10, 3.0, "far", 15),

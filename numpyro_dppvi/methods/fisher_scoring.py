@@ -12,8 +12,10 @@ Much noise (Sigma >> A) leaves the prior alone, little of it gives the usual fac
 or scale of columns is chosen by the user:
 
 * *White coordinates.* Scores are clipped where the average record's information is the identity.
-  The first visit releases histograms of the records' scales, one a coordinate; later ones refine
-  the matrix. What noise would hide keeps the shape it had.
+  The first visit releases histograms of the records' scales, one a coordinate; the second and
+  third ones, where columns lie far from zero, histograms of ratios
+  (:mod:`numpyro_dppvi.methods.ratios`). All later ones refine the matrix. What noise would hide
+  keeps the shape it had.
 * *A clip that bends nothing under the model.* A clipped score has expectation zero if it is first
   centred: record by record, outcomes are drawn from the model at x, and the score of the outcome
   that was observed is clipped about a centre of all of them together. By symmetry among the

@@ -9,7 +9,8 @@ Nothing here sees a record. Two things are tracked by Kalman filters, in units o
   location moves by w, a sum of n scores changes by -n J w, known as well as J is.
 
 Directions matter: far from zero, raw columns are all but multiples of the intercept, and what is
-left of them has a hundredth of the information. It shows only in coordinates that stretch it.
+left of them has a hundredth of the information. It shows only in coordinates that stretch it, which
+:mod:`numpyro_dppvi.methods.ratios` finds.
 """
 
 import math
@@ -39,8 +40,8 @@ _FOUND = 4.5  # a column is taken for seen if its template stands out by so many
 # What was chosen by simulation (docs/believe.md says on which studies).
 _FLAGS_SHARE = 0.04  # of a visit's squared norm, for the three clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
-_TARGETS, _INFO_TARGETS = (0.003, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
-_AIM = 0.1  # the fraction to be clipped where noise is as large as what scores say
+_TARGETS, _INFO_TARGETS = (0.003, 0.6), (0.01, 0.1)  # least and largest fractions to be clipped
+_AIMS = (0.1, 0.4)  # the fraction to be clipped: coefficients of noise over scores, and its square
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
@@ -50,7 +51,7 @@ _FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, 
 _CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
 _ALONE = 2.0  # an axis is taken for seen if it stands out by so many deviations of noise
 _PAIR = 3.0  # the same for a pair of columns, if these are few
-_LOOK_SHARE = 0.4
+_LOOK_SHARE = 0.4  # of a visit's squared norm, where columns far from zero are looked for
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -198,18 +199,16 @@ def told(memory: Memory, place: Array | int) -> Told:
 
 
 def _look(memory: Memory, visits: Array) -> Look:
-    """Where a client looks for columns far from zero: at its second visit, and perhaps its third."""
+    """Where a client looks for columns far from zero, at its second visit and perhaps its third."""
     known = memory.ratios
     looks = (
-        ratios.first(
-            _scales(memory), memory.counts, jnp.sqrt(memory.counts_var), memory.counted
-        ),
+        ratios.first(_scales(memory), memory.counts, jnp.sqrt(memory.counts_var), memory.counted),
         ratios.second(known),
         known.look,
     )
     begins = (visits == known.stage + 1) & (known.stage < 2)
     which = [begins & (known.stage == 0), begins & (known.stage == 1), visits == known.stage]
-    # Not once there is information, and at first visits there is nothing to look at.
+    # Who joins late does not look: what is known of the shape by then would be lost.
     which = [each & (visits > 0) & (jnp.max(memory.visits) <= visits + 1) for each in which]
     return jax.tree.map(lambda *leaves: jnp.select(which, leaves, 0.0), *looks)
 
@@ -246,7 +245,7 @@ def _counted(
     part: _Part,
     scored: Array,
 ) -> Memory:
-    """After visits that counted: the shape, from histograms of scales and of columns far from zero."""
+    """After visits that counted: histograms, and the shape by scales until information is known."""
     looked = jnp.any(said.look.step > 0, axis=1)
     histograms = jnp.where(looked, jnp.sum(said.look.step > 0, axis=1), memory.loc.size)
     counts, std = part(released["scales"], 3, 1.0)
@@ -329,6 +328,7 @@ def _observed(
     error = jnp.sqrt(jnp.sum(std**2)) / records / np.sqrt(2)  # packed entries are sqrt(2) as large
     level, seen, known = _shape_seen(memory, axes, now, error, share)
     shape = _shrunk(axes, seen, known)
+    # Looks tell more than what noise left of the information so far.
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(ratios.found(memory.ratios)[1]))
     shape = jnp.where(far, ratios.shape(_scales(memory), memory.ratios), shape)
 
@@ -396,7 +396,7 @@ def _clips(
     # A low clip costs information, a high one noise. Where noise is small beside the records' own
     # spread, hardly anything is clipped.
     noisy = jnp.mean(received.noise_std * clip / jnp.sqrt(received.num_records * size))
-    drawn = fractions[1] / jnp.clip(_AIM * noisy, *_TARGETS)
+    drawn = fractions[1] / jnp.clip(_AIMS[0] * noisy + _AIMS[1] * noisy**2, *_TARGETS)
     # Under the model, observed scores are clipped as often as drawn ones, which bends nothing. What
     # exceeds that pulls all one way, by up to a clip each: it must stay below a round's noise,
     # which is noise_std clips. As the misfit is not known exactly, only what is sure counts.

@@ -1,20 +1,20 @@
-"""Columns far from zero: where the records' entries lie beside what these columns share, and how wide.
+"""Columns far from zero: how much of each is its own, from histograms of ratios.
 
-A column of 60 +- 15 is all but a multiple of the column of ones. What it has of its own is a
-seventeenth of its information, and noise hides that for many rounds from those who look for it in
-the information matrix. It shows in a histogram: divided by what columns far from zero share, up to
-the outcome the same for all of them, the entry of a record's score is 60 +- 15.
+A column of 37 +- .7 is all but a multiple of the column of ones. What it has of its own is a
+three-thousandth of its information, and noise hides that from anyone who looks for it in the
+information matrix. A histogram shows it. A record's score is its residual times its columns, so the
+ratio of two entries does not depend on the outcome: beside the column of ones it is 37 +- .7.
 
-The server looks where the histograms of scales, which were released first, are narrow, and a second
-time, twenty times closer, where entries lie in one bin. Nothing here sees a record but ``place``,
-which clients call.
+Nobody says which column is the one of ones. So an entry is divided by the median of the others that
+are looked at. The server looks where the histograms of scales, which were released first, are
+narrow, and once more, twenty times closer, where ratios lie within a bin. Only ``place`` sees a
+record; clients call it.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_dppvi._typing import Array
 
@@ -22,7 +22,7 @@ BINS = 44
 _NARROW = 0.9  # what two octaves have to hold of a latent that is looked at
 _STEPS = (0.1, 0.005)  # widths of bins at the first and the second look
 _SPREADS = (0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # that are looked for, in bins
-_SEEN = 4.0  # an entry is taken for seen if it stands out by so many deviations of noise
+_SEEN = 4.0  # a ratio is taken for seen if it stands out by so many deviations of noise
 _MASS = 0.6  # and if so many of the records have it
 _WIDE = 0.15  # and if it spreads no further
 _CLOSE = 0.06  # what spreads less is looked at once more
@@ -33,10 +33,10 @@ class Look(NamedTuple):
     """Where to look.
 
     Attributes:
-        members: 1 for latents whose median is what they share, 0 for others, shape ``(d,)``.
-        unit: Lengths of entries, in units of the prior, shape ``(d,)``.
-        centre: The middle of the histograms, shape ``(d,)``.
-        step: Widths of their bins, shape ``(d,)``; 0 for latents that are not looked at.
+        members: 1 for latents that are looked at, 0 for others, shape ``(d,)``.
+        unit: By what an entry is divided first: its root mean square, in units of the prior.
+        centre: The middle of each latent's histogram, a ratio, shape ``(d,)``.
+        step: Widths of bins, shape ``(d,)``; 0 for latents that are not looked at.
     """
 
     members: Array
@@ -46,7 +46,7 @@ class Look(NamedTuple):
 
 
 class Ratios(NamedTuple):
-    """What is known of entries beside what is shared.
+    """What is known of ratios.
 
     Attributes:
         stage: How many looks were taken, the current one among them.
@@ -54,8 +54,8 @@ class Ratios(NamedTuple):
         counts: Its noisy histograms, shape ``(d, BINS)``.
         counts_var: Variance of their noise.
         counted: Records in them.
-        mean: What earlier looks found, in lengths, shape ``(d,)``.
-        var: Its variance; infinite where nothing was found.
+        mean: Means of ratios that earlier looks found, shape ``(d,)``.
+        var: Their variances over records; infinite where nothing was found.
     """
 
     stage: Array
@@ -82,7 +82,7 @@ def nothing(size: int) -> Ratios:
 
 
 def place(look: Look, scores: Array) -> Array:
-    """The bins of one record's entries; outside of ``range(BINS)`` where nothing is counted.
+    """The bins of one record's ratios; outside of ``range(BINS)`` where nothing is counted.
 
     Args:
         look: Where to look.
@@ -90,7 +90,7 @@ def place(look: Look, scores: Array) -> Array:
     """
     member = look.members > 0
     lengths = scores / jnp.where(look.unit > 0, look.unit, 1)
-    # Outcomes change the length of all entries alike, and the longest is the least rounded.
+    # Outcomes make all entries longer or shorter alike, and the longest are the least rounded.
     total = jnp.sum(jnp.where(member, jnp.abs(lengths), 0), axis=1)
     lengths = lengths[jnp.argmax(jnp.where(jnp.isfinite(total), total, 0))]
     size = jnp.where(member, jnp.abs(lengths), jnp.inf)
@@ -99,8 +99,9 @@ def place(look: Look, scores: Array) -> Array:
     # The median of the other members: without the entry itself, places from its rank on move up.
     lower, upper = jnp.maximum(number - 2, 0) // 2, jnp.maximum(number - 1, 0) // 2
     others = (ordered[lower + (lower >= rank)] + ordered[upper + (upper >= rank)]) / 2
-    entries = lengths / others * jnp.sign(lengths[jnp.argmax(member)])
-    bins = jnp.floor((entries - look.centre) / jnp.where(look.step > 0, look.step, 1)) + BINS // 2
+    found = lengths / others * jnp.sign(lengths[jnp.argmax(member)])
+    # Hostile records make this infinite or NaN, which is in no bin.
+    bins = jnp.floor((found - look.centre) / jnp.where(look.step > 0, look.step, 1)) + BINS // 2
     return jnp.where(look.step > 0, bins, -1)
 
 
@@ -119,10 +120,9 @@ def first(scales: Array, counts: Array, std: Array, counted: Array) -> Look:
 
 
 def second(known: Ratios) -> Look:
-    """The second look, where the first one found entries within a bin."""
+    """The second look, where the first one found ratios within a bin."""
     mean, var = found(known)
-    close = var < _CLOSE**2
-    return _of(close, known.look.unit, mean, _STEPS[1])
+    return _of(var < _CLOSE**2, known.look.unit, mean, _STEPS[1])
 
 
 def _of(chosen: Array, unit: Array, centre: Array, step: float) -> Look:
@@ -132,7 +132,7 @@ def _of(chosen: Array, unit: Array, centre: Array, step: float) -> Look:
 
 
 def found(known: Ratios) -> tuple[Array, Array]:
-    """Means and variances of entries, in lengths; infinite variances where none was found.
+    """Means and variances of ratios; infinite variances where none was found.
 
     A matched filter over places and spreads, averaged over what fits about as well as the best.
     """
@@ -149,8 +149,8 @@ def found(known: Ratios) -> tuple[Array, Array]:
     records, noise = jnp.maximum(known.counted, 1), jnp.sqrt(known.counts_var)
     mass = jnp.sum(jnp.where(near, known.counts, 0), axis=1) / records
     error = noise * jnp.sqrt(jnp.sum(near, axis=1)) / records
-    # Records elsewhere are about as far away as entries are long. Of what lies within a bin at the
-    # last look all that is known is that such records are too few to be seen.
+    # Records elsewhere are about one ratio away: a rare indicator's information is theirs. If all
+    # records lie within a bin even at the last look, there are at most as many as noise can hide.
     outside = jnp.maximum(1 - _MISFIT - mass - 2 * error, 0)
     outside = outside + jnp.where((known.stage > 1) & (var < 1), error, 0)
     mean = known.look.centre + (at - BINS // 2) * known.look.step
@@ -166,7 +166,10 @@ def found(known: Ratios) -> tuple[Array, Array]:
 
 
 def shape(scales: Array, known: Ratios) -> Array:
-    """The information of an average record, as far as scales and looks tell."""
+    """The information of an average record, as far as scales and looks tell, in units of the prior.
+
+    What is shared times the mean ratios, and what each latent has of its own.
+    """
     mean, var = found(known)
     seen = jnp.isfinite(var)
     way = jnp.where(seen, known.look.unit * mean, 0)

@@ -1,0 +1,144 @@
+"""Columns far from zero: histograms of ratios, what is found in them, and what it is good for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import believe
+from numpyro_dppvi import FisherScoring
+from numpyro_dppvi.methods import ratios
+from numpyro_dppvi.methods.ratios import BINS, Look
+
+MEANS, SPREADS = np.array([1.0, 37.0, 7.4, -140.0]), np.array([0.0, 0.7, 0.1, 4.0])
+
+
+def look(centre=0.0, step=0.1, unit=None):
+    unit = np.sqrt(MEANS**2 + SPREADS**2) if unit is None else unit
+    ones = np.ones(len(unit))
+    return Look(
+        *(jnp.asarray(leaf, jnp.float32) for leaf in (ones, unit, centre * ones, step * ones))
+    )
+
+
+def scores(num_records, seed=0, outcomes=3):
+    """Of a model with one predictor: residuals of drawn outcomes times a record's columns."""
+    rng = np.random.default_rng(seed)
+    x = MEANS + SPREADS * rng.normal(size=(num_records, len(MEANS)))
+    return (rng.normal(size=(num_records, outcomes, 1)) * x[:, None]).astype(np.float32), x
+
+
+def counted(asked, records):
+    bins = np.asarray(jax.jit(jax.vmap(ratios.place, (None, 0)))(asked, jnp.asarray(records)))
+    return (bins[:, :, None] == np.arange(BINS)).sum(axis=0).astype(float)
+
+
+def known(asked, counts, std, counted, stage=1):
+    empty = ratios.nothing(len(counts))
+    return empty._replace(
+        stage=jnp.asarray(float(stage)),
+        look=asked,
+        counts=jnp.asarray(counts, jnp.float32),
+        counts_var=jnp.asarray(std**2, jnp.float32),
+        counted=jnp.asarray(float(counted)),
+    )
+
+
+def test_a_ratio_depends_on_the_columns_and_not_on_the_outcome():
+    made, x = scores(50)
+    asked = look()
+    one = counted(asked, made)
+    other = counted(asked, -7 * made[:, ::-1])
+    assert np.array_equal(one, other)
+    assert np.all(one.sum(axis=1) == 50)  # each record is in one bin of each histogram
+    # What is divided by is the median of the others, worked out by hand for one record.
+    lengths = x[0] / np.asarray(asked.unit)
+    others = [np.median(np.abs(np.delete(lengths, i))) for i in range(len(MEANS))]
+    expected = np.floor(lengths / others / 0.1) + BINS // 2
+    assert np.array_equal(np.asarray(ratios.place(asked, jnp.asarray(made[0]))), expected)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [np.zeros(4), np.full(4, np.inf), np.full(4, np.nan), [0, 1, np.inf, -np.inf], [1e38] * 4],
+)
+def test_a_hostile_record_is_in_one_bin_of_a_histogram_at_most(row):
+    hits = counted(look(), np.asarray(row, np.float32)[None, None])
+    assert np.all(hits.sum(axis=1) <= 1)
+
+
+def test_latents_that_are_not_looked_at_are_in_no_bin():
+    made, _ = scores(5)
+    asked = look()
+    asked = asked._replace(step=asked.step.at[1].set(0))
+    hits = counted(asked, made).sum(axis=1)
+    assert hits[1] == 0
+    assert np.all(np.delete(hits, 1) == 5)
+
+
+def test_what_is_found_without_noise_are_means_and_spreads():
+    made, x = scores(4000)
+    asked = look()
+    mean, var = ratios.found(known(asked, counted(asked, made), 0.0, 4000))
+    second = ratios.second(known(asked, counted(asked, made), 0.0, 4000))
+    assert np.all(second.step > 0)
+    counts = counted(second, made)
+    empty = known(second, counts, 0.0, 4000, stage=2)
+    finer, own = ratios.found(empty._replace(mean=mean, var=var))
+    lengths = x / np.asarray(asked.unit)
+    others = np.stack(
+        [np.median(np.abs(np.delete(lengths, i, axis=1)), axis=1) for i in range(4)], axis=1
+    )
+    truth = lengths / others
+    # To half a bin of the first look, a quarter of one of the second, and a tenth of a spread.
+    np.testing.assert_allclose(mean, truth.mean(axis=0), atol=0.05)
+    np.testing.assert_allclose(finer, truth.mean(axis=0), atol=0.00125)
+    np.testing.assert_allclose(np.sqrt(own), truth.std(axis=0), rtol=0.1)
+
+
+def test_noise_alone_is_not_taken_for_a_column():
+    """4 deviations among 440 correlated templates a histogram: about one in a hundred."""
+    rng = np.random.default_rng(0)
+    found = [
+        np.isfinite(ratios.found(known(look(), 30 * rng.normal(size=(4, BINS)), 30.0, 500))[1])
+        for _ in range(50)
+    ]
+    assert np.mean(found) < 0.03
+
+
+def test_columns_about_zero_are_not_looked_at():
+    """Two octaves hold .58 of a normal column; a column of ones alone has no ratio."""
+    rng = np.random.default_rng(0)
+    octaves = np.clip(np.floor(np.log2(np.abs(rng.normal(size=(3, 2000))))) + 20, 0, BINS - 1)
+    counts = (octaves[:, :, None] == np.arange(BINS)).sum(axis=1).astype(np.float32)
+    ones = np.where(np.arange(BINS) == 20, 2000.0, 0)
+    args = (jnp.asarray(np.vstack([ones, counts])), jnp.zeros(()), jnp.asarray(2000.0))
+    assert np.all(ratios.first(jnp.ones(4), *args).step == 0)
+    args = (jnp.asarray(np.vstack([ones, counts[:2], ones])), *args[1:])
+    assert np.array_equal(np.asarray(ratios.first(jnp.ones(4), *args).step) > 0, [1, 0, 0, 1])
+
+
+def test_the_shape_is_what_is_shared_and_what_is_a_columns_own():
+    made, x = scores(4000)
+    asked = look()
+    found = known(asked, counted(asked, made), 0.0, 4000)
+    lengths = x / np.asarray(asked.unit)
+    shape = np.asarray(ratios.shape(asked.unit**2, found)) / np.outer(asked.unit, asked.unit)
+    mean, var = map(np.asarray, ratios.found(found))
+    np.testing.assert_allclose(shape, np.outer(mean, mean) + np.diag(var), rtol=1e-5)
+    np.testing.assert_allclose(shape, lengths.T @ lengths / 4000, atol=0.1)
+    # Before anything is found it is the scales.
+    scales = jnp.arange(1.0, 5.0)
+    assert np.array_equal(ratios.shape(scales, ratios.nothing(4)), np.diag(scales))
+
+
+@pytest.mark.slow
+def test_intervals_cover_with_seven_columns_twenty_spreads_off_zero():
+    """90 % intervals covered .66 of 60 weights before there were looks, and cover .8 and more."""
+    cell = believe.Cell("logistic", (1000,) * 10, 3.0, "far", 15)
+    errors = []
+    for seed in range(100, 104):  # seeds that no constant was chosen on
+        made = believe.study(cell, seed)
+        mean, std = believe.posterior(cell, made, FisherScoring(), seed)
+        errors.append(np.abs(mean - made.truth) / std)
+    assert np.mean(np.concatenate(errors) < 1.645) > 0.75
