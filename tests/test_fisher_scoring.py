@@ -15,7 +15,7 @@ from scipy.stats import norm
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import latents
 from numpyro_dppvi.families.full_normal import unpack
-from numpyro_dppvi.methods import fisher_scoring, visits
+from numpyro_dppvi.methods import fisher_scoring, ratios, visits
 from numpyro_dppvi.privacy import SecretKeys
 from tests.grids import grid
 
@@ -203,7 +203,7 @@ HOSTILE = {
 
 @functools.cache
 def client():
-    """The pieces of a visit: a function of records and of whether scales are known already."""
+    """The pieces of a visit: a function of records and of what the visit is for."""
     data, _ = study(normal)
     mine = {name: jnp.asarray(leaf) for name, leaf in data[1].items()}
     method = dppvi.FisherScoring(num_replicates=3)
@@ -215,9 +215,15 @@ def client():
     params = visits.ClientParams(*(jnp.asarray(x) for x in (std, 1, 1.0, 1.0, 1.0, size)))
     memory = method.memory(family, family.natural(family.standard()), 1)
 
-    @functools.partial(jax.jit, static_argnames="scored")
-    def release(records, secret_key, scored):
-        known = memory._replace(shape_known=jnp.eye(2), visits=jnp.ones(1)) if scored else memory
+    @functools.partial(jax.jit, static_argnames="kind")
+    def release(records, secret_key, kind):
+        known = memory
+        if kind != "scales":
+            known = memory._replace(shape_known=jnp.eye(2), visits=jnp.ones(1))
+        if kind == "ratios":
+            ones = jnp.ones(2)
+            look = ratios.Look(ones, ones, 0 * ones, 0.1 * ones)
+            known = known._replace(ratios=known.ratios._replace(stage=jnp.ones(()), look=look))
         layout = visits.Layout(size, 1, size)
         likelihood = visits.OfRecords(
             space, family, method.expectation, layout, records, jnp.asarray(size), params
@@ -240,9 +246,9 @@ def client():
     return mine, release
 
 
-@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("kind", ["scales", "ratios", "scores"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_record_moves_a_release_by_more_than_its_sensitivity(name, scored):
+def test_no_record_moves_a_release_by_more_than_its_sensitivity(name, kind):
     mine, release = client()
     features, outcome = HOSTILE[name]
     other = {
@@ -250,7 +256,7 @@ def test_no_record_moves_a_release_by_more_than_its_sensitivity(name, scored):
         "y": mine["y"].at[17].set(outcome),
     }
     key = SecretKeys(0).round_key(0)
-    both = [release(records, key, scored) for records in (mine, other)]
+    both = [release(records, key, kind) for records in (mine, other)]
     moved = [
         np.ravel(a - b).astype(np.float64) for a, b in zip(*map(jax.tree.leaves, both), strict=True)
     ]
@@ -263,7 +269,7 @@ def test_no_record_moves_a_release_by_more_than_its_sensitivity(name, scored):
 def test_noise_is_the_plans():
     """Scales have no share of a later visit: what is released of them is noise and nothing else."""
     mine, release = client()
-    found = [release(mine, SecretKeys(seed).round_key(0), True) for seed in range(24)]
+    found = [release(mine, SecretKeys(seed).round_key(0), "scores") for seed in range(24)]
     noise = np.concatenate([np.ravel(each["scales"]) for each in found])
     # Five standard errors: one failure in two million seeds.
     assert abs(np.std(noise) / 7.0 - 1) < 5 / np.sqrt(2 * noise.size)
@@ -289,6 +295,7 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
         info_clip=jnp.asarray(0.5),
         shares=jnp.array([1.0, 0.0, 0.0, 0.0]),
         prior_sd=jnp.ones(2),
+        look=ratios.nothing(2).look,
     )
     each = jax.jit(jax.vmap(lambda s: fisher_scoring._contribution(told, s)["score"]))(
         jnp.asarray(scores, jnp.float32)
@@ -332,6 +339,7 @@ def flags(scores, clip):
         info_clip=jnp.asarray(1.0),
         shares=jnp.array([0.5, 0.3, 0.2, 0.0]),
         prior_sd=jnp.ones(2),
+        look=ratios.nothing(2).look,
     )
     part = fisher_scoring._contribution(told, jnp.asarray(scores))["clipped"]
     return (np.asarray(part) / np.sqrt(0.2 / 3) + 1) / 2
