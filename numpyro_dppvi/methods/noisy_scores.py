@@ -40,8 +40,8 @@ _FOUND = 4.5  # a column is taken for seen if its template stands out by so many
 # What was chosen by simulation (docs/believe.md says on which studies).
 _FLAGS_SHARE = 0.04  # of a visit's squared norm, for the three clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
-_TARGETS, _INFO_TARGETS = (0.003, 0.6), (0.01, 0.1)  # least and largest fractions to be clipped
-_AIMS = (0.1, 0.4)  # the fraction to be clipped: coefficients of noise over scores, and its cube
+_TARGETS, _INFO_TARGETS = (0.003, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
+_AIM = 0.1  # the fraction to be clipped where noise is as large as what scores say
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
@@ -396,7 +396,7 @@ def _clips(
     # A low clip costs information, a high one noise. Where noise is small beside the records' own
     # spread, hardly anything is clipped.
     noisy = jnp.mean(received.noise_std * clip / jnp.sqrt(received.num_records * size))
-    drawn = fractions[1] / jnp.clip(_AIMS[0] * noisy + _AIMS[1] * noisy**3, *_TARGETS)
+    drawn = fractions[1] / jnp.clip(_AIM * noisy, *_TARGETS)
     # Under the model, observed scores are clipped as often as drawn ones, which bends nothing. What
     # exceeds that pulls all one way, by up to a clip each: it must stay below a round's noise,
     # which is noise_std clips. As the misfit is not known exactly, only what is sure counts.
