@@ -193,10 +193,10 @@ ALL = [name if name in QUICKLY else pytest.param(name, marks=pytest.mark.slow) f
 def test_one_client_at_a_time_is_the_compiled_round(name):
     """What the server knows and what every client keeps.
 
-    To the bit as users compile, where clients are visited in turn and keep nothing to themselves.
-    Else to the last of 53 bits: clients side by side are solved for in one batch, whose sums XLA
-    orders otherwise, and it rounds ``private + share * kept`` once or twice as it happens to be
-    compiled.
+    To the bit as users compile, where clients are visited in turn and keep nothing to themselves,
+    and the server remembers nothing. Else to the last of 53 bits: clients side by side are solved
+    for in one batch, whose sums XLA orders otherwise; it rounds ``private + share * kept`` once or
+    twice as it happens to be compiled, and so the matrices that a server makes of what it remembers.
     """
     assembly, state = named(name)[0], together(name)
     with jax.enable_x64(True):
@@ -204,7 +204,7 @@ def test_one_client_at_a_time_is_the_compiled_round(name):
         apart = [client.of_many(state.clients, m) for m in range(len(SIZES))]
     in_haste = "optimization_level=0" in os.environ.get("XLA_FLAGS", "")
     in_turn = assembly.groups(0).shape[1] == 1 and not assembly.problem.layout.private
-    exact = in_turn and not in_haste
+    exact = in_turn and not in_haste and not jax.tree.leaves(state.server.memory)
     found = (known, [each.state for each in clients])
     for a, b in zip(*map(jax.tree.leaves, (found, (state.server, apart))), strict=True):
         slack = 0 if exact else 1e-14 * np.max(np.abs(b), initial=0)
