@@ -195,8 +195,8 @@ def test_one_client_at_a_time_is_the_compiled_round(name):
 
     To the bit as users compile, where clients are visited in turn and keep nothing to themselves,
     and the server remembers nothing. Else to the last of 53 bits: clients side by side are solved
-    for in one batch, whose sums XLA orders otherwise; it rounds ``private + share * kept`` once or
-    twice as it happens to be compiled, and so the matrices that a server makes of what it remembers.
+    for in one batch, whose sums XLA orders otherwise; ``private + share * kept`` is rounded once or
+    twice as it happens to be compiled, and so are the matrices that a server makes of memory.
     """
     assembly, state = named(name)[0], together(name)
     with jax.enable_x64(True):
