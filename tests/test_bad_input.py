@@ -100,11 +100,11 @@ PER_CLIENT = {"clients": None}
 
 DATA = {
     "NaN": Bad(
-        ["data['X']", "finite", "NaN or infinite", "drop or impute"],
+        ["data['X']", "finite", "got NaN", "drop or impute", "jnp.isnan"],
         {"data": {"X": with_value(math.nan), "y": y}},
     ),
     "infinite": Bad(
-        ["data['X']", "finite", "NaN or infinite", "drop or impute"],
+        ["data['X']", "finite", "infinite values", "drop or impute"],
         {"data": {"X": with_value(math.inf), "y": y}},
     ),
     "NaN at one client": Bad(

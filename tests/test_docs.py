@@ -50,7 +50,9 @@ def extended(families_put_back, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_page_on_models_runs(tmp_path):
-    assert run("models.md", tmp_path)["mixed"].posterior.names == ("shares", "centres")
+    shown = run("models.md", tmp_path)
+    assert shown["mixed"].posterior.names == ("shares", "centres")
+    assert shown["filled"].posterior.names == ("mean", "effect")
 
 
 @pytest.mark.slow

@@ -487,7 +487,11 @@ CALLS: dict[str, Call] = {
     ),
     "stack": Call(
         dppvi.records.stack,
-        {"data": {"y": np.ones(4)}, "partition": dppvi.Partition((np.arange(2), np.arange(2, 4)))},
+        {
+            "data": {"y": np.ones(4)},
+            "partition": dppvi.Partition((np.arange(2), np.arange(2, 4))),
+            "missing": ("y",),
+        },
     ),
     "stack, one array": Call(
         lambda y: dppvi.records.stack({"y": y}, dppvi.Partition((np.arange(1),))), {"y": np.ones(3)}
@@ -497,7 +501,7 @@ CALLS: dict[str, Call] = {
     ),
     "stack_clients, by name": Call(
         functools.partial(dppvi.records.stack_clients, DATA),
-        {"names": ["Helsinki", "Turku"]},
+        {"names": ["Helsinki", "Turku"], "missing": ("y",)},
         {"names": ("name",)},
     ),
     "stack_clients, one array": Call(

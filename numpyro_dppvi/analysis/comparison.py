@@ -118,9 +118,8 @@ def compare(
     # The same first key as fit's, so that rows are split as they were there.
     split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
     posterior = result.posterior
-    shards, sizes, names, _ = lay_out(
-        data, clients, split_key, posterior.model, posterior.model_kwargs
-    )
+    laid = lay_out(data, clients, split_key, posterior.model, posterior.model_kwargs)
+    shards, sizes, names = laid.shards, laid.sizes, laid.names
     if sizes != result.client_sizes:
         raise ValueError(
             f"data must be the fit's, with {_few(result.client_sizes)} records per client, got "

@@ -197,9 +197,8 @@ def score(
     num_samples = _validate.positive_int("num_samples", num_samples, _MOST_DRAWS)
     keys = SecretKeys(insecure_noise_seed)
     file = None if ledger_file is None else LedgerFile(_validate.path("ledger_file", ledger_file))
-    shards, sizes, names, _ = lay_out(
-        data, None, split_key, posterior.model, posterior.model_kwargs
-    )
+    laid = lay_out(data, None, split_key, posterior.model, posterior.model_kwargs)
+    shards, sizes, names = laid.shards, laid.sizes, laid.names
     # Whole numbers may have been floats in the fit: scored as those, or they would be another
     # model's records.
     shards = shards._replace(records=_like_fit(posterior.space, shards))
@@ -210,6 +209,7 @@ def score(
     ends = _ends(score_range, posterior.space, draws, range_key)
     # The last check that looks at records comes before the charge: what is refused here costs
     # nothing.
+    latents.check_missing(posterior.space, shards.records, laid.called)
     latents.check_records(posterior.space, shards.records, shards.mask)
     planned = plan.of_gradients(
         budgets,

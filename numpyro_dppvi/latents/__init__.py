@@ -6,6 +6,7 @@ check that outcomes lie in the model's support. It may import ``families``.
 
 from numpyro_dppvi.latents.additive import check_additive
 from numpyro_dppvi.latents.callbacks import check_callbacks
+from numpyro_dppvi.latents.missing import check_missing
 from numpyro_dppvi.latents.plausible import check_priors, check_records, warn_of_scales
 from numpyro_dppvi.latents.space import Latent, LatentSpace, from_model
 from numpyro_dppvi.latents.trace import HANDLERS
@@ -16,6 +17,7 @@ __all__ = [
     "LatentSpace",
     "check_additive",
     "check_callbacks",
+    "check_missing",
     "check_priors",
     "check_records",
     "from_model",

@@ -27,7 +27,10 @@ def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
             where = "has one value per record"
             if inside:
                 where = f"is inside the data plate {inside[0]!r}: each record would have its own"
-            otherwise = "integrate it out"
+            otherwise = (
+                "integrate it out, as obs=x, obs_mask=~jnp.isnan(x) does with missing entries of a "
+                "normal x"
+            )
             if site.discrete:
                 otherwise = "mark it, infer={'enumerate': 'parallel'}, and it is summed out"
             raise UnsupportedModelError(

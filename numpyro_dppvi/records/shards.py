@@ -1,6 +1,6 @@
 """Records of all clients as padded arrays with one leading client axis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -39,20 +39,23 @@ class Shards(NamedTuple):
         return jnp.arange(self.capacity) < self.num_records[..., None]
 
 
-def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
+def stack(
+    data: Mapping[str, npt.ArrayLike], partition: Partition, missing: Collection[str] = ()
+) -> Shards:
     """Stack pooled data into one padded array per name, client by client.
 
     Args:
         data: Arrays by name, with one row per record on the leading axis, `(num_rows, ...)`.
         partition: The rows of each client.
+        missing: The arrays in which NaN stands for a missing entry, which the model imputes.
 
     Returns:
         The shards. float64 becomes JAX's default float; integers and booleans keep their dtype.
         Numbers must be finite after the cast, and masked entries are refused.
 
     Raises:
-        ValueError: If arrays differ in length or hold numbers that JAX cannot, or the partition
-            has rows that the data does not have.
+        ValueError: If arrays differ in length or hold numbers that JAX cannot, the partition has
+            rows that the data does not have, or `missing` names no array.
         TypeError: If `partition` is not a `Partition`.
     """
     if not isinstance(partition, Partition):
@@ -60,7 +63,8 @@ def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
             f"partition must be a Partition, got {_validate.shown(partition)}: write "
             "split_evenly(rng_key, num_rows, num_clients), say."
         )
-    arrays = record_arrays(data, "data")
+    _check_missing(missing, data if isinstance(data, Mapping) else ())
+    arrays = record_arrays(data, "data", missing)
     num_rows = len(next(iter(arrays.values())))
     # Or NumPy would wrap around, or raise in words about axes.
     highest = max(int(rows.max()) for rows in partition.rows)
@@ -69,11 +73,14 @@ def stack(data: Mapping[str, npt.ArrayLike], partition: Partition) -> Shards:
             f"partition must name rows that data has, got row {highest} for {num_rows} rows "
             f"counted from 0: build the partition for {num_rows} rows."
         )
-    return _pad([{name: array[rows] for name, array in arrays.items()} for rows in partition.rows])
+    parts = [{name: array[rows] for name, array in arrays.items()} for rows in partition.rows]
+    return _pad(parts, missing)
 
 
 def stack_clients(
-    data_per_client: Sequence[Mapping[str, npt.ArrayLike]], names: Sequence[str] = ()
+    data_per_client: Sequence[Mapping[str, npt.ArrayLike]],
+    names: Sequence[str] = (),
+    missing: Collection[str] = (),
 ) -> Shards:
     """Stack data that is given client by client.
 
@@ -81,13 +88,14 @@ def stack_clients(
         data_per_client: For every client arrays by name, with one row per record on the leading
             axis, `(num_records, ...)`; with the same names and trailing axes at every client.
         names: What to call the clients in error messages; by default, "client 0" and so on.
+        missing: The arrays in which NaN stands for a missing entry, which the model imputes.
 
     Returns:
         The shards. Different dtypes of one array are promoted by NumPy's rules.
 
     Raises:
-        ValueError: If there are no clients, a client has no records, or clients' names or trailing
-            axes differ.
+        ValueError: If there are no clients, a client has no records, clients' names or trailing
+            axes differ, or `missing` names no array.
     """
     if isinstance(data_per_client, Mapping):
         raise ValueError(
@@ -105,17 +113,21 @@ def stack_clients(
             'write [{"X": X, "y": y}], with one mapping per client.'
         )
     num_clients = len(data_per_client)
+    known = (data for data in data_per_client if isinstance(data, Mapping))
+    _check_missing(missing, {key for data in known for key in data})
     called = names_of(names, num_clients) or [f"client {m}" for m in range(num_clients)]
     clients = [
-        record_arrays(data, f"{client}'s data")
+        record_arrays(data, f"{client}'s data", missing)
         for client, data in zip(called, data_per_client, strict=True)
     ]
     for client, arrays in zip(called, clients, strict=True):
         _check_like_first(client, arrays, called[0], clients[0])
-    return _pad(clients)
+    return _pad(clients, missing)
 
 
-def record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
+def record_arrays(
+    data: Any, name: str, missing: Collection[str] = ()
+) -> dict[str, npt.NDArray[Any]]:
     """Return data as NumPy arrays of one length, cast to JAX's dtypes.
 
     There must be at least one record, and numbers must be finite after the cast.
@@ -123,12 +135,15 @@ def record_arrays(data: Any, name: str) -> dict[str, npt.NDArray[Any]]:
     Args:
         data: Arrays by name.
         name: What to call the data in error messages.
+        missing: The arrays that may hold NaN.
 
     Raises:
         ValueError: Names the array, but shows no record and no count of invalid ones.
     """
     _check_names(data, name)
-    arrays = {key: _number_array(value, f"{name}[{key!r}]") for key, value in data.items()}
+    arrays = {
+        key: _number_array(value, f"{name}[{key!r}]", key in missing) for key, value in data.items()
+    }
     # Checked client by client, before anything is laid out together.
     lengths = {key: len(array) for key, array in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -180,6 +195,16 @@ def _check_names(data: Any, name: str) -> None:
             )
 
 
+def _check_missing(missing: Any, names: Collection[str]) -> None:
+    """Refuses anything but names of arrays."""
+    is_list = isinstance(missing, Sequence | Set | Mapping) and not isinstance(missing, str | bytes)
+    if not is_list or not all(isinstance(key, str) and key in names for key in missing):
+        raise ValueError(
+            f"missing must hold names of data's arrays, got {_validate.shown(missing)}: write "
+            'missing=("age",), say.'
+        )
+
+
 def _shape(value: Any, name: str) -> jax.ShapeDtypeStruct:
     if not isinstance(value, (np.ndarray, jax.Array, jax.ShapeDtypeStruct)):
         value = _number_array(value, name)
@@ -192,7 +217,7 @@ def _shape(value: Any, name: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def _number_array(value: Any, name: str) -> npt.NDArray[Any]:
+def _number_array(value: Any, name: str, missing: bool = False) -> npt.NDArray[Any]:
     """Return one array of data cast to JAX's dtype; refuse what cannot be cast."""
     if isinstance(value, Mapping):
         raise ValueError(
@@ -226,7 +251,7 @@ def _number_array(value: Any, name: str) -> npt.NDArray[Any]:
             f"{name} must have one row per record, got a single number: "
             "pass constants of the model in model_kwargs."
         )
-    return _held(array, dtype, name)
+    return _held(array, dtype, name, missing)
 
 
 def _no_numbers(name: str, received: str) -> str:
@@ -252,7 +277,9 @@ def _held_dtype(dtype: Any, name: str) -> np.dtype[Any]:
     return np.dtype(jax.dtypes.canonicalize_dtype(wide))
 
 
-def _held(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArray[Any]:
+def _held(
+    array: npt.NDArray[Any], dtype: np.dtype[Any], name: str, missing: bool
+) -> npt.NDArray[Any]:
     """Cast to JAX's dtype; refuse numbers that do not fit.
 
     Messages depend on the dtype only and NumPy's warnings are suppressed, because either could
@@ -262,12 +289,11 @@ def _held(array: npt.NDArray[Any], dtype: np.dtype[Any], name: str) -> npt.NDArr
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
             held = array.astype(dtype, copy=False)
-        if not np.all(np.isfinite(held)):
+        if not np.all(np.isfinite(held) | (missing & np.isnan(array))):
+            received = "infinite" if missing else "NaN or infinite"
             raise ValueError(
-                f"{name} must hold finite numbers that fit JAX's {dtype}, got NaN or infinite "
-                "values, or larger ones: drop or impute those records, or rescale the column; "
-                "where the model imputes missing values, write any number in their place and a "
-                "column that says which are known, for obs_mask."
+                f"{name} must hold finite numbers that fit JAX's {dtype}, got {received} "
+                "values, or larger ones: drop or impute those records, or rescale the column."
             )
         return held
     # Without x64, JAX would silently wrap such integers around.
@@ -308,7 +334,7 @@ def _check_like_first(
             )
 
 
-def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
+def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]], missing: Collection[str]) -> Shards:
     """Copy every client's arrays into one array per name, padded with zeros."""
     sizes = [len(next(iter(arrays.values()))) for arrays in clients]
     # Zeros are a record like any other to a model: what keeps them out is the mask alone.
@@ -324,5 +350,5 @@ def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]]) -> Shards:
         # Promotion may give a third dtype that JAX cannot hold.
         held = _held_dtype(dtype, name)
         # Without a dtype, JAX compiles a copy.
-        records[name] = jnp.asarray(_held(padded, held, repr(name)), held)
+        records[name] = jnp.asarray(_held(padded, held, repr(name), name in missing), held)
     return Shards(records, jnp.asarray(sizes, jnp.int32))

@@ -36,12 +36,14 @@ class LaidOut(NamedTuple):
         shards: The records; all else is public.
         sizes: Records of each client.
         names: The clients' names; empty if they have none.
+        called: What messages call each client's data.
         columns: By argument whose array came as a table, the names of its columns.
     """
 
     shards: Shards
     sizes: tuple[int, ...]
     names: tuple[str, ...]
+    called: tuple[str, ...]
     columns: Mapping[str, tuple[str, ...]] = {}
 
 
@@ -53,6 +55,8 @@ def lay_out(
     model_kwargs: Mapping[str, Any],
 ) -> LaidOut:
     """Checks the data and lays it out.
+
+    NaN passes: whether an array may hold it is a question to the model (``latents.check_missing``).
 
     A mapping is one party's records where its values are arrays, and clients by name where they
     are all mappings or tables; unless its keys are arguments of the model, whose tables are
@@ -69,7 +73,7 @@ def lay_out(
     if _is_one_party(data, asked):
         _check_one_party(data, asked)
         records = arguments_of(data, asked, "data")
-        found = _split(record_arrays(records, "data"), clients, rng_key)
+        found = _split(record_arrays(records, "data", records), clients, rng_key)
         return found._replace(columns=matrix_columns([records], ["data"]))
     names: tuple[str, ...] = ()
     if isinstance(data, Mapping):
@@ -81,12 +85,12 @@ def lay_out(
             f"{_validate.shown(clients)}: leave it out."
         )
     called = names or tuple(f"client {number}" for number in range(len(data)))
-    parts = [
-        arguments_of(part, asked, f"{name}'s data") for name, part in zip(called, data, strict=True)
-    ]
+    theirs = tuple(f"{name}'s data" for name in called)
+    parts = [arguments_of(part, asked, name) for name, part in zip(theirs, data, strict=True)]
     columns = matrix_columns(parts, called)
-    shards = stack_clients(parts, names)
-    return LaidOut(shards, tuple(int(n) for n in np.asarray(shards.num_records)), names, columns)
+    shards = stack_clients(parts, names, missing=frozenset().union(*parts))
+    sizes = tuple(int(n) for n in np.asarray(shards.num_records))
+    return LaidOut(shards, sizes, names, theirs, columns)
 
 
 def pooled_shapes(shards: Shards, num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -106,7 +110,8 @@ def _split(
         clients = 1 if clients is None else clients
         check_counts(num_rows, clients, "clients")
         clients = split_evenly(rng_key, num_rows, clients)
-    return LaidOut(stack(pooled, clients), clients.sizes, clients.names)
+    shards = stack(pooled, clients, missing=pooled)
+    return LaidOut(shards, clients.sizes, clients.names, ("data",) * len(clients.sizes))
 
 
 def _is_one_party(data: Any, asked: Asked) -> bool:

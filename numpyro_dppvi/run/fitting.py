@@ -41,7 +41,7 @@ from numpyro_dppvi.records import Partition, Shards, SpreadShards, spread
 from numpyro_dppvi.run import checkpoint as checkpoints
 from numpyro_dppvi.run import counted_twice, description, loop, parts, settling
 from numpyro_dppvi.run.checkpoint import Continued, Journal, locked
-from numpyro_dppvi.run.data import Data, lay_out, pooled_shapes
+from numpyro_dppvi.run.data import Data, LaidOut, lay_out, pooled_shapes
 from numpyro_dppvi.run.history import History, Status, status_of
 from numpyro_dppvi.run.progress import progress
 
@@ -261,7 +261,8 @@ def fit(
         if method is not None:
             values.check(method)
         constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
-        shards, sizes, names, columns = lay_out(data, clients, split_key, model, constants)
+        laid = lay_out(data, clients, split_key, model, constants)
+        shards, sizes, names = laid.shards, laid.sizes, laid.names
         shapes = pooled_shapes(shards, sum(sizes))
         if isinstance(budget, Mapping):
             budget = budget_of_each(budget, len(sizes), names)
@@ -301,9 +302,9 @@ def fit(
             prior,
             insecure_noise_seed,
             file,
-            columns,
+            laid.columns,
         )
-    return _fitted(task, run, budget, shards, keys, path, progress_bar)
+    return _fitted(task, run, budget, laid, keys, path, progress_bar)
 
 
 def _first_budget(
@@ -344,7 +345,7 @@ def _fitted(
     task: _Task,
     run: planning.RunSpec,
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
-    shards: Shards,
+    laid: LaidOut,
     keys: Sequence[PRNGKey],
     path: Path | None,
     progress_bar: bool | None,
@@ -367,6 +368,8 @@ def _fitted(
             counted_twice.check(task.prior, task.client_names, visited, task.ledger_file)
             state = algorithm.init(keys[0])
             begun = algorithm.posterior(state)
+            shards = laid.shards
+            latents.check_missing(begun.space, shards.records, laid.called)
             latents.check_records(begun.space, shards.records, shards.mask)
             if plan is not None:
                 plan = _with_caution(plan, run, begun)

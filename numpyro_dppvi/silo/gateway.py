@@ -278,11 +278,10 @@ def _opened(mine: Settings, prepared: Prepared, records: Mapping[str, np.ndarray
         )
     rows = _rows(prepared, records, study.hospitals[mine.name])
     problem = assembly.problem
-    latents.check_records(
-        problem.space,
-        {name: jnp.asarray(array)[None] for name, array in rows.items()},
-        jnp.ones((1, study.hospitals[mine.name]), bool),
-    )
+    of_one_client = {name: jnp.asarray(array)[None] for name, array in rows.items()}
+    latents.check_missing(problem.space, of_one_client, ["records"])
+    is_record = jnp.ones((1, study.hospitals[mine.name]), bool)
+    latents.check_records(problem.space, of_one_client, is_record)
     # All clients' arrays have as many rows as the largest has, as in one process.
     capacity = max(study.hospitals.values())
     padded = {name: _padded(array, capacity) for name, array in rows.items()}

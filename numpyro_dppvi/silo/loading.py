@@ -27,7 +27,11 @@ def load(settings: Settings) -> dict[str, np.ndarray]:
         ValueError: If its function returns no records, or others than are expected. Names the
             array, and shows no record.
     """
-    arrays = record_arrays(_loader(settings)(), "records")
+    records = _loader(settings)()
+    # Whether an array may hold NaN is a question to each study's model. [checks] allows none where
+    # it says a range.
+    missing = tuple(records) if isinstance(records, Mapping) else ()
+    arrays = record_arrays(records, "records", missing)
     check(arrays, settings.checks)
     return arrays
 
