@@ -1,11 +1,14 @@
 """Text and tables as HTML for notebooks.
 
-No style but alignment, so that the notebook's own fonts and colours hold, in dark mode too.
+No style but alignment and distance, so that the notebook's own fonts and colours hold, in dark mode
+too. A table that is wider than the page is scrolled by itself.
 Every function escapes the texts that it is given; a result is HTML and is not escaped again.
 """
 
 from collections.abc import Iterable, Sequence
 from html import escape
+
+_APART = "padding:0.2em 0.4em;white-space:nowrap"
 
 
 def heading(text: str) -> str:
@@ -27,7 +30,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table with what each row is about on its left, and numbers on its right."""
     head = f"<thead><tr>{_cells('th', header)}</tr></thead>" if header else ""
     body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
-    return f"<table>{head}<tbody>{body}</tbody></table>"
+    table = f"<table>{head}<tbody>{body}</tbody></table>"
+    return f'<div style="overflow-x:auto">{table}</div>'
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
@@ -48,6 +52,6 @@ def folded(summary: str, *parts: str) -> str:
 def _cells(tag: str, texts: Sequence[str]) -> str:
     sides = ("left", *["right"] * (len(texts) - 1))
     return "".join(
-        f'<{tag} style="text-align:{side}">{escape(text)}</{tag}>'
+        f'<{tag} style="text-align:{side};{_APART}">{escape(text)}</{tag}>'
         for side, text in zip(sides, texts, strict=True)
     )
