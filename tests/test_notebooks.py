@@ -25,7 +25,11 @@ class Reader(html.parser.HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        assert all(name == "style" and value.startswith("text-align:") for name, value in attrs)
+        # Where things are, and no colour or font: the notebook has its own, in dark mode too.
+        for name, value in attrs:
+            assert name == "style"
+            for each in value.split(";"):
+                assert each.split(":")[0] in {"text-align", "padding", "white-space", "overflow-x"}
         self.open.append(tag)
         self.tags.add(tag)
 
