@@ -74,7 +74,7 @@ DIAGNOSTICS = pytest.param("diagnostics", marks=pytest.mark.slow)
 @pytest.mark.parametrize("kind", ["result", "posterior", "plan", "statement", DIAGNOSTICS])
 def test_is_plain_and_well_formed_and_escapes_what_it_shows(result, kind):
     found = Reader(KINDS[kind](result)._repr_html_())
-    assert found.tags <= {"p", "strong", "table", "thead", "tbody", "tr", "th", "td"} | {
+    assert found.tags <= {"p", "strong", "div", "table", "thead", "tbody", "tr", "th", "td"} | {
         "ul", "li", "details", "summary",
     }  # fmt: skip
     joined = " ".join(found.texts)

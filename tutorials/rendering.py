@@ -114,7 +114,9 @@ def _shown(outputs: list[Any]) -> Iterator[tuple[str, str]]:
 
 def _block(text: str) -> str:
     lines = [line.rstrip() for line in text.rstrip().splitlines()]
-    return "```text\n" + "\n".join(lines) + "\n```"
+    # Sentences are wrapped on a narrow page. Columns are not: what is wide is scrolled there.
+    kind = "text" if any("  " in line.strip() for line in lines) else "output"
+    return f"```{kind}\n" + "\n".join(lines) + "\n```"
 
 
 def _with_absolute_links(text: str) -> str:
