@@ -171,8 +171,8 @@ def test_a_page_shows_text_code_and_what_came_out(example):
     assert rest == (
         "Some *text* with a [link](../faq.md), [another](hello.md) and [one more](https://x.y/z.md)."
         '\n\n```python\nimport sys\nimport matplotlib.pyplot as plt\nx = 2\nprint("said")\n'
-        'print("not shown", file=sys.stderr)\n```\n\n```text\nsaid\n```\n\n'
-        "```python\nx + 1\n```\n\n```text\n3\n```\n\nx is 2.\n\n"
+        'print("not shown", file=sys.stderr)\n```\n\n```output\nsaid\n```\n\n'
+        "```python\nx + 1\n```\n\n```output\n3\n```\n\nx is 2.\n\n"
         "```python\nfigure, axis = plt.subplots()\n```\n\n![a line](images/example-1.png)\n"
     )
     assert (example.parent / "images" / "example-1.png").read_bytes().startswith(b"\x89PNG")
