@@ -28,8 +28,8 @@ def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
             if inside:
                 where = f"is inside the data plate {inside[0]!r}: each record would have its own"
             otherwise = (
-                "integrate it out, as obs=x, obs_mask=~jnp.isnan(x) does with missing entries of a "
-                "normal x"
+                "integrate it out (of missing entries of a column x, obs=x, obs_mask=~jnp.isnan(x) "
+                "does that)"
             )
             if site.discrete:
                 otherwise = "mark it, infer={'enumerate': 'parallel'}, and it is summed out"
