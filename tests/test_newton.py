@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.methods import newton
@@ -106,3 +107,57 @@ def test_steps_that_cannot_be_cut_into_tens_are_all_taken(data):
     for steps in (1, 13, 20):
         result = run(line, data, num_rounds=1, method=dppvi.NonPrivate(steps))
         assert np.isfinite(result.posterior.mean["b"]).all()
+
+
+@pytest.mark.parametrize("draws", [2, 10])
+def test_of_a_quadratic_a_joint_normal_is_exact_after_two_visits(data, draws):
+    """Full covariance, also where it has most: the column is far from zero."""
+    method = dppvi.NonPrivate(expectation=dppvi.MonteCarlo(draws))
+    far = {"x": data["x"] + 10, "y": data["y"]}
+    found = run(line, far, AutoMultivariateNormal(line), method=method, num_rounds=2).posterior
+    X = np.stack([np.ones(120), far["x"]], 1)
+    covariance = np.linalg.inv(X.T @ X + np.eye(2) / 9)
+    exact, sd = covariance @ X.T @ far["y"], np.sqrt(np.diag(covariance))
+    np.testing.assert_allclose((found.mean["b"] - exact) / sd, 0, atol=0.005)
+    np.testing.assert_allclose(found.stddev["b"], sd, rtol=0.005)
+    drawn = found.sample(KEY, (4000,))["b"]
+    np.testing.assert_allclose(np.corrcoef(drawn.T)[0, 1], covariance[0, 1] / sd.prod(), atol=0.01)
+
+
+def test_clients_of_a_joint_normal_settle_where_independent_normals_creep():
+    """Two clients, raw columns and an interaction: the weights' correlations are above .99."""
+
+    def model(h, iq, y):
+        scales = jnp.array([100.0, 50.0, 10.0, 10.0])
+        b = numpyro.sample("b", dist.Normal(0, scales).to_event(1))
+        numpyro.sample("y", dist.Normal(b[0] + b[1] * h + b[2] * iq + b[3] * h * iq, 18), obs=y)
+
+    rng = np.random.default_rng(1)
+    h, iq = (rng.random(434) < 0.8) * 1.0, rng.normal(100, 15, 434)
+    y = -11 + 51 * h + 1.1 * iq - 0.5 * h * iq + 18 * rng.normal(size=434)
+    X = np.stack([np.ones(434), h, iq, h * iq], 1)
+    precision = X.T @ X / 18**2 + np.diag([1e-4, 4e-4, 1e-2, 1e-2])
+    exact, sd = (
+        np.linalg.solve(precision, X.T @ y) / 18**2,
+        np.diag(np.linalg.inv(precision)) ** 0.5,
+    )
+    guide = AutoMultivariateNormal(model)
+    result = run(model, {"h": h, "iq": iq, "y": y}, guide, clients=2)
+    assert result.status.rounds < 30
+    np.testing.assert_allclose((result.posterior.mean["b"] - exact) / sd, 0, atol=0.1)
+    np.testing.assert_allclose(result.posterior.stddev["b"], sd, rtol=0.02)
+
+
+def test_a_kink_has_a_width_under_a_joint_normal_too():
+    """Independent Laplace outcomes in two columns: by the same model of independent normals."""
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 3).expand([2]).to_event(1))
+        numpyro.sample("y", dist.Laplace(mu, 1).to_event(1), obs=y)
+
+    y = np.random.default_rng(0).laplace(1, 1, (150, 2))
+    joint = run(model, {"y": y}, AutoMultivariateNormal(model)).posterior
+    apart = run(model, {"y": y}).posterior
+    sd = apart.stddev["mu"]
+    np.testing.assert_allclose((joint.mean["mu"] - apart.mean["mu"]) / sd, 0, atol=0.25)
+    np.testing.assert_allclose(joint.stddev["mu"] / sd, 1, atol=0.2)

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi._typing import Array, Coordinates, Natural
-from numpyro_dppvi.families import DiagonalNormal, MeanField, factors
+from numpyro_dppvi.families import DiagonalNormal, FullNormal, MeanField, factors
 from numpyro_dppvi.families.diagonal_normal import NormalCoordinates
-from numpyro_dppvi.methods import objective
+from numpyro_dppvi.methods import joint_newton, objective
 from numpyro_dppvi.methods.local_solve import GradientFn, Solver
 from numpyro_dppvi.methods.objective import MonteCarlo
 
@@ -66,9 +66,13 @@ class Newton:
         self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: GradientFn
     ) -> Natural:
         """As of :class:`~numpyro_dppvi.methods.local_solve.Solver`."""
-        if not _is_for(family):
+        cavity = factors.divide(q, own)
+        if _is_joint(family):
+            end = _solve_jointly(family, cavity, records_gradient, self.draws, q, keys)
+        elif _is_for(family):
+            end = _solve(_Local(family, cavity, records_gradient, self.draws), q, keys)
+        else:
             return self.otherwise.change(family, q, own, keys, records_gradient)
-        end = _solve(_Local(family, factors.divide(q, own), records_gradient, self.draws), q, keys)
         return factors.divide(family.natural(end), q)
 
     def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:
@@ -82,6 +86,33 @@ class Newton:
     def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
         """Those of hierarchies."""
         return self.otherwise.repaired_whole(family, refined)
+
+
+def _is_joint(family: MeanField) -> bool:
+    """Whether q is one normal distribution over all latents."""
+    ((_, member), *others) = family.members
+    one = not others and isinstance(member, FullNormal) and len(member.shape) == 1
+    return one and member.size <= MOST_LATENTS
+
+
+def _solve_jointly(
+    family: MeanField,
+    cavity: Natural,
+    records_gradient: GradientFn,
+    draws: MonteCarlo | None,
+    q: Natural,
+    keys: Any,
+) -> Coordinates:
+    ((name, member),) = family.members
+    local = joint_newton.JointLocal(name, member, family, cavity[name], records_gradient, draws)
+    shares = _shares(len(keys))
+    return joint_newton.solve(local, q, keys.reshape(shares.shape), shares, _FARTHEST)
+
+
+def _shares(number: int) -> Array:
+    """The shares of the steps of a visit, a block for each Hessian."""
+    each = max(n for n in range(1, _STEPS_A_HESSIAN + 1) if number % n == 0)
+    return (_FALLS_AFTER / (_FALLS_AFTER + jnp.arange(1, number + 1))).reshape(-1, each)
 
 
 def _is_for(family: MeanField) -> bool:
@@ -153,9 +184,7 @@ class _Local(NamedTuple):
 
 def _solve(local: _Local, q: Natural, keys: Any) -> Coordinates:
     """Takes one step a key; NaN if the last one's gradient was not finite."""
-    number = len(keys)
-    each = max(n for n in range(1, _STEPS_A_HESSIAN + 1) if number % n == 0)
-    shares = (_FALLS_AFTER / (_FALLS_AFTER + jnp.arange(1, number + 1))).reshape(-1, each)
+    shares = _shares(len(keys))
     first = local.place(local.family.coordinates(q))
     widest = jnp.exp(first.log_scale)
     precision = -2 * local.place(local.cavity).log_scale
@@ -181,7 +210,7 @@ def _solve(local: _Local, q: Natural, keys: Any) -> Coordinates:
 
         return jax.lax.scan(step, begin, steps)
 
-    blocks = keys.reshape(number // each, each)
+    blocks = keys.reshape(shares.shape)
     end, finite = jax.lax.scan(block, first, (blocks, shares))
     return local.coordinates(jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), end))
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
@@ -280,7 +280,9 @@ def fit(
                     prior=prior,
                     trusted_aggregator=trusted_aggregator,
                 ).method
-        if damping is None and not (guide is None or isinstance(guide, AutoNormal)):
+        if damping is None and not (
+            guide is None or isinstance(guide, AutoNormal | AutoMultivariateNormal)
+        ):
             damping = planning.DEFAULT_DAMPING
         run = planning.resolve(
             method,

@@ -1,0 +1,167 @@
+"""Newton's steps for one normal distribution over all latents, with full covariance.
+
+What :mod:`numpyro_dppvi.methods.newton` does for independent normals, in white coordinates e with
+theta = m + L e and L L' the covariance. There q's precision is the identity, and a step moves it
+towards W = L' (P_cavity + E_q[Hessian]) L, which is the natural gradient's. At the end W = I.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import solve_triangular
+from numpyro.distributions.util import cholesky_of_inverse
+
+from numpyro_dppvi._typing import Array, Coordinates, Natural
+from numpyro_dppvi.families import (
+    FullNormal,
+    FullNormalCoordinates,
+    MeanField,
+    NormalNatural,
+    factors,
+    full_normal,
+)
+from numpyro_dppvi.methods.local_solve import GradientFn
+from numpyro_dppvi.methods.objective import MonteCarlo
+
+
+class Place(NamedTuple):
+    """Mean, and the Cholesky factor of the covariance."""
+
+    loc: Array
+    tril: Array
+
+
+class JointLocal(NamedTuple):
+    """A local problem of one normal distribution over all latents.
+
+    Attributes:
+        name: The member's name.
+        member: The member.
+        family: The family that has it alone.
+        cavity: The member's natural parameters in the cavity.
+        records_gradient: The gradient of the records' losses.
+        draws: The draws at which it is taken; ``None`` where there are none.
+    """
+
+    name: str
+    member: FullNormal
+    family: MeanField
+    cavity: NormalNatural
+    records_gradient: GradientFn
+    draws: MonteCarlo | None
+
+    def place(self, natural: Natural) -> Place:
+        """Where some natural parameters are."""
+        here = self.member.coordinates(natural[self.name])
+        return Place(here.loc, full_normal.scale_tril(here))
+
+    def coordinates(self, at: Place) -> FullNormalCoordinates:
+        """The same as the family has it."""
+        diagonal = jnp.diagonal(at.tril)
+        rows, columns = np.tril_indices(len(diagonal), -1)
+        lower = (at.tril / diagonal[:, None])[rows, columns]
+        return FullNormalCoordinates(at.loc, jnp.log(diagonal), lower)
+
+    def tree(self, at: Place) -> Coordinates:
+        """The same as a tree by member."""
+        return Coordinates({self.name: self.coordinates(at)})
+
+    def free(self, at: Place) -> tuple[Array, Array]:
+        """Slope and Hessian of the cavity's loss along white axes."""
+        white = self.member.whitened(self.coordinates(at), self.cavity)
+        return -white.linear, -np.sqrt(2) * full_normal.unpack(white.quadratic)
+
+    def records(self, key: Any, at: Place) -> tuple[Array, Array]:
+        """Slope and Hessian of the records' expected losses along white axes."""
+        found = self.records_gradient(key, self.tree(at))[self.name]
+        _, pull = jax.vjp(lambda tril: self.coordinates(Place(at.loc, tril)), at.tril)
+        (of_tril,) = pull(found)
+        # d/dL E[f(m + L e)] = E[f'' ] L (Price), known in its lower triangle. L' times it is the
+        # white Hessian, of which the lower triangle takes that of its second factor alone.
+        return at.tril.T @ found.loc, _from_lower(at.tril.T @ jnp.tril(of_tril))
+
+    def second(self, key: Any, at: Place) -> Array:
+        """The same Hessian as a derivative of the slope; none where the loss has kinks."""
+
+        def slope(white: Array) -> Array:
+            return self.records(key, at._replace(loc=at.loc + at.tril @ white))[0]
+
+        zero = jnp.zeros_like(at.loc)
+        eye = jnp.eye(len(zero), dtype=zero.dtype)
+        found = jax.lax.map(
+            lambda e: jax.jvp(slope, (zero,), (e,))[1], eye, batch_size=min(len(eye), 8)
+        )
+        return jnp.where(jnp.all(jnp.isfinite(found)), (found + found.T) / 2, 0.0)
+
+    def off(self, key: Any, hessian: Array) -> Array:
+        """What the draws of a step do to the white Hessian, were the loss quadratic."""
+        if self.draws is None:
+            return jnp.zeros_like(hessian)
+        drawn = self.family.by_member(self.draws(key, self.family, self.family.standard()))
+        noise = drawn[self.name]
+        # The slope at e is A e, and its product with e' has the mean A e e' over the draws.
+        return _from_lower(hessian @ (noise.T @ noise / len(noise) - jnp.eye(len(hessian))))
+
+
+def solve(local: JointLocal, q: Natural, keys: Any, shares: Array, farthest: float) -> Coordinates:
+    """Takes one step a key; NaN if the last one's gradient was not finite.
+
+    Args:
+        local: The local problem.
+        q: Where it begins.
+        keys: A block of keys a Hessian, shape ``(num_blocks, steps)``.
+        shares: The shares of Newton's steps that are taken, of the same shape.
+        farthest: The longest step.
+    """
+    first = local.place(q)
+
+    def block(begin: Place, steps: tuple[Any, Array]) -> tuple[Place, Array]:
+        hessian = local.second(jax.random.fold_in(steps[0][0], 1), begin)
+
+        def step(at: Place, now: tuple[Any, Array]) -> tuple[Place, Array]:
+            key, share = now
+            turned = solve_triangular(begin.tril, at.tril, lower=True)
+            here = turned.T @ hessian @ turned
+            (slope, free), (of_records, seen) = local.free(at), local.records(key, at)
+            slope = slope + of_records
+            step = at.tril @ _step(slope, free + here, at, share, first, farthest)
+            after = Place(
+                at.loc - step, at.tril @ _narrowed(free + seen - local.off(key, here), share)
+            )
+            finite = factors.is_finite((slope, after))
+            return factors.select(finite, after, at), finite
+
+        return jax.lax.scan(step, begin, steps)
+
+    end, finite = jax.lax.scan(block, first, (keys, shares))
+    return local.tree(jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), end))
+
+
+def _from_lower(matrix: Array) -> Array:
+    """The symmetric matrix with this lower triangle."""
+    return jnp.tril(matrix) + jnp.tril(matrix, -1).T
+
+
+def _step(
+    slope: Array, hessian: Array, at: Place, share: Array, first: Place, farthest: float
+) -> Array:
+    """A share of the Newton step along white axes, or as much of it as is trusted."""
+    # As newton._axes: in q's units a kink's precision is 1 once q has it, and a saddle is left.
+    found = hessian + jnp.diag(jnp.maximum(0.5 - jnp.diagonal(hessian), 0))
+    values, vectors = jnp.linalg.eigh(found)
+    least = len(slope) * float(np.finfo(slope.dtype).eps) * jnp.max(jnp.abs(values))
+    values = jnp.maximum(jnp.abs(values), least)
+    across = vectors.T @ slope
+    whole = vectors @ (across / values)
+    by_hessian = jnp.linalg.norm(across / jnp.sqrt(values))
+    by_q = jnp.linalg.norm(solve_triangular(first.tril, at.tril @ whole, lower=True))
+    return whole * jnp.minimum(share, farthest / jnp.minimum(by_hessian, by_q))
+
+
+def _narrowed(hessian: Array, share: Array) -> Array:
+    """The Cholesky factor of the covariance along white axes after a share of the step."""
+    values, vectors = jnp.linalg.eigh(hessian)
+    moved = jnp.clip(1 + share * (values - 1), 0.8, 50.0)
+    return cholesky_of_inverse((vectors * moved) @ vectors.T)
