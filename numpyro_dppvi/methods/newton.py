@@ -52,7 +52,7 @@ class _Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Newton:
-    """Newton's steps where all members are normals with a diagonal covariance; else a descent.
+    """Newton's steps for normals of diagonal, and for one of full covariance; else a descent.
 
     Args:
         otherwise: What is done with other families, and with more than ``MOST_LATENTS`` latents.

@@ -25,7 +25,7 @@ class NonPrivate:
         num_local_steps: Optimiser steps a visit, on all of the client's records.
         optimizer: Any optax optimiser, whose state starts afresh at every visit, or
             :class:`NaturalGradient`. ``None`` is Newton's steps, which know how latents depend on
-            each other; Adam for other guides than independent normals and more than 256 latents.
+            each other; Adam for other guides than normals and for more than 256 latents.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
             else 10 draws.
         microbatch_size: The most records of a client that are computed at once, which bounds memory
