@@ -152,7 +152,8 @@ class TestRuns:
         assert str(result.status).startswith(
             "All 160 rounds ran, but the posterior has not settled: rounds are small and many"
         )
-        assert "Write num_rounds=640; or center the data's columns" in str(result.status)
+        assert "guide=AutoMultivariateNormal(model)" in str(result.status)
+        assert "num_rounds=640; or center the data's columns" in str(result.status)
 
     def test_a_number_of_rounds_is_exact(self):
         data = columns(5.0)
