@@ -380,8 +380,9 @@ def test_the_method_that_was_recommended_for_the_first_budget_stays(path, monkey
         return original(*args, **kwargs)
 
     monkeypatch.setattr(recommendation, "recommend", recommended)
-    begin(path, method=None)
-    result = go_on(path, method=None)
+    with dry_rounds():
+        begin(path, method=None)
+        result = go_on(path, method=None)
     assert asked == [SMALL, SMALL]
     with pytest.raises(ValueError, match="is of a run with another data shape"):
         go_on(path, method=None, clients=4)
