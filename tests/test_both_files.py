@@ -1,5 +1,6 @@
 """A checkpoint and a ledger file together: resumes, copies, shared budgets, schedules, Ctrl-C."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -326,11 +327,12 @@ class TestSchedules:
             asked.clear()
             synchronous = (lambda n, of: schedule(n, of).T) if trusted else schedule
             method = dppvi.VirtualClients(num_shards=2, num_local_steps=1) if trusted else None
-            result = one_file.run(
-                schedule=synchronous,
-                trusted_aggregator=trusted,
-                **({"method": method} if method else {}),
-            )
+            with contextlib.nullcontext() if trusted else dry_rounds():
+                result = one_file.run(
+                    schedule=synchronous,
+                    trusted_aggregator=trusted,
+                    **({"method": method} if method else {}),
+                )
             assert asked == list(range(NUM_ROUNDS))
         dppvi.diagnose(result, num_replays=2)
         assert asked == list(range(NUM_ROUNDS))
@@ -338,15 +340,17 @@ class TestSchedules:
     @pytest.mark.parametrize("seed", range(4))
     def test_who_releases_is_who_is_charged(self, seed, monkeypatch):
         """The groups that the compiled round gets, against what the ledger says."""
-        visited, computed = np.zeros(NUM_CLIENTS, int), rounds.run_round
-
-        def watched(problem, params, before, shards, groups, keys, drawn):
-            np.add.at(visited, np.asarray(groups).ravel(), 1)
-            return computed(problem, params, before, shards, groups, keys, drawn)
-
-        monkeypatch.setattr(rounds, "run_round", watched)
+        visited = np.zeros(NUM_CLIENTS, int)
         rng = np.random.default_rng(seed)
-        result = one_file.run(schedule=lambda number, of: rng.choice(of, (2, 1)))
+        with dry_rounds(), monkeypatch.context() as patch:
+            computed = rounds.run_round
+
+            def watched(problem, params, before, shards, groups, keys, drawn):
+                np.add.at(visited, np.asarray(groups).ravel(), 1)
+                return computed(problem, params, before, shards, groups, keys, drawn)
+
+            patch.setattr(rounds, "run_round", watched)
+            result = one_file.run(schedule=lambda number, of: rng.choice(of, (2, 1)))
         charges = [
             sum(count for _, count in result.ledger.composition(m)) for m in range(NUM_CLIENTS)
         ]
@@ -359,7 +363,8 @@ class TestSchedules:
             answer[:] = number % num_clients
             return answer
 
-        result = one_file.run(schedule=schedule)
+        with dry_rounds():
+            result = one_file.run(schedule=schedule)
         assert [groups.tolist() for groups in result.run.groups] == [[[0]], [[1]], [[2]]]
         assert [client.num_visits for client in result.plan.clients] == [1, 1, 1]
 

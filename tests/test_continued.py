@@ -17,6 +17,7 @@ from numpyro_dppvi import _files
 from numpyro_dppvi.analysis import plots, replay
 from numpyro_dppvi.privacy import BudgetExceededError, LedgerFile, SecretKeys, statement_schema
 from numpyro_dppvi.protocol import recommendation
+from tests.dry import dry_rounds
 from tests.grids import grid
 from tests.privacy.test_plan_and_statement import faults
 from tests.test_checkpoint import (
@@ -335,7 +336,8 @@ class TestRefusals:
             go_on(ended, method=dppvi.GlobalVI(), trusted_aggregator=True, budget=SMALL)
 
     def test_with_privacy_what_had_none(self, path):
-        begin(path, method=dppvi.NonPrivate(num_local_steps=1), budget=None)
+        with dry_rounds():
+            begin(path, method=dppvi.NonPrivate(num_local_steps=1), budget=None)
         with pytest.raises(ValueError, match="is of a run with another method"):
             go_on(path)
 
@@ -378,8 +380,9 @@ def test_the_method_that_was_recommended_for_the_first_budget_stays(path, monkey
         return original(*args, **kwargs)
 
     monkeypatch.setattr(recommendation, "recommend", recommended)
-    begin(path, method=None)
-    result = go_on(path, method=None)
+    with dry_rounds():
+        begin(path, method=None)
+        result = go_on(path, method=None)
     assert asked == [SMALL, SMALL]
     with pytest.raises(ValueError, match="is of a run with another data shape"):
         go_on(path, method=None, clients=4)

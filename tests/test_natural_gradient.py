@@ -14,6 +14,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import families
 from numpyro_dppvi.families import factors
+from tests.dry import dry_rounds
 from tests.grids import grid
 
 EXACT = dppvi.NaturalGradient(location_rate=1.0, ridge=0.0)
@@ -230,7 +231,7 @@ class TestUnsafe:
     def fit(self, method=local, budget=budget, **options):
         data = {"y": np.zeros(12)}
         key, settings = jax.random.key(0), {"num_rounds": 1, "clients": 2, **options}
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as told, dry_rounds():
             warnings.simplefilter("always")
             dppvi.fit(
                 normal_mean, None, data, rng_key=key, method=method, budget=budget, **settings

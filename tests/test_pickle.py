@@ -21,7 +21,7 @@ SECRET = 12.345678901  # in every record
 
 def model(y, num_groups):
     mean = numpyro.sample("mean", dist.Normal(0, 1).expand([num_groups]).to_event(1))
-    spread = numpyro.sample("spread", dist.HalfNormal(1))
+    spread = numpyro.sample("spread", dist.LogNormal(0, 1))
     with numpyro.plate("records", y.shape[0]):
         numpyro.sample("y", dist.Normal(mean[0], spread), obs=y)
 

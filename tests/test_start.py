@@ -14,6 +14,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import replay
+from tests.dry import dry_rounds
 from tests.grids import grid
 
 PRIOR_LOC, PRIOR_SCALE, NOISE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7]), 1.7
@@ -265,8 +266,9 @@ def test_global_vi_begins_there_and_ends_at_the_posterior(x64):
 def test_a_checkpoint_of_another_start_is_refused(tmp_path):
     path = tmp_path / "run.npz"
     run = functools.partial(fit, method=dppvi.NonPrivate(1), num_rounds=2, checkpoint=path)
-    done = run()
-    resumed = run()
+    with dry_rounds():
+        done = run()
+        resumed = run()
     for old, new in zip(
         jax.tree.leaves(done.state.natural), jax.tree.leaves(resumed.state.natural), strict=True
     ):
@@ -306,15 +308,16 @@ class TestWidePriors:
 
         options = {"num_rounds": 2, "progress_bar": False, **changes}
         options["budget"] = dppvi.PrivacyBudget(1.0)
-        return dppvi.fit(
-            model,
-            None,
-            {"y": np.zeros(60)},
-            rng_key=jax.random.key(0),
-            clients=2,
-            method=method or dppvi.DPOptimization(num_local_steps=1),
-            **options,
-        )
+        with dry_rounds():
+            return dppvi.fit(
+                model,
+                None,
+                {"y": np.zeros(60)},
+                rng_key=jax.random.key(0),
+                clients=2,
+                method=method or dppvi.DPOptimization(num_local_steps=1),
+                **options,
+            )
 
     def test_plan_and_statement_say_so(self):
         words = "the prior of latent 'mu' has a standard deviation of 1e\\+03 on the unconstrained"

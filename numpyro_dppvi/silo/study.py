@@ -5,6 +5,7 @@ of it is ever sent, so that no message can change what a hospital computes or ho
 adds.
 """
 
+import functools
 import hashlib
 import os
 import sys
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi import _disk, _validate
-from numpyro_dppvi._typing import Model, PRNGKey
+from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.noisy_gradients import DPOptimization
 from numpyro_dppvi.methods.values import AnyMethod
@@ -29,6 +30,7 @@ from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, SecretKeys
 from numpyro_dppvi.protocol import algorithm, client, planning, rounds, schedules, server
 from numpyro_dppvi.protocol.algorithm import Assembly
 from numpyro_dppvi.protocol.planning import RunSpec
+from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundState
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.silo.messages import Form
@@ -384,24 +386,28 @@ def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity
     problem = assembly.problem
     any_q = problem.family.natural(problem.family.standard())
     begin = any_q if assembly.init_scale is not None else None
-
-    # All arrays are arguments: what is compiled elsewhere is traced here, and must see that it is.
-    def sent_and_released(records: Any, params: Any, any_q: Any, begin: Any) -> tuple[Any, ...]:
-        # A client's request and release are traced once, with shapes alone, to know what arrays
-        # messages have.
-        state = rounds.first_state(problem, params, any_q, begin, asynchronous=False)
-        key, q = jax.random.key(0), state.server.natural
-        asked = server.request(problem, params, state.server, q, 0, key)
-        mine, kept = jax.tree.map(lambda leaf: leaf[0], (params.clients, state.clients))
-        count = jnp.asarray(capacity)
-        outcome = client.respond(problem, mine, kept, asked, records, count, key)
-        return asked.q, asked.factor, asked.told, outcome.release
-
-    shapes = jax.eval_shape(
-        sent_and_released,
+    shapes = _sent_and_released.eval_shape(
+        problem,
         {name: jax.ShapeDtypeStruct((capacity, *r.shape), r.dtype) for name, r in rows.items()},
-        *(assembly.params, any_q, begin),
+        assembly.params,
+        any_q,
+        begin,
     )
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     q, factor, told, value = zeros
     return Form(q, factor, told, value, share=np.zeros((), jax.dtypes.canonicalize_dtype(float)))
+
+
+# Never run; traced once for all servers and gateways of a process whose problems are equal.
+@functools.partial(jax.jit, static_argnums=0)
+def _sent_and_released(
+    problem: Problem, records: dict[str, Array], params: RoundParams, any_q: Natural, begin: Any
+) -> tuple[Any, ...]:
+    """A client's request and release, of which only the shapes are asked for."""
+    state = rounds.first_state(problem, params, any_q, begin, asynchronous=False)
+    key, q = jax.random.key(0), state.server.natural
+    asked = server.request(problem, params, state.server, q, 0, key)
+    mine, kept = jax.tree.map(lambda leaf: leaf[0], (params.clients, state.clients))
+    count = jnp.asarray(next(iter(records.values())).shape[0])
+    outcome = client.respond(problem, mine, kept, asked, records, count, key)
+    return asked.q, asked.factor, asked.told, outcome.release

@@ -415,14 +415,15 @@ class TestFit:
     @pytest.mark.parametrize("method", [None, dppvi.VirtualClients(2), dppvi.GlobalVI()])
     def test_every_round_is_on_the_disk_before_it_runs(self, path, method, monkeypatch):
         counted = []
-        step = rounds.run_round
 
         def watched(*arguments):
             counted.append(len(LedgerFile(path).open(Ledger((PrivacyBudget(1.0),) * 2)).entries))
             return step(*arguments)
 
-        monkeypatch.setattr(rounds, "run_round", watched)
-        result = fit(path, method, trusted_aggregator=isinstance(method, dppvi.GlobalVI))
+        with dry_rounds(), monkeypatch.context() as patch:
+            step = rounds.run_round
+            patch.setattr(rounds, "run_round", watched)
+            result = fit(path, method, trusted_aggregator=isinstance(method, dppvi.GlobalVI))
         assert counted == [2, 4]
         assert len(result.ledger.entries) == 4
 
