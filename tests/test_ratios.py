@@ -112,7 +112,7 @@ def test_columns_about_zero_are_not_looked_at():
     octaves = np.clip(np.floor(np.log2(np.abs(rng.normal(size=(3, 2000))))) + 20, 0, BINS - 1)
     counts = (octaves[:, :, None] == np.arange(BINS)).sum(axis=1).astype(np.float32)
     ones = np.where(np.arange(BINS) == 20, 2000.0, 0)
-    args = (jnp.asarray(np.vstack([ones, counts])), jnp.zeros(()), jnp.asarray(2000.0))
+    args = (jnp.asarray(np.vstack([ones, counts])), jnp.asarray(2000.0))
     assert np.all(ratios.first(jnp.ones(4), *args).step == 0)
     args = (jnp.asarray(np.vstack([ones, counts[:2], ones])), *args[1:])
     assert np.array_equal(np.asarray(ratios.first(jnp.ones(4), *args).step) > 0, [1, 0, 0, 1])

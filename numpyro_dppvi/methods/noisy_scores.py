@@ -52,6 +52,7 @@ _CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and
 _ALONE = 2.0  # an axis is taken for seen if it stands out by so many deviations of noise
 _PAIR = 3.0  # the same for a pair of columns, if these are few
 _LOOK_SHARE = 0.4  # of a visit's squared norm, where columns far from zero are looked for
+_DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -202,7 +203,7 @@ def _look(memory: Memory, visits: Array) -> Look:
     """Where a client looks for columns far from zero, at its second visit and perhaps its third."""
     known = memory.ratios
     looks = (
-        ratios.first(_scales(memory), memory.counts, jnp.sqrt(memory.counts_var), memory.counted),
+        ratios.first(_scales(memory), memory.counts, memory.counted),
         ratios.second(known),
         known.look,
     )
@@ -590,17 +591,22 @@ def _factors(
     half = (turn * (p / jnp.sqrt(p**2 + size))) @ turn.T
     known = axes.known(memory.score_known[places])
     here = memory.loc / sd
+    responses, ways = _responses(memory, axes)
+    responses = jnp.where(noise_aware, responses, 1)
+    response = (ways * responses) @ ways.T
     # Each client's own maximum, by one Newton step.
-    own = here + memory.score[places] @ axes.white @ axes.white.T / num_records[:, None]
+    own = memory.score[places] @ axes.white / num_records[:, None]
+    own = here + own @ (ways / responses) @ ways.T @ axes.white.T
 
     def naturals(middle: Array) -> NormalNatural:
         """Factors, given about where the posterior's mean is."""
-        # In white coordinates A = n level, so that A (A + Sigma)^-1 A is n^2 (n / level + V)^-1 for
-        # scores over the level with error V, and with K = V^-1 it is n^2 (1 + K n / level)^-1 K.
+        # In white coordinates A = n level R with the response R, which is about the identity, so
+        # that A (A + Sigma)^-1 A is n R (n R / level + V)^-1 n R for scores over the level with
+        # error V, and with K = V^-1 the middle is (1 + K n R / level)^-1 K.
         error = _error(memory, axes, middle - here, num_records)
-        amount = num_records[:, None, None] / memory.level * jnp.eye(size) + error
-        amount = jnp.linalg.solve(jnp.eye(size) + known @ amount, known)
-        amount = num_records[:, None, None] ** 2 * (half @ _symmetric(amount) @ half)
+        slope = num_records[:, None, None] * response
+        amount = jnp.linalg.solve(jnp.eye(size) + known @ (slope / memory.level + error), known)
+        amount = half @ slope @ _symmetric(amount) @ slope @ half
         if not noise_aware:  # the limit of the same without noise, A, once there are scores
             scored = jnp.any(memory.score_known[places] != 0, axis=(1, 2))
             exact = jnp.where(scored, num_records * memory.level, 0)
@@ -630,18 +636,43 @@ def _factors(
     return Natural({name: change}), middle * sd
 
 
-def _coordinates(shape: Array) -> _White:
-    """Coordinates in which the shape is the identity, one column after the other.
+def _responses(memory: Memory, axes: _White) -> tuple[Array, Array]:
+    """How strongly scores respond in ``axes``, as far as is sure: eigenvalues and eigenvectors.
 
-    By Cholesky's factors: an axis is what a column has beside those before it, so that columns keep
-    apart. Eigenvectors of the shape would mix what noise cannot tell from one another. First come
-    columns that have most in common, the intercept and those far from zero: what little they have
-    of their own would drown in the noise of others that were taken off them.
+    By 1, if the shape is right. It may not be among latents whose records have about one scale: of
+    columns far from zero, what is left beside the intercept can have so little information that
+    noise hides from the shape that it is small. If it is believed to be large, scores that say
+    nothing seem to say that all is well, and intervals are many times too narrow. So these respond
+    by no more than what was seen, noise and all.
+    """
+    alike = ratios.narrow(memory.counts, memory.counted)
+    alike = jnp.where(alike & (jnp.sum(alike) > 1), 1.0, 0.0)[_order(memory.shape)]
+    among = alike[:, None] * alike * axes.information(memory.seen)
+    values, vectors = jnp.linalg.eigh(among + jnp.diag(1 - alike))
+    return jnp.clip(values, _DOUBTED, 1), vectors
+
+
+def _order(shape: Array) -> Array:
+    """Latents in the order in which coordinates take them.
+
+    First come columns that have most in common, the intercept and those far from zero: what little
+    they have of their own would drown in the noise of others that were taken off them.
     """
     root = jnp.sqrt(jnp.diagonal(shape))
     alike = shape / (root[:, None] * root)  # correlations, which are well scaled
     # The diagonal of the fourth power weighs eigenvectors by their eigenvalues' fourth powers.
-    order = jnp.argsort(-jnp.sum((alike @ alike) ** 2, axis=1))
+    return jnp.argsort(-jnp.sum((alike @ alike) ** 2, axis=1))
+
+
+def _coordinates(shape: Array) -> _White:
+    """Coordinates in which the shape is the identity, one column after the other.
+
+    By Cholesky's factors: an axis is what a column has beside those before it, so that columns keep
+    apart. Eigenvectors of the shape would mix what noise cannot tell from one another.
+    """
+    root = jnp.sqrt(jnp.diagonal(shape))
+    order = _order(shape)
+    alike = shape / (root[:, None] * root)
     # What is added is more than rounding, which makes no direction's information negative.
     rounding = 3 * len(root) * float(np.finfo(shape.dtype).eps)
     eye = jnp.eye(len(root))

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from numpyro_dppvi._typing import Array
 
 BINS = 44
-_NARROW = 0.9  # what two octaves have to hold of a latent that is looked at
+_NARROW = 0.8  # what two octaves have to hold of a latent that is looked at
 _STEPS = (0.1, 0.005)  # widths of bins at the first and the second look
 _SPREADS = (0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # that are looked for, in bins
-_SEEN = 4.0  # a ratio is taken for seen if it stands out by so many deviations of noise
-_MASS = 0.6  # and if so many of the records have it
-_WIDE = 0.15  # and if it spreads no further
+_SEEN = 3.0  # a ratio is taken for seen if it stands out by so many deviations of noise
+_MASS = 0.55  # and if so many of the records have it
+_WIDE = 0.35  # and if it spreads no further, in units of its mean
 _CLOSE = 0.06  # what spreads less is looked at once more
 _MISFIT = 0.03  # of the records: what a histogram may differ from a normal one
 
@@ -77,7 +77,7 @@ def nothing(size: int) -> Ratios:
         zero,
         zero,
         none,
-        jnp.full(size, jnp.inf),
+        none + jnp.inf,
     )
 
 
@@ -105,18 +105,20 @@ def place(look: Look, scores: Array) -> Array:
     return jnp.where(look.step > 0, bins, -1)
 
 
-def first(scales: Array, counts: Array, std: Array, counted: Array) -> Look:
+def first(scales: Array, counts: Array, counted: Array) -> Look:
     """The first look, after histograms of the records' scales by octaves.
 
     Args:
         scales: Information of each latent, in units of the prior.
         counts: Histograms of the records' scales.
-        std: Standard deviation of their noise.
         counted: Records in them.
     """
-    two = jnp.max(counts[:, 1:] + counts[:, :-1], axis=1)
-    narrow = two - std > _NARROW * counted
-    return _of(narrow, jnp.sqrt(scales), 0 * scales, _STEPS[0])
+    return _of(narrow(counts, counted), jnp.sqrt(scales), 0 * scales, _STEPS[0])
+
+
+def narrow(counts: Array, counted: Array) -> Array:
+    """Latents whose records have about one scale, from histograms of scales by octaves."""
+    return jnp.max(counts[:, 1:] + counts[:, :-1], axis=1) > _NARROW * counted
 
 
 def second(known: Ratios) -> Look:
@@ -159,7 +161,7 @@ def found(known: Ratios) -> tuple[Array, Array]:
         (known.look.step > 0)
         & (jnp.max(fit, axis=1) > _SEEN * noise)
         & (mass > _MASS)
-        & (var < _WIDE**2)
+        & (var < (_WIDE * mean) ** 2)
         & (var < known.var)
     )
     return jnp.where(seen, mean, known.mean), jnp.where(seen, var, known.var)
