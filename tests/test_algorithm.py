@@ -284,6 +284,19 @@ def test_nothing_is_compiled_for_a_second_fit(method, caplog):
     assert programs(2, num_rounds=3, damping=0.2) == []
 
 
+@pytest.mark.parametrize("method", [dppvi.FisherScoring(), dppvi.VirtualClients(2)])
+def test_what_a_run_begins_with_is_typed_as_what_rounds_return(method):
+    """A weak type is a strong one after the first round, and the round is compiled again."""
+    X, y = logistic_data(20)
+    setting = {"method": method, "client_sizes": [10, 10]}
+    plan = dppvi.plan_privacy(budget=dppvi.PrivacyBudget(1.0), num_rounds=10, **setting)
+    state = dppvi.pvi(logistic, None, {"X": X, "y": y}, plan=plan, **setting).init(
+        jax.random.key(0)
+    )
+    leaves = jax.tree.leaves((state.server, state.clients))
+    assert not [leaf for leaf in leaves if jax.typeof(leaf).weak_type]
+
+
 def test_a_model_that_reads_something_changeable_is_read_again():
     y = np.random.default_rng(0).normal(size=(12, 2))
     settings = {"scale": 1.0, "offset": np.zeros(2)}
