@@ -160,6 +160,24 @@ def test_a_step_adds_its_error_to_what_scores_leave_unknown():
         assert not np.any(moved.score[1])
 
 
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_latents_of_one_scale_respond_by_no_more_than_was_seen(number):
+    """One such latent has no other that it could repeat; two or more claim what they show."""
+    rng = np.random.default_rng(5)
+    histograms = np.full((SIZE, noisy_scores.BINS), 1000 / noisy_scores.BINS)
+    histograms[:number] = np.where(np.arange(noisy_scores.BINS) == 20, 1000, 0)
+    seen = np.eye(SIZE) + 0.2 * noise(rng)
+    memory = remembered(shape=np.eye(SIZE), seen=seen, counts=histograms, counted=1000.0)
+    values, vectors = noisy_scores._responses(memory, coordinates(memory.shape))
+    found = np.asarray((vectors * values) @ vectors.T)
+    expected = np.eye(SIZE)
+    if number > 1:
+        inside, turn = np.linalg.eigh(seen[:number, :number])
+        inside = np.clip(inside, noisy_scores._DOUBTED, 1)
+        expected[:number, :number] = (turn * inside) @ turn.T
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 def counts(x, y, width):
     w = numpyro.sample("w", dist.Normal(0, width).to_event(1))
     with numpyro.plate("records", x.shape[0]):
@@ -167,12 +185,16 @@ def counts(x, y, width):
 
 
 @pytest.mark.slow
-def test_intervals_cover_in_raw_units():
-    """Of 3 weights in 20 studies, 90 % intervals cover 48 or more of 60 but once in 200 times."""
+@pytest.mark.parametrize(("size", "seeds"), [(3000, 20), (900, 40)])
+def test_intervals_cover_in_raw_units(size, seeds):
+    """Of 3 weights in 20 studies, 90 % intervals cover 48 or more of 60 but once in 200 times.
+
+    With 900 records the same share of 120; on these seeds nothing was chosen.
+    """
     covered = 0
-    for seed in range(20):
+    for seed in range(seeds):
         rng = np.random.default_rng(seed)
-        x = np.column_stack([np.ones(3000), rng.normal([60, 120], [15, 20], size=(3000, 2))])
+        x = np.column_stack([np.ones(size), rng.normal([60, 120], [15, 20], size=(size, 2))])
         x = x.astype(np.float32)
         slopes = 0.4 * rng.normal(size=2) / [15, 20]
         truth = np.array([0.5 * rng.normal() - slopes @ [60, 120], *slopes])
@@ -190,4 +212,4 @@ def test_intervals_cover_in_raw_units():
         )
         off = np.abs(result.posterior.mean["w"] - truth) / result.posterior.stddev["w"]
         covered += int(np.sum(off < norm.ppf(0.95)))
-    assert covered >= 48
+    assert covered >= 0.8 * 3 * seeds
