@@ -47,9 +47,7 @@ def rounding_norm(num_entries: int) -> float:
     return float(num_entries**0.5 * (4 / 3) * 2.0 ** -(_ENTRY_BITS + 1))
 
 
-def squared_norms(
-    leaves: Sequence[Array | LowerProduct | LayerProduct], dtype: jnp.dtype
-) -> Array:
+def squared_norms(leaves: Sequence[Array | LowerProduct | LayerProduct], dtype: jnp.dtype) -> Array:
     """Joint squared norms of vectors, given with one leading axis, added up in 64 bits.
 
     In 32 bits the compiler may add up some rows' squares in another order than others', so that a
@@ -57,7 +55,6 @@ def squared_norms(
     changes a sum by 10^-16, which hardly ever shows once it is rounded.
     """
     with jax.enable_x64(True):
-
 
         def of_leaf(leaf: Array | LowerProduct | LayerProduct) -> Array:
             if isinstance(leaf, LowerProduct):
@@ -110,17 +107,21 @@ def squared_norms_of_layers(products: LayerProduct, dtype: jnp.dtype) -> Array:
 
 
 def _squared_norms_of_weighted(left: Array, right: Array, weights: Array) -> Array:
-    # Each array of its own is what the compiler makes a fast loop of.
+    # Eight rows of entries after eight. Nothing is carried along, and each array is one of its own:
+    # of such loops the compiler makes fast ones.
     rights = jax.lax.optimization_barrier([right[:, m] for m in range(right.shape[1])])
+    rows = _in_eights(left.T), [_in_eights(weight) for weight in weights]
 
-    def add(total: Array, row: tuple[Array, list[Array]]) -> tuple[Array, None]:
-        mine, weight = row
-        entries = mine[:, None] * _weighted(weight, rights)
-        return total + entries.astype(jnp.float64) ** 2, None
+    def of_eight(carry: None, eight: Any) -> tuple[None, Array]:
+        mine, weights = jax.lax.optimization_barrier(eight)
+        entries = [
+            mine[k][:, None] * _weighted([weight[k] for weight in weights], rights)
+            for k in range(ROWS_PER_BLOCK)
+        ]
+        return carry, functools.reduce(jnp.add, [each.astype(jnp.float64) ** 2 for each in entries])
 
-    rows = jax.lax.optimization_barrier((left.T, list(weights)))
-    zeros = jnp.zeros((right.shape[0], right.shape[2]), jnp.float64)
-    total = jnp.sum(jax.lax.scan(add, zeros, rows)[0], axis=1)
+    squares = jax.lax.scan(of_eight, None, jax.lax.optimization_barrier(rows))[1]
+    total = jnp.sum(jnp.sum(squares, axis=0), axis=1)
     # An entry is a sum of m products. When it is computed anew, rounded otherwise, it moves by up
     # to m + 3 roundings of their absolute values' sum, which is far more than the entry where they
     # cancel. With |w_mij| <= w_ij that sum is at most w_ij sum_m |right_mj|.
@@ -229,20 +230,18 @@ def total_of_rounded_layers(products: LayerProduct, grid: Grid) -> Array:
     if weights is None:
         weights = jnp.ones((1, left.shape[1], right.shape[2]), left.dtype)
     eights = [_in_eights(left), *(_in_eights(right[:, m]) for m in range(right.shape[1]))]
-    # Each array of its own is what the compiler makes a fast loop of.
     every = jax.lax.optimization_barrier(list(weights))
 
-    def add(total: Array, eight: list[list[Array]]) -> tuple[Array, None]:
+    def of_eight(carry: None, eight: list[list[Array]]) -> tuple[None, Array]:
         lefts, *rights = jax.lax.optimization_barrier(eight)
         each = [
             jnp.round(lefts[k][:, None] * _weighted(every, [right[k] for right in rights]))
             for k in range(ROWS_PER_BLOCK)
         ]
-        return total + functools.reduce(jnp.add, each).astype(jnp.float64), None
+        return carry, functools.reduce(jnp.add, each)
 
-    with jax.enable_x64(True):
-        zeros = jnp.zeros(weights.shape[1:], jnp.float64)
-        return jax.lax.scan(add, zeros, eights)[0] * grid.unit
+    blocks = jax.lax.optimization_barrier(jax.lax.scan(of_eight, None, eights)[1])
+    return weighted_total(blocks, grid.unit)
 
 
 def _in_eights(rows: Array) -> list[Array]:
