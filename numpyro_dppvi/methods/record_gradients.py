@@ -134,7 +134,7 @@ def _draw_by_draw(
     rows: Rows,
 ) -> Gradient:
     """From gradients at draws, which are added up; but for those in first layers' weights."""
-    num_draws = len(jax.tree.leaves(draws)[0])
+    share = 1 / len(jax.tree.leaves(draws)[0])
     rest = MeanField(
         tuple(member for member in family.members if member[0] not in layers.names), family.shared
     )
@@ -147,9 +147,9 @@ def _draw_by_draw(
         products = jax.vmap(layers.products, (None, 0))(base, rows)
         gradient = jax.vmap(jax.grad(loss, argnums=(0, 1)), (0, None, 0))
         behind, gradients = gradient(products, _without(layers.names, base), rows)
-        across = jax.tree.map(lambda leaf: leaf / num_draws, _without(layers.names, noise))
+        across = jax.tree.map(lambda leaf: share * leaf, _without(layers.names, noise))
         gradient_of = jax.vmap(rest.linear_gradient, (None, 0, None, None))
-        return laid_out(Gradient(gradient_of(at, gradients, 1 / num_draws, across))), behind
+        return laid_out(Gradient(gradient_of(at, gradients, share, across))), behind
 
     def add(total: Gradient, draw: Draws) -> tuple[Gradient, Rows]:
         mine, behind = of_draw(draw)
