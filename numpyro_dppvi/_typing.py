@@ -1,9 +1,10 @@
-"""Shape and value aliases shared by every module, and one shape that arrays do not have."""
+"""Shape and value aliases shared by every module, and shapes that arrays do not have."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NewType, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Array: TypeAlias = jax.Array
@@ -53,3 +54,24 @@ class LowerProduct(NamedTuple):
         """The entries, shape ``(..., n (n - 1) / 2)``."""
         rows, columns = np.tril_indices(self.left.shape[-1], -1)
         return self.left[..., rows] * self.right[..., columns]
+
+
+class LayerProduct(NamedTuple):
+    """Entries ``left_i (sum over m of weights_mij right_mj)``, which need not be laid out.
+
+    Attributes:
+        left: Of shape ``(..., n)``.
+        right: Of shape ``(..., m, k)``.
+        weights: Of shape ``(m, n, k)``, the same for all leading axes; ``None`` for ones, with m=1.
+    """
+
+    left: Array
+    right: Array
+    weights: Array | None
+
+    def laid_out(self) -> Array:
+        """The entries, shape ``(..., n, k)``."""
+        if self.weights is None:
+            return self.left[..., :, None] * self.right
+        sums = jnp.sum(self.weights * self.right[..., :, None, :], axis=-3)
+        return self.left[..., :, None] * sums

@@ -11,17 +11,10 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import (
-    ClosedJaxpr,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Var,
-    jaxpr_as_fun,
-    subjaxprs,
-)
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from numpyro_dppvi._typing import Array
+from numpyro_dppvi.latents import programs
 
 # Primitives that are linear jointly in all inputs; in the first input, if the others do not depend
 # on latents; and in either of two inputs, if the other does not depend on latents.
@@ -66,23 +59,15 @@ def scalar_predictor(
     """
     # A cut at variable v is valid if v is an affine scalar function of the latents and nothing
     # after it depends on the latents except through v. The first such v is taken.
-    # A loop's body is a program of its own, which this does not look into; draws serve there.
-    if _loops(jax.make_jaxpr(log_likelihood)(base, row).jaxpr):
+    program = programs.traced(log_likelihood, base, row)
+    if program is None:  # draws serve there
         return None
-    with jax.disable_jit():  # inlines inner jit calls (and would unroll loops)
-        program = jax.make_jaxpr(log_likelihood)(base, row)
     places = {"base": len(jax.tree.leaves(base)), "row": len(jax.tree.leaves(row))}
     latents = program.jaxpr.invars[: places["base"]]
     for cut in _affine_scalars(program, latents):
         if not _depends(program, latents, cut):
             return _split(program, places["base"], cut)
     return None
-
-
-def _loops(jaxpr: Jaxpr) -> bool:
-    """Whether a program has loops or branches, at any depth."""
-    names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    return bool(names & {"scan", "while", "cond"}) or any(map(_loops, subjaxprs(jaxpr)))
 
 
 def _affine_scalars(program: ClosedJaxpr, latents: Sequence[Var]) -> list[Var]:
@@ -93,10 +78,10 @@ def _affine_scalars(program: ClosedJaxpr, latents: Sequence[Var]) -> list[Var]:
     nonlinear: set[Any] = set()
     found = []
     for eqn in program.jaxpr.eqns:
-        knowing = [_in(v, affine) or _in(v, nonlinear) for v in eqn.invars]
+        knowing = [programs.among(v, affine) or programs.among(v, nonlinear) for v in eqn.invars]
         if not any(knowing):
             continue
-        if any(_in(v, nonlinear) for v in eqn.invars) or not _is_linear(eqn, knowing):
+        if any(programs.among(v, nonlinear) for v in eqn.invars) or not _is_linear(eqn, knowing):
             nonlinear.update(eqn.outvars)
             continue
         affine.update(eqn.outvars)
@@ -125,21 +110,16 @@ def _depends(program: ClosedJaxpr, latents: Sequence[Var], cut: Var) -> bool:
     # reached with that path closed, ``cut`` does not split it.
     knowing = set(latents)
     for eqn in program.jaxpr.eqns:
-        if any(_in(v, knowing) for v in eqn.invars):
+        if any(programs.among(v, knowing) for v in eqn.invars):
             knowing.update(v for v in eqn.outvars if v is not cut)
-    return any(_in(v, knowing) for v in program.jaxpr.outvars)
-
-
-def _in(value: Any, values: set[Var]) -> bool:
-    # Literals cannot be hashed, and depend on nothing.
-    return not isinstance(value, Literal) and value in values
+    return any(programs.among(v, knowing) for v in program.jaxpr.outvars)
 
 
 def _split(program: ClosedJaxpr, num_latents: int, cut: Var) -> Predictor:
     shape = cut.aval.shape  # type: ignore[attr-defined]
     inputs = program.jaxpr.invars
-    first = _part(program, inputs, cut)
-    second = _part(program, [cut, *inputs[num_latents:]], program.jaxpr.outvars[0])
+    first = programs.part(program, inputs, cut)
+    second = programs.part(program, [cut, *inputs[num_latents:]], program.jaxpr.outvars[0])
 
     def value(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
         # Leaves in the order in which the program was traced: base, then row.
@@ -151,25 +131,3 @@ def _split(program: ClosedJaxpr, num_latents: int, cut: Var) -> Predictor:
         return density
 
     return Predictor(value, log_likelihood)
-
-
-def _part(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> Callable[..., list[Array]]:
-    """The part of a program that computes one variable from others, as a function."""
-    # Walk backwards from the wanted variable and keep the equations that it needs, stopping at the
-    # inputs.
-    known, needed = set(inputs), {wanted}
-    steps = []
-    for eqn in reversed(program.jaxpr.eqns):
-        if any(v in needed and v not in known for v in eqn.outvars):
-            steps.append(eqn)
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-    named = program.jaxpr.debug_info._replace(
-        arg_names=("value",) * len(inputs), result_paths=("result",)
-    )
-    part = program.jaxpr.replace(
-        invars=list(inputs), outvars=[wanted], eqns=steps[::-1], debug_info=named
-    )
-    run = jaxpr_as_fun(ClosedJaxpr(part, program.consts))
-    # A traced program takes exactly the dtypes it was traced with.
-    dtypes = [v.aval.dtype for v in inputs]  # type: ignore[attr-defined]
-    return lambda *values: run(*map(jnp.asarray, values, dtypes))

@@ -20,6 +20,7 @@ from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
 from numpyro_dppvi.latents.fingerprint import evaluated, fingerprint
+from numpyro_dppvi.latents.layers import FirstLayers, first_layers
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
 from numpyro_dppvi.latents.refusals import (
@@ -179,11 +180,31 @@ class LatentSpace:
             values, row = given
             return self.log_likelihood({**self.constrain(base), **values}, row)
 
-        rest = [latent for latent in self.latents if not latent.is_discrete]
-        base = {latent.name: jnp.zeros(latent.base_shape) for latent in rest}
+        base = self._continuous_zeros
         discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
         given = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (discrete, dict(self.row)))
         return scalar_predictor(of_base, base, given)
+
+    @functools.cached_property
+    def first_layers(self) -> FirstLayers | None:
+        """Products of a record's values with latents, if there are any; without discrete latents.
+
+        Their functions take unconstrained latents and a row.
+        """
+
+        def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+            return self.log_likelihood(self.constrain(base), row)
+
+        if any(latent.is_discrete for latent in self.latents):
+            return None
+        row = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.row.items()}
+        return first_layers(of_base, self._continuous_zeros, row)
+
+    @property
+    def _continuous_zeros(self) -> dict[str, Array]:
+        """Base values of the continuous latents."""
+        rest = [latent for latent in self.latents if not latent.is_discrete]
+        return {latent.name: jnp.zeros(latent.base_shape) for latent in rest}
 
     @functools.cached_property
     def can_draw(self) -> bool:

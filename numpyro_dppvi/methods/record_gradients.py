@@ -7,14 +7,23 @@ all it takes is two products of its slope a, and what they are multiplied by.
 """
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, Coordinates, Gradient, LowerProduct, PRNGKey, PyTree
-from numpyro_dppvi.families import MeanField
+from numpyro_dppvi._typing import (
+    Array,
+    Coordinates,
+    Gradient,
+    LayerProduct,
+    LowerProduct,
+    PRNGKey,
+    PyTree,
+)
+from numpyro_dppvi.families import DiagonalNormal, MeanField, NormalCoordinates
 from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.latents.layers import FirstLayers
 from numpyro_dppvi.latents.predictor import Predictor
 from numpyro_dppvi.methods import objective
 from numpyro_dppvi.methods.objective import Expectation, GaussHermite, MonteCarlo
@@ -57,7 +66,8 @@ def of_rows(
         points = rule(rng_key, family, coordinates)
         noise = family.by_member(rule(rng_key, family, family.standard()))
         if predictor is None:
-            return _draw_by_draw(space, family, coordinates, (points, noise), rows)
+            layers = _layers(space, family)
+            return _draw_by_draw(layers, family, coordinates, (points, noise), rows)
         return _by_draws(predictor, family, coordinates, (points, noise), rows)
 
     def of_row(row: Rows) -> Gradient:
@@ -117,41 +127,98 @@ def _derivatives(predictor: Predictor, values: Array, rows: Rows) -> Array:
 
 
 def _draw_by_draw(
-    space: LatentSpace,
+    layers: FirstLayers,
     family: MeanField,
     at: Coordinates,
     draws: Draws,
     rows: Rows,
 ) -> Gradient:
-    """From gradients at draws, which are added up."""
+    """From gradients at draws, which are added up; but for those in first layers' weights."""
     share = 1 / len(jax.tree.leaves(draws)[0])
+    rest = MeanField(
+        tuple(member for member in family.members if member[0] not in layers.names), family.shared
+    )
 
-    def loss(base: Mapping[str, Array], row: Rows) -> Array:
-        return -space.log_likelihood(space.constrain(base), row)
+    def loss(products: Rows, base: Mapping[str, Array], row: Rows) -> Array:
+        return -layers.log_likelihood(products, base, row)
 
-    def of_draw(draw: Draws) -> Gradient:
+    def of_draw(draw: Draws) -> tuple[Gradient, Rows]:
         base, noise = draw
-        gradients = jax.vmap(jax.grad(loss), (None, 0))(base, rows)
-        across = jax.tree.map(lambda leaf: share * leaf, noise)
-        gradient_of = jax.vmap(family.linear_gradient, (None, 0, None, None))
-        return laid_out(Gradient(gradient_of(at, gradients, share, across)))
+        products = jax.vmap(layers.products, (None, 0))(base, rows)
+        gradient = jax.vmap(jax.grad(loss, argnums=(0, 1)), (0, None, 0))
+        behind, gradients = gradient(products, _without(layers.names, base), rows)
+        across = jax.tree.map(lambda leaf: share * leaf, _without(layers.names, noise))
+        gradient_of = jax.vmap(rest.linear_gradient, (None, 0, None, None))
+        return laid_out(Gradient(gradient_of(at, gradients, share, across))), behind
 
-    def add(total: Gradient, draw: Draws) -> tuple[Gradient, None]:
-        return jax.tree.map(jnp.add, total, of_draw(draw)), None
+    def add(total: Gradient, draw: Draws) -> tuple[Gradient, Rows]:
+        mine, behind = of_draw(draw)
+        return jax.tree.map(jnp.add, total, mine), behind
 
-    first = jax.tree.map(lambda leaf: leaf[0], draws)
-    rest = jax.tree.map(lambda leaf: leaf[1:], draws)
-    return jax.lax.scan(add, of_draw(first), rest, unroll=_DRAWS_AT_ONCE)[0]
+    first = of_draw(jax.tree.map(lambda leaf: leaf[0], draws))
+    others = jax.tree.map(lambda leaf: leaf[1:], draws)
+    total, behind = jax.lax.scan(add, first[0], others, unroll=_DRAWS_AT_ONCE)
+    behind = jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first[1], behind)
+    inputs = jax.vmap(layers.inputs)(rows)
+    of_layers = {
+        name: _of_layer(at[name], inputs[name], behind[name], draws[1][name])
+        for name in layers.names
+    }
+    return Gradient({name: {**total, **of_layers}[name] for name, _ in family.members})
+
+
+def _of_layer(
+    at: NormalCoordinates, inputs: Array, behind: Array, noise: Array
+) -> NormalCoordinates:
+    """Gradients in weights W = m + s z that records meet in a product x'W with their values x.
+
+    With d_k the gradient in the product at draw k, they are x times the mean of d_k in m, and s x
+    times the mean of z_k d_k in log s. The latter takes half as many products over pairs of draws
+    z and -z.
+
+    Args:
+        at: The weights' coordinates.
+        inputs: The records' values.
+        behind: Gradients in the products, draws first and records second.
+        noise: The draws' white noise; every second one is the one before it, mirrored.
+    """
+    mirrored = jnp.pad(behind[1::2], [(0, len(behind) % 2), *[(0, 0)] * (behind.ndim - 1)])
+    pairs = behind[::2] - mirrored
+    along, weights = jnp.mean(behind, axis=0), jnp.exp(at.log_scale) * noise[::2] / len(noise)
+    if behind.ndim == 2:
+        across = jnp.einsum("mr,mi->ri", pairs, weights, precision=jax.lax.Precision.HIGHEST)
+        return NormalCoordinates(inputs * along[:, None], inputs * across)
+    loc: Any = LayerProduct(inputs, along[:, None], None)
+    log_scale: Any = LayerProduct(inputs, jnp.moveaxis(pairs, 0, 1), weights)
+    return NormalCoordinates(loc, log_scale)
+
+
+def _without(names: frozenset[str], leaves: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: leaf for name, leaf in leaves.items() if name not in names}
+
+
+def _layers(space: LatentSpace, family: MeanField) -> FirstLayers:
+    """What of a model's first layers has latents that are independent normal."""
+    own = {name for name, of in family.members if isinstance(of, DiagonalNormal)}
+    found = space.first_layers
+    if found is not None and found.names <= own:
+        return found
+    return FirstLayers(
+        frozenset(),
+        lambda row: {},
+        lambda base, row: {},
+        lambda products, base, row: space.log_likelihood(space.constrain(base), row),
+    )
 
 
 def laid_out(gradients: Gradient) -> Gradient:
     """Gradients as arrays alone, in the coordinates' tree."""
 
     def is_product(leaf: object) -> bool:
-        return isinstance(leaf, LowerProduct)
+        return isinstance(leaf, LowerProduct | LayerProduct)
 
-    def as_array(leaf: Array | LowerProduct) -> Array:
-        return leaf.laid_out() if isinstance(leaf, LowerProduct) else leaf
+    def as_array(leaf: Array | LowerProduct | LayerProduct) -> Array:
+        return leaf.laid_out() if isinstance(leaf, LowerProduct | LayerProduct) else leaf
 
     return Gradient(jax.tree.map(as_array, gradients, is_leaf=is_product))
 
@@ -169,5 +236,15 @@ def floats_per_record(
     if family.is_normal and isinstance(rule, GaussHermite):
         return rule.num_nodes + size
     if family.is_normal and isinstance(rule, MonteCarlo):
-        return rule.num_draws + size if space.predictor is not None else 2 * size
+        if space.predictor is not None:
+            return rule.num_draws + size
+        return _floats_of_draws(_layers(space, family), rule.num_draws, coordinates)
     return objective.floats_per_record(space, family, expectation, rng_key, coordinates)
+
+
+def _floats_of_draws(layers: FirstLayers, num_draws: int, coordinates: Coordinates) -> int:
+    """Size of what :func:`_draw_by_draw` makes of a record."""
+    rest = sum(leaf.size for leaf in jax.tree.leaves(_without(layers.names, coordinates)))
+    shapes = [coordinates[name].loc.shape for name in layers.names]
+    # Gradients and their sum; of a layer, its input and products at every draw, pairs and squares.
+    return 2 * rest + sum(shape[0] + 4 * num_draws * sum(shape[1:]) for shape in shapes)

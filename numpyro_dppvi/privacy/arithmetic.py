@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 
-from numpyro_dppvi._typing import Array, LowerProduct, PRNGKey, PyTree
+from numpyro_dppvi._typing import Array, LayerProduct, LowerProduct, PRNGKey, PyTree
 
 # Clipped entries are rounded to steps of about 2^-20 of the clipping norm: to integers of at most
 # 1.5 * 2^20 in units of a step. Eight of them add up to less than 2^24, which 32-bit floats hold
@@ -47,7 +47,7 @@ def rounding_norm(num_entries: int) -> float:
     return float(num_entries**0.5 * (4 / 3) * 2.0 ** -(_ENTRY_BITS + 1))
 
 
-def squared_norms(leaves: Sequence[Array | LowerProduct], dtype: jnp.dtype) -> Array:
+def squared_norms(leaves: Sequence[Array | LowerProduct | LayerProduct], dtype: jnp.dtype) -> Array:
     """Joint squared norms of vectors, given with one leading axis, added up in 64 bits.
 
     In 32 bits the compiler may add up some rows' squares in another order than others', so that a
@@ -55,13 +55,15 @@ def squared_norms(leaves: Sequence[Array | LowerProduct], dtype: jnp.dtype) -> A
     changes a sum by 10^-16, which hardly ever shows once it is rounded.
     """
     with jax.enable_x64(True):
-        squared = [
-            squared_norms_of_products(leaf, dtype)
-            if isinstance(leaf, LowerProduct)
-            else jnp.sum(leaf.reshape(leaf.shape[0], -1).astype(jnp.float64) ** 2, axis=1)
-            for leaf in leaves
-        ]
-        return functools.reduce(jnp.add, squared).astype(dtype)
+
+        def of_leaf(leaf: Array | LowerProduct | LayerProduct) -> Array:
+            if isinstance(leaf, LowerProduct):
+                return squared_norms_of_products(leaf, dtype)
+            if isinstance(leaf, LayerProduct):
+                return squared_norms_of_layers(leaf, dtype)
+            return jnp.sum(leaf.reshape(leaf.shape[0], -1).astype(jnp.float64) ** 2, axis=1)
+
+        return functools.reduce(jnp.add, map(of_leaf, leaves)).astype(dtype)
 
 
 def squared_norms_of_products(products: LowerProduct, dtype: jnp.dtype) -> Array:
@@ -85,6 +87,57 @@ def squared_norms_of_products(products: LowerProduct, dtype: jnp.dtype) -> Array
         in_range = [jnp.isfinite(side.astype(dtype)) for side in sides]
         total = jnp.where(in_range[0] & in_range[1], total, jnp.inf)
         return jnp.sum(total.reshape(total.shape[0], -1), axis=1)
+
+
+def squared_norms_of_layers(products: LayerProduct, dtype: jnp.dtype) -> Array:
+    """Squared norms of products with one leading axis, without laying them out; in 64 bits.
+
+    Infinite where the square of either side is out of the dtype's range.
+    """
+    left, right, weights = products
+    with jax.enable_x64(True):
+        squares = left.astype(jnp.float64) ** 2
+        sides = jnp.sum(squares, axis=1), jnp.sum(right.astype(jnp.float64) ** 2, axis=(1, 2))
+        in_range = [jnp.isfinite(side.astype(dtype)) for side in sides]
+        if weights is None:
+            norms = sides[0] * sides[1]
+        else:
+            norms = _squared_norms_of_weighted(left, right, weights)
+        return jnp.where(in_range[0] & in_range[1], norms, jnp.inf)
+
+
+def _squared_norms_of_weighted(left: Array, right: Array, weights: Array) -> Array:
+    # Eight rows of entries after eight. Nothing is carried along, and each array is one of its own:
+    # of such loops the compiler makes fast ones.
+    rights = jax.lax.optimization_barrier([right[:, m] for m in range(right.shape[1])])
+    rows = _in_eights(left.T), [_in_eights(weight) for weight in weights]
+
+    def of_eight(carry: None, eight: Any) -> tuple[None, Array]:
+        mine, weights = jax.lax.optimization_barrier(eight)
+        entries = [
+            mine[k][:, None] * _weighted([weight[k] for weight in weights], rights)
+            for k in range(ROWS_PER_BLOCK)
+        ]
+        return carry, functools.reduce(jnp.add, [each.astype(jnp.float64) ** 2 for each in entries])
+
+    squares = jax.lax.scan(of_eight, None, jax.lax.optimization_barrier(rows))[1]
+    total = jnp.sum(jnp.sum(squares, axis=0), axis=1)
+    # An entry is a sum of m products. When it is computed anew, rounded otherwise, it moves by up
+    # to m + 3 roundings of their absolute values' sum, which is far more than the entry where they
+    # cancel. With |w_mij| <= w_ij that sum is at most w_ij sum_m |right_mj|.
+    most = jnp.max(jnp.abs(weights), axis=0).astype(jnp.float64)
+    inputs = left.astype(jnp.float64) ** 2
+    spread = jax.lax.dot_general(inputs, most**2, (((1,), (0,)), ((), ())))
+    sums = jnp.sum(jnp.abs(right.astype(jnp.float64)), axis=1)
+    eps = float(jnp.finfo(right.dtype).eps)  # type: ignore[no-untyped-call]
+    moved = (right.shape[1] + 3) * eps * jnp.sqrt(jnp.sum(spread * sums**2, axis=1))
+    return (jnp.sqrt(total) + moved) ** 2
+
+
+def _weighted(weights: Sequence[Array], rights: Sequence[Array]) -> Array:
+    """The sum of rows of k numbers for each record, each multiplied by k weights."""
+    terms = [weight * right for weight, right in zip(weights, rights, strict=True)]
+    return functools.reduce(jnp.add, terms)
 
 
 class Grid(NamedTuple):
@@ -164,6 +217,37 @@ def _matrix_of_products(grid: Grid, left: Array, right: Array) -> Array:
 
     matrix: Array = jax.lax.scan(of_row, None, left.T)[1]
     return matrix
+
+
+def total_of_rounded_layers(products: LayerProduct, grid: Grid) -> Array:
+    """The exact 64-bit sum over rows of products in units of a grid, each rounded to whole units.
+
+    Entries must be within the clipping norm.
+    """
+    # As total_of_rounded, eight records after eight: their products are made and added up without
+    # being written down.
+    left, right, weights = products
+    if weights is None:
+        weights = jnp.ones((1, left.shape[1], right.shape[2]), left.dtype)
+    eights = [_in_eights(left), *(_in_eights(right[:, m]) for m in range(right.shape[1]))]
+    every = jax.lax.optimization_barrier(list(weights))
+
+    def of_eight(carry: None, eight: list[list[Array]]) -> tuple[None, Array]:
+        lefts, *rights = jax.lax.optimization_barrier(eight)
+        each = [
+            jnp.round(lefts[k][:, None] * _weighted(every, [right[k] for right in rights]))
+            for k in range(ROWS_PER_BLOCK)
+        ]
+        return carry, functools.reduce(jnp.add, each)
+
+    blocks = jax.lax.optimization_barrier(jax.lax.scan(of_eight, None, eights)[1])
+    return weighted_total(blocks, grid.unit)
+
+
+def _in_eights(rows: Array) -> list[Array]:
+    """Every eighth row, from each of the first eight on; zeros behind the last."""
+    padded = jnp.pad(rows, [(0, -len(rows) % ROWS_PER_BLOCK), *[(0, 0)] * (rows.ndim - 1)])
+    return [padded[k::ROWS_PER_BLOCK] for k in range(ROWS_PER_BLOCK)]
 
 
 def total(stacked: PyTree) -> PyTree:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, LowerProduct, PyTree
+from numpyro_dppvi._typing import Array, LayerProduct, LowerProduct, PyTree
 from numpyro_dppvi.privacy import arithmetic, noise_laws
 
 # Factors and products are rounded to 32 bits, and the compiler may compute an entry anew where it
@@ -78,7 +78,9 @@ def clipped_sum(
     bound = (1 - arithmetic.rounding_norm(_num_entries(contributions))) * grid.norm
     factor = _factors(contributions, mask, bound, grid.one)
 
-    def total(leaf: Array | LowerProduct) -> Array:
+    def total(leaf: Array | LowerProduct | LayerProduct) -> Array:
+        if isinstance(leaf, LayerProduct):
+            return arithmetic.total_of_rounded_layers(_scaled_layer(factor, leaf), grid)
         if isinstance(leaf, LowerProduct):
             return arithmetic.total_of_rounded_products(_scaled_product(factor, leaf), grid)
         entries = jnp.round(_scaled(factor, leaf))
@@ -139,8 +141,15 @@ def _scaled_product(factor: Array, leaf: LowerProduct) -> LowerProduct:
     return LowerProduct(left.reshape(leaf.left.shape), right.reshape(leaf.right.shape))
 
 
+def _scaled_layer(factor: Array, leaf: LayerProduct) -> LayerProduct:
+    """Products, multiplied by what clips them; inputs that are out of range are left out."""
+    left, right = _scaled(factor, leaf.left), _scaled(jnp.sign(factor), leaf.right)
+    left = jnp.where(jnp.isfinite(left), left, 0)
+    return leaf._replace(left=left, right=right.reshape(leaf.right.shape))
+
+
 def _is_product(leaf: Any) -> bool:
-    return isinstance(leaf, LowerProduct)
+    return isinstance(leaf, LowerProduct | LayerProduct)
 
 
 def _num_entries(contributions: PyTree) -> int:
@@ -149,7 +158,9 @@ def _num_entries(contributions: PyTree) -> int:
     return sum(_length(leaf) for leaf in leaves)
 
 
-def _length(leaf: Array | LowerProduct) -> int:
+def _length(leaf: Array | LowerProduct | LayerProduct) -> int:
+    if isinstance(leaf, LayerProduct):
+        return leaf.left[0].size * leaf.right.shape[-1]
     if isinstance(leaf, LowerProduct):
         return leaf.left[0].size * (leaf.left.shape[-1] - 1) // 2
     return leaf[0].size

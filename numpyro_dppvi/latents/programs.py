@@ -1,0 +1,68 @@
+"""Traced programs of likelihoods, and parts of them."""
+
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun, subjaxprs
+
+from numpyro_dppvi._typing import Array, PyTree
+
+
+def traced(function: Callable[..., Array], *arguments: PyTree) -> ClosedJaxpr | None:
+    """A function's program, with what it calls written out; ``None`` if it has loops or branches.
+
+    Args:
+        function: What to trace.
+        arguments: Trees of arrays, of which only shapes matter. Their leaves, in order, are the
+            program's inputs.
+    """
+    # A loop's body is a program of its own, which nobody here looks into.
+    if _loops(jax.make_jaxpr(function)(*arguments).jaxpr):
+        return None
+    with jax.disable_jit():  # inlines inner jit calls (and would unroll loops)
+        return jax.make_jaxpr(function)(*arguments)
+
+
+def _loops(jaxpr: Jaxpr) -> bool:
+    """Whether a program has loops or branches, at any depth."""
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    return bool(names & {"scan", "while", "cond"}) or any(map(_loops, subjaxprs(jaxpr)))
+
+
+def among(value: Any, values: Set[Any]) -> bool:
+    """Whether an input of an operation is one of some variables."""
+    # Literals cannot be hashed, and depend on nothing.
+    return not isinstance(value, Literal) and value in values
+
+
+def dependent(program: ClosedJaxpr, variables: Sequence[Any]) -> set[Any]:
+    """All variables that depend on some of them, these included."""
+    knowing = set(variables)
+    for eqn in program.jaxpr.eqns:
+        if any(among(v, knowing) for v in eqn.invars):
+            knowing.update(eqn.outvars)
+    return knowing
+
+
+def part(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> Callable[..., list[Array]]:
+    """The part of a program that computes one variable from others, as a function."""
+    # Walk backwards from the wanted variable and keep the equations that it needs, stopping at the
+    # inputs.
+    known, needed = set(inputs), {wanted}
+    steps = []
+    for eqn in reversed(program.jaxpr.eqns):
+        if any(v in needed and v not in known for v in eqn.outvars):
+            steps.append(eqn)
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+    named = program.jaxpr.debug_info._replace(
+        arg_names=("value",) * len(inputs), result_paths=("result",)
+    )
+    part = program.jaxpr.replace(
+        invars=list(inputs), outvars=[wanted], eqns=steps[::-1], debug_info=named
+    )
+    run = jaxpr_as_fun(ClosedJaxpr(part, program.consts))
+    # A traced program takes exactly the dtypes it was traced with.
+    dtypes = [v.aval.dtype for v in inputs]  # type: ignore[attr-defined]
+    return lambda *values: run(*map(jnp.asarray, values, dtypes))

@@ -1,0 +1,115 @@
+"""Gradients in a first layer's weights, which are clipped and added up without being laid out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer.autoguide import AutoNormal
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import latents
+from numpyro_dppvi._typing import LayerProduct
+from numpyro_dppvi.privacy import arithmetic, clipped_sum
+from tests.test_record_gradients import ROWS, gradients_of
+
+RNG = np.random.default_rng(0)
+
+
+def network(X, g, y):
+    w1 = numpyro.sample("w1", dist.Normal(0, 1).expand([3, 4]).to_event(2))
+    b1 = numpyro.sample("b1", dist.Normal(0, 1).expand([4]).to_event(1))
+    w2 = numpyro.sample("w2", dist.Normal(0, 1).expand([4]).to_event(1))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Bernoulli(logits=jnp.tanh(X @ w1 + b1) @ w2), obs=y)
+
+
+def used_twice(X, g, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Normal(X @ w, jnp.exp(w[0])), obs=y)
+
+
+def names_of(model):
+    shapes = jax.eval_shape(lambda: {name: jnp.asarray(leaf) for name, leaf in ROWS.items()})
+    found = latents.from_model(model, shapes).first_layers
+    return None if found is None else found.names
+
+
+def test_a_first_layer_is_found_and_a_later_one_is_not():
+    assert names_of(network) == {"w1"}
+    assert names_of(used_twice) is None
+
+
+@pytest.mark.parametrize("num_draws", [1, 4, 5])
+def test_gradients_are_those_of_the_loss(num_draws):
+    found, expected = gradients_of(network, AutoNormal, dppvi.MonteCarlo(num_draws))
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * np.abs(b).max())
+
+
+def products(num_rows=21, weighted=True):
+    left, right = RNG.normal(size=(num_rows, 5)), RNG.normal(size=(num_rows, 3, 4))
+    weights = RNG.normal(size=(3, 5, 4))
+    arrays = (left, right, weights) if weighted else (left, right[:, :1], None)
+    return LayerProduct(*jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), arrays))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_they_are_clipped_and_summed_as_if_laid_out(weighted):
+    each = products(weighted=weighted)
+    mask, flat = jnp.arange(21) % 3 > 0, jnp.asarray(RNG.normal(size=(21, 2)), jnp.float32)
+    found = clipped_sum({"layer": each, "flat": flat}, mask, 2.5)
+    expected = clipped_sum({"layer": each.laid_out(), "flat": flat}, mask, 2.5)
+    unit = 2.0**-19  # of a clip near 2
+    for name in found:
+        assert found[name].shape == expected[name].shape
+        np.testing.assert_allclose(found[name], expected[name], atol=21 * unit)
+        assert np.abs(np.asarray(found[name])).max() > 0.1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_hostile_record_leaves_no_more_than_itself_out(bad, side, weighted):
+    each, ones = products(weighted=weighted), jnp.ones(21, bool)
+    hostile = each._replace(**{side: getattr(each, side).at[4].set(bad)})
+    left_out = clipped_sum(each, ones.at[4].set(False), 2.5)
+    np.testing.assert_array_equal(clipped_sum(hostile, ones, 2.5), left_out)
+    zero = hostile._replace(left=hostile.left.at[4, 0].set(0.0))
+    np.testing.assert_array_equal(clipped_sum(zero, ones, 2.5), left_out)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_record_moves_a_sum_by_no_more_than_the_clip(weighted):
+    """Exactly, in 64 bits: of records of all lengths, and of one whose terms cancel."""
+    each, ones = products(weighted=weighted), jnp.ones(21, bool)
+    lengths = jnp.logspace(-12, 12, 21, dtype=jnp.float32)
+    each = each._replace(left=each.left * lengths[:, None])
+    if weighted:  # entries of the last are differences of nearly equal numbers
+        row = jnp.array([1e8, -1e8, 1.0], jnp.float32)
+        weights = each.weights.at[1].set(each.weights[0] * (1 + 1e-7))
+        each = each._replace(right=each.right.at[-1].set(row[:, None]), weights=weights)
+    whole = np.asarray(clipped_sum(each, ones, 2.5))
+    for number in range(21):
+        rest = np.asarray(clipped_sum(each, ones.at[number].set(False), 2.5))
+        assert np.linalg.norm(whole - rest) <= 2.5
+
+
+def test_where_terms_cancel_the_norm_is_no_smaller_than_what_rounding_may_leave():
+    # 1e8 * w - 1e8 * w: nothing is left of the entry but rounding.
+    weights = jnp.array([[[0.3]], [[0.3]]], jnp.float32)
+    right = jnp.array([[[1e8], [-1e8]]], jnp.float32)
+    squared = arithmetic.squared_norms(
+        [LayerProduct(jnp.ones((1, 1), jnp.float32), right, weights)], jnp.float32
+    )
+    assert squared[0] ** 0.5 > 2.0**-24 * 6e7
+
+
+def test_sums_do_not_depend_on_the_order_of_records():
+    each, order = products(40), RNG.permutation(40)
+    turned = each._replace(left=each.left[order], right=each.right[order])
+    ones = jnp.ones(40, bool)
+    np.testing.assert_array_equal(clipped_sum(each, ones, 2.5), clipped_sum(turned, ones, 2.5))
