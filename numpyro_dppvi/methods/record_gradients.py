@@ -157,7 +157,9 @@ def _draw_by_draw(
 
     first = of_draw(jax.tree.map(lambda leaf: leaf[0], draws))
     others = jax.tree.map(lambda leaf: leaf[1:], draws)
-    total, behind = jax.lax.scan(add, first[0], others, unroll=_DRAWS_AT_ONCE)
+    # Beside first layers little is left to be added up, and an unrolled loop compiles for seconds.
+    unroll = 1 if layers.names else _DRAWS_AT_ONCE
+    total, behind = jax.lax.scan(add, first[0], others, unroll=unroll)
     behind = jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first[1], behind)
     inputs = jax.vmap(layers.inputs)(rows)
     of_layers = {
