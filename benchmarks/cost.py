@@ -15,8 +15,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -28,9 +29,12 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import numpyro_dppvi as dppvi
 from benchmarks import adult, peers
+from benchmarks.paper import table as paper
 from benchmarks.peers import DRAWS, Run
 from models.bnn import bnn
 from models.logistic_regression import logistic_regression
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
 REPEATS = 9
 STEPS = 10
@@ -327,20 +331,34 @@ def machine() -> str:
     return f"{platform.machine()}, {cores} core(s) in use, {python}, {versions}"
 
 
-def table() -> None:
-    """Prints the table, in Markdown."""
-    print(f"\n{machine()}")
+def lines() -> Iterator[str]:
+    """The table, in Markdown."""
     if not peers.has_torch():
-        print("Opacus and torch.func are left out: pip install numpyro-dppvi[peers] to compare.")
-    print("\n| work | warm ms | cold s | floor ms | our time over that of others | memory MB |")
-    print("| --- | --- | --- | --- | --- | --- |")
+        yield "Opacus and torch.func are left out: pip install numpyro-dppvi[peers] to compare.\n"
+    yield "| work | warm ms | cold s | floor ms | our time over that of others | memory MB |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for name in WORKS:
         found = in_a_process("benchmarks.cost", name)
         others = ", ".join(f"{peer} {spread(ratios)}" for peer, ratios in found.ratios.items())
         floor = f"{1e3 * found.floor:.2f}" if found.floor else ""
         warm = spread([1e3 * each for each in found.warm])
         memory = f"{found.memory / 2**20:.0f}"
-        print(f"| {name} | {warm} | {found.cold:.1f} | {floor} | {others} | {memory} |", flush=True)
+        yield f"| {name} | {warm} | {found.cold:.1f} | {floor} | {others} | {memory} |"
+
+
+def table() -> None:
+    """Prints the table, and writes it into the docs once it is complete."""
+    into_page("cost", lines())
+
+
+def into_page(mark: str, rows: Iterable[str]) -> None:
+    """Prints rows as they come, and puts all of them between a mark of the page of measurements."""
+    written = [f"Measured on {machine()}.", ""]
+    print(*written, sep="\n")
+    for row in rows:
+        print(row, flush=True)
+        written.append(row)
+    PAGE.write_text(paper.between_marks(PAGE.read_text(), mark, "\n".join(written)))
 
 
 if __name__ == "__main__":

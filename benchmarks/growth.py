@@ -9,7 +9,7 @@ size that time or memory grew by since the line before: 1 is linear.
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpyro_dppvi as dppvi
 from benchmarks import cost
@@ -62,10 +62,14 @@ SERIES: dict[str, tuple[tuple[int, ...], Callable[[int], Built]]] = {
 
 
 def table() -> None:
-    """Prints the table, in Markdown."""
-    print(f"\n{cost.machine()}")
-    print("\n| a round of | warm ms | growth | cold s | memory MB | growth |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    """Prints the table, and writes it into the docs once it is complete."""
+    cost.into_page("growth", lines())
+
+
+def lines() -> Iterator[str]:
+    """The table, in Markdown."""
+    yield "| a round of | warm ms | growth | cold s | memory MB | growth |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     for name, (sizes, _) in SERIES.items():
         last = None
         for size in sizes:
@@ -80,10 +84,9 @@ def table() -> None:
                 ]
             last = size, warm, found.memory
             count, times = f"{size:,}".replace(",", " "), [1e3 * each for each in found.warm]
-            print(
+            yield (
                 f"| {count} {name} | {cost.spread(times)} | {grown[0]} "
-                f"| {found.cold:.1f} | {found.memory / 2**20:.0f} | {grown[1]} |",
-                flush=True,
+                f"| {found.cold:.1f} | {found.memory / 2**20:.0f} | {grown[1]} |"
             )
 
 
