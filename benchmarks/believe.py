@@ -70,9 +70,12 @@ class Cell(NamedTuple):
         model: Name of the model.
         sizes: Records of each client.
         epsilon: The budget.
-        columns: ``"independent"``, ``"correlated"`` (.7), ``"raw units"``, or ``"far"``: every
-            second one lies 20 spreads off zero.
+        columns: ``"independent"``, ``"correlated"`` (.7), ``"raw units"``, ``"far"``: every second
+            one lies 20 spreads off zero, ``"rare"``: every second one is 1 for a twentieth of the
+            records, or ``"collinear"``: the second one repeats the first but for a tenth.
         num_weights: Weights, the intercept among them.
+        misspecified: Whether outcomes have heavier tails than the model: Student's t with 4 degrees
+            of freedom, or rates that differ by a gamma factor of variance 1/2.
     """
 
     model: str
@@ -80,6 +83,7 @@ class Cell(NamedTuple):
     epsilon: float
     columns: str = "independent"
     num_weights: int = 6
+    misspecified: bool = False
 
 
 CELLS = [
@@ -91,6 +95,10 @@ CELLS = [
     *(Cell(model, (400, 2000, 8000), 2.0, num_weights=3) for model in MODELS),
     *(Cell("logistic", (200,) * 10, epsilon, "far", 15) for epsilon in (3.0, 10.0)),
     Cell("logistic", (1000,) * 10, 3.0, "far", 15),
+    *(Cell(model, (1000,) * 5, 0.5) for model in MODELS),
+    *(Cell(model, (50, 150, 300, 1000, 3500), 3.0) for model in MODELS),
+    *(Cell(model, (1000,) * 5, 3.0, kind) for kind in ("rare", "collinear") for model in MODELS),
+    *(Cell(model, (1000,) * 5, 3.0, misspecified=True) for model in ("linear", "poisson")),
 ]
 
 
@@ -111,6 +119,10 @@ def study(cell: Cell, seed: int) -> Study:
     shared = rng.normal(size=(num_records, 1))
     own = rng.normal(size=(num_records, num_columns))
     columns = math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own
+    if cell.columns == "rare":
+        columns[:, ::2] = columns[:, ::2] > norm.ppf(0.95)
+    if cell.columns == "collinear":
+        columns[:, 1] = columns[:, 0] + 0.1 * columns[:, 1]
     truth = 0.5 * rng.normal(size=cell.num_weights)
     widths = np.full(cell.num_weights, 3.0)
     if cell.columns in ("raw units", "far"):
@@ -126,9 +138,13 @@ def study(cell: Cell, seed: int) -> Study:
     if cell.model == "logistic":
         y = (rng.uniform(size=num_records) < 1 / (1 + np.exp(-eta))).astype(np.int32)
     elif cell.model == "poisson":
-        y = rng.poisson(np.exp(eta)).astype(np.int32)
+        factor = rng.gamma(2, 0.5, size=num_records) if cell.misspecified else 1
+        y = rng.poisson(factor * np.exp(eta)).astype(np.int32)
     else:
-        y = (eta + 0.5 * rng.normal(size=num_records)).astype(np.float32)
+        # Of standard deviation 1 both, which is what the model takes for their spread.
+        tails = rng.standard_t(4, size=num_records) / math.sqrt(2) if cell.misspecified else None
+        y = eta + 0.5 * (rng.normal(size=num_records) if tails is None else tails)
+        y = y.astype(np.float32)
         truth = np.append(truth, math.log(0.5))
     ends = np.cumsum(cell.sizes)
     data = [
@@ -225,9 +241,10 @@ def rows(studies: int) -> Iterator[str]:
             sizes = "+".join(map(str, cell.sizes))
             if len(set(cell.sizes)) == 1:
                 sizes = f"{len(cell.sizes)} x {cell.sizes[0]}"
+            model = cell.model + " with far outcomes" * cell.misspecified
             shares = [" ".join(f"{x:.2f}" for x in found[of]) for of in ("weights", "spread")]
             yield (
-                f"| {cell.model}, {sizes} | {cell.epsilon:g} | {cell.columns} | {name} | "
+                f"| {model}, {sizes} | {cell.epsilon:g} | {cell.columns} | {name} | "
                 f"{shares[0]} | {shares[1]} | {found['width']:.2f}, {found['worst width']:.1f} | "
                 f"{limit(cell):.2f} |"
             )

@@ -113,3 +113,12 @@ def test_sums_do_not_depend_on_the_order_of_records():
     turned = each._replace(left=each.left[order], right=each.right[order])
     ones = jnp.ones(40, bool)
     np.testing.assert_array_equal(clipped_sum(each, ones, 2.5), clipped_sum(turned, ones, 2.5))
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_side_that_overflows_when_it_is_scaled_leaves_the_record_out(weighted):
+    """In units of a narrow clip's grid, inputs can be out of range while their product is not."""
+    left, right = jnp.full((2, 1), 1.5e19, jnp.float32), jnp.full((2, 1, 1), 4e-35, jnp.float32)
+    weights = jnp.ones((1, 1, 1), jnp.float32) if weighted else None
+    found = clipped_sum(LayerProduct(left, right, weights), jnp.ones(2, bool), 1e-15)
+    assert np.all(np.abs(np.asarray(found)) <= 2e-15)

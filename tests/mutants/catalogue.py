@@ -38,6 +38,7 @@ BUDGET = _of("tests/privacy", "budget")
 CHECKPOINT = _of("tests", "checkpoint")
 CLIENT = _of("tests", "client")
 CLIPPING = _of("tests/privacy", "clipping")
+LAYERS = "tests/test_layers.py::"
 CONCENTRATED = _of("tests/privacy", "concentrated")
 CONTINUED = _of("tests", "continued")
 COUNTED = _of("tests", "counted_twice")
@@ -220,14 +221,14 @@ _DISCRETE = (
 _CLIP = (
     Mutant(
         "a norm of its own for every leaf",
-        "return functools.reduce(jnp.add, squared).astype(dtype)",
-        "return functools.reduce(jnp.maximum, squared).astype(dtype)",
+        "return functools.reduce(jnp.add, map(of_leaf, leaves)).astype(dtype)",
+        "return functools.reduce(jnp.maximum, map(of_leaf, leaves)).astype(dtype)",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
     ),
     Mutant(
         "a norm that leaves a leaf out",
-        "            for leaf in leaves\n        ]\n        return functools.reduce(",
-        "            for leaf in leaves[:1]\n        ]\n        return functools.reduce(",
+        "return functools.reduce(jnp.add, map(of_leaf, leaves)).astype(dtype)",
+        "return functools.reduce(jnp.add, map(of_leaf, leaves[:1])).astype(dtype)",
         (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
     ),
     Mutant(
@@ -235,6 +236,30 @@ _CLIP = (
         "return (before + row[1], total + row[0] * before), None",
         "return (before + row[1], 0.5 * total + row[0] * before), None",
         (f"{CLIPPING}test_the_bound_holds_for_products_at_the_bound",),
+    ),
+    Mutant(
+        "a layer's norm that forgets what cancels",
+        "    return (jnp.sqrt(total) + moved) ** 2\n",
+        "    return total\n",
+        (f"{LAYERS}test_where_terms_cancel_the_norm_is_no_smaller_than_what_rounding_may_leave",),
+    ),
+    Mutant(
+        "a layer's norm of its inputs alone",
+        "            norms = sides[0] * sides[1]\n",
+        "            norms = sides[0]\n",
+        (f"{LAYERS}test_a_record_moves_a_sum_by_no_more_than_the_clip",),
+    ),
+    Mutant(
+        "a layer's inputs out of range that are kept",
+        "    left = jnp.where(jnp.isfinite(left), left, 0)\n    return leaf._replace(left=left",
+        "    return leaf._replace(left=left",
+        (f"{LAYERS}test_a_side_that_overflows_when_it_is_scaled_leaves_the_record_out",),
+    ),
+    Mutant(
+        "layers that are added up without rounding",
+        "jnp.round(lefts[k][:, None] * _weighted(every, [right[k] for right in rights]))",
+        "(lefts[k][:, None] * _weighted(every, [right[k] for right in rights]))",
+        (f"{LAYERS}test_sums_do_not_depend_on_the_order_of_records",),
     ),
     Mutant(
         "products that are added up without rounding",
