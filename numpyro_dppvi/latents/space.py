@@ -185,20 +185,13 @@ class LatentSpace:
         given = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (discrete, dict(self.row)))
         return scalar_predictor(of_base, base, given)
 
-    @functools.cached_property
+    @property
     def first_layers(self) -> FirstLayers | None:
         """Products of a record's values with latents, if there are any; without discrete latents.
 
         Their functions take unconstrained latents and a row.
         """
-
-        def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-            return self.log_likelihood(self.constrain(base), row)
-
-        if any(latent.is_discrete for latent in self.latents):
-            return None
-        row = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.row.items()}
-        return first_layers(of_base, self._continuous_zeros, row)
+        return _first_layers(self)
 
     @property
     def _continuous_zeros(self) -> dict[str, Array]:
@@ -258,6 +251,18 @@ class LatentSpace:
             latents, self.together, self.log_likelihood, self.log_density, self.row, self.summation
         )
         return replace(self, latents=latents, program=program)
+
+
+# Not kept by the space itself: of two equal ones, only the first is asked when a round is compiled.
+@functools.lru_cache(maxsize=32)
+def _first_layers(space: LatentSpace) -> FirstLayers | None:
+    def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+        return space.log_likelihood(space.constrain(base), row)
+
+    if any(latent.is_discrete for latent in space.latents):
+        return None
+    row = {name: jnp.zeros(s.shape, s.dtype) for name, s in space.row.items()}
+    return first_layers(of_base, space._continuous_zeros, row)
 
 
 def from_model(
