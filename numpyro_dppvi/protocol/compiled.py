@@ -33,6 +33,8 @@ class Compiled(Generic[_P, _R]):
         """The ``jax.jit`` of the function. Made when it is asked for, as options are."""
         return self._jit(compiler_options=dict(options()))
 
+    # Two programs, because JAX refuses compiler options on a function that is called while another
+    # one is being traced.
     @functools.cached_property
     def inner(self) -> Any:
         """The same without options, for a place in another program, which has its own."""

@@ -61,6 +61,7 @@ def narrow(
 
 
 def _narrow_normal(family: Any, prior: Any, rng_key: PRNGKey, init_scale: float) -> Any:
+    # A draw is location + width * z with standard normal z: the start is s * z widths away.
     at = family.coordinates(prior)
     drawn = family.draws(rng_key, at, 1)[0]
     loc = at.loc + init_scale * (drawn - at.loc)
