@@ -299,6 +299,7 @@ def prepare(
     problem = Problem(
         space,
         family,
+        # Without what the plan hands over: runs that differ in that alone share a program.
         values.program_of(method),
         _layout(method, plan, client_sizes, trusted),
         prior.rest,
@@ -444,6 +445,7 @@ def round_params(
     probs = np.array([m.inclusion_prob for m in mechanisms]) if plan else ones
     # Without a plan nothing is clipped.
     clips = np.array([m.clip_norm for m in mechanisms]) if plan else math.inf * ones
+    # Arrays, all of them, so that other budgets, clips and dampings run the same program.
     return RoundParams(
         exact_prior=exact_prior,
         clients=ClientParams(

@@ -184,6 +184,7 @@ class Client:
         Raises:
             BudgetExceededError: If its budget does not cover the release.
         """
+        # Apart from `released`, so that a gateway can write the charge down before it computes.
         return dataclasses.replace(self, ledger=self._charged(int(request.round)))
 
     def released(self, request: Request) -> "tuple[Client, Release]":

@@ -103,8 +103,7 @@ def run_round(
             "clients who work at their own pace are visited one by one, on one device, got shards "
             "that are spread over several: pass what stack or stack_clients returned."
         )
-    # A first state, or one from a checkpoint, has the clients alone, without empty places after the
-    # last of them, and is not on the devices yet.
+    # A first state, or one from a checkpoint, has no empty places after the last client.
     if _num_rows(private) != each * mesh.size:
         private = on_devices(mesh, padded(mesh, private))
     # Each device gets the round's secret key. Its visits' keys are made of the group and of the

@@ -104,6 +104,7 @@ def of_shards(prior: Natural, begin: Natural | None, shares: Array, num_shards: 
     whole = factors.divide(begin, prior)
 
     def spread(leaf: Array) -> Array:
+        # A power multiplies natural parameters. All shards of a client have the same share.
         each = jnp.multiply.outer(shares.astype(leaf.dtype), leaf)[:, None]
         return jnp.broadcast_to(each, (num_clients, num_shards, *leaf.shape))
 

@@ -199,7 +199,7 @@ def plan_run(
     others = () if spent is None else spent(budgets)
     others = others or [frozenset()] * len(sizes)
     visits = schedules.num_visits(run.groups[first_round:], len(sizes)).tolist()
-    # Methods check this, too, and know no clients' names, which belong into the sentence.
+    # Methods check this, too, but know no names to call a client by.
     check_before(budgets, visits, others, names)
     earlier: list[Composition] = [frozenset()] * len(sizes)
     if continues is not None:

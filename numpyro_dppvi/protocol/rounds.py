@@ -148,7 +148,7 @@ def one_round(
     respond: Respond,
     drawn: Any = None,
 ) -> tuple[RoundState, RoundInfo]:
-    """A round of whatever clients do when they are asked; other arguments as of :func:`run_round`."""
+    """A round of clients who do whatever ``respond`` says; else as :func:`run_round`."""
     # keys[0] is public and makes the draws of the latents; keys[1] is secret and makes noise and
     # batches. The two never meet: who knows the one can compute nothing of the other.
     first, public = server.begin_round(problem, params, before.server, keys[0])
@@ -222,4 +222,5 @@ def batch_size(problem: Problem, group_size: int) -> int | None:
     """Clients that are solved side by side; ``None`` for one after the other."""
     if group_size == 1:  # a batch of one is many times slower than no batch at all
         return None
+    # A client of n shards solves n problems.
     return min(group_size, _CLIENTS_AT_ONCE, max(1, _SOLVES_AT_ONCE // problem.layout.num_shards))

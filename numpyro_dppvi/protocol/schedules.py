@@ -140,6 +140,7 @@ def _check_round(round_number: int, num_clients: int) -> None:
     _validate.positive_int("num_clients", num_clients)
 
 
+# Not compared: arrays that are equal have no one truth value.
 @dataclass(frozen=True, eq=False)
 class Planned:
     """A schedule that was asked once a round, so that what was planned is what runs.

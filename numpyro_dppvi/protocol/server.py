@@ -285,8 +285,7 @@ def take(
     # What was refused did not happen: a step that is taken back leaves no momentum, either.
     remembered = factors.select(info.rejected, state.memory, remembered)
     after = state._replace(factors=merged, memory=remembered)
-    # Clients follow with their private factors by as much, or these would no longer multiply to
-    # what the server has.
+    # Clients' private factors follow by as much, or they would hold changes that are not in q.
     share = jnp.where(info.rejected, 0.0, params.damping)
     return after, Answer(share, from_totals(state.prior, totals)), info
 

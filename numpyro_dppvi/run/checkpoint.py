@@ -221,6 +221,8 @@ class Journal:
                 raise
             # Not flushed: where a loss of power undoes it, `read` does it again.
             beside.replace(self.path)
+            # The next charge shows this name, and is refused if another result is the newest by
+            # then.
             state = state._replace(ledger=ledger)
         # Last: until the checkpoint has its name, the one before may still be needed, and its file.
         self._discard_private(except_for=private_file)

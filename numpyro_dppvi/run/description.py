@@ -69,6 +69,7 @@ def description(
         "rng_key": str(np.asarray(jax.random.key_data(rng_key)).tolist()),
         "insecure_noise_seed": seed,
         "ledger file": "one" if ledger_file else "none",
+        # In another precision the rounds to come would be rounded otherwise.
         "precision": str(jax.dtypes.canonicalize_dtype(float)),
     }
 

@@ -150,6 +150,7 @@ class FitResult:
     def _cost(self) -> str:
         if self.plan is None:
             return "no differential privacy"
+        # Rounded up: a guarantee of 1.04 is none of 1.0.
         facts = self.privacy_statement().as_dict()
         return (
             f"epsilon = {words.rounded_up(facts['max_epsilon'])} at delta = "
@@ -475,6 +476,7 @@ def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) ->
 
 def _before(state: PVIState) -> Ledger:
     """The ledger without a charge of the run whose release is still to come."""
+    # With a checkpoint the round to come is charged already, and the bar must not show it as spent.
     ledger = state.ledger
     happened = (e for e in ledger.entries if e.run != ledger.run or e.round < state.round)
     return dataclasses.replace(ledger, entries=tuple(happened))

@@ -95,6 +95,7 @@ def run_rounds(
     except KeyboardInterrupt:  # the second one: the round under way is given up
         interrupted = True
     except BudgetExceededError:
+        # Before any round there is nothing to return; the error says what to do.
         if not state.round:
             raise
         refused = True  # what was released is not thrown away

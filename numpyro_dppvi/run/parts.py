@@ -72,6 +72,8 @@ class Past(NamedTuple):
         """The parts whose rounds come before those that a run plans anew."""
         if self.is_continued_by(run):
             return self.parts
+        # A resumed run plans its last part once more. One of any other number of rounds is another
+        # run, which is refused by name later.
         return self.parts[:-1] if run.num_rounds == self.num_rounds else ()
 
 
@@ -87,6 +89,7 @@ def _to_json(plan: PrivacyPlan, end: int) -> dict[str, Any]:
     budgets = [client.budget for client in plan.clients]
     before = [client.before for client in plan.clients]
     return {
+        # One budget where all are equal, as most users have written it.
         "rounds": end,
         "budgets": [dict(vars(each)) for each in (budgets if len({*budgets}) > 1 else budgets[:1])],
         "before": [composition_to_json(mine) for mine in before] if any(before) else [],
@@ -97,7 +100,7 @@ def from_json(parts: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
     """The inverse of :func:`to_json`.
 
     Raises:
-        AttributeError, LookupError, RecursionError, TypeError, ValueError: If no parts of a run look so.
+        AttributeError, LookupError, RecursionError, TypeError, ValueError: If these are no parts.
     """
     found = tuple(
         Part(
@@ -138,6 +141,7 @@ def plan_of(
     """
     spent: planning.Spent | None = None
     if ledger_file is not None:
+        # Clients without names are those in the file, if they are as many.
         names = names or ledger_file.names(len(sizes))
     if past is None and ledger_file is not None:
         spent = functools.partial(ledger_file.spent, names=names)

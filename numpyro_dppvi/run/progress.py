@@ -56,6 +56,7 @@ def progress(
     with tqdm(total=total, initial=first, desc="rounds", disable=hidden) as bar:
 
         def update(number: int, movement: float) -> None:
+            # Accounting takes time, and nobody would see the answer.
             if bar.disable:
                 return
             by_client = visits[number]
