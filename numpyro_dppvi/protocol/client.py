@@ -49,8 +49,8 @@ def secret_key_of_visit(
     problem: Problem, round_key: PRNGKey, *, group: Array | int, client: Array | int
 ) -> PRNGKey:
     """The secret key of one visit, from a round's."""
-    # A round whose server takes the steps has one group, and the client tells its visits apart. In
-    # any other, a client may be in several groups, and no two of its visits may share their noise.
+    # A round whose server takes the steps has one group. In any other a client may be in several,
+    # and no two of its visits may share their noise.
     if not problem.method.central:
         round_key = jax.random.fold_in(round_key, group)
     return jax.random.fold_in(round_key, client)
@@ -201,8 +201,7 @@ class Client:
             self.problem,
             self.params,
             self.state,
-            # They have done their work: the secret key is made of them, and the program reads
-            # neither.
+            # The secret key is made of them, and the program reads neither.
             request._replace(round=0, group=0),
             self.records,
             self.num_records,

@@ -217,8 +217,7 @@ def _visit(
         # At a free place is another visit of some client, which has not been charged for it.
         present = functools.partial(_where, visits.taken)
         released = jax.tree.map(present, Release(outcomes.release, outcomes.failed))
-        # All that passes between devices, and so between processes. What clients keep stays where
-        # it is.
+        # All that leaves a device, and so a process. What clients keep stays where it is.
         seen = jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True), released)
         return seen, outcomes.kept
 

@@ -129,7 +129,7 @@ class Asynchronous:
         # A round is M arrivals, whoever they come from. Client m's k-th message arrives at k times
         # its latency. Even the fastest client alone sends no more than `last` by the round's end.
         # Row k holds the clients' k-th messages, so that the remainder by M is the client. Messages
-        # that arrive together keep this order, in which a round ends where the next one begins.
+        # that arrive together keep this order, so that rounds are pieces of one sequence.
         arrivals = np.outer(np.arange(1, last + 1), self.latencies).ravel()
         order = np.argsort(arrivals, kind="stable")[first:last]
         return (order % num_clients)[:, None]

@@ -375,8 +375,8 @@ def merge(
         share = factors.power(deficit, 1 / clients.shape[0])
         mine = jax.tree.map(jnp.add, mine, share)
         sums = factors.renewed(totals, client_factors, clients, mine)
-    # What was released may be infinite or NaN (a diverged solve, a hostile client), and then q is
-    # not in the domain. Both sides are selected: 0 times such a number would still be NaN.
+    # A release may be infinite or NaN, a hostile client's for one, and then q is not in the domain.
+    # Factors are selected and not weighted by 0 or 1, because 0 times such a number is NaN.
     good = family.in_domain(from_totals(prior, sums))
     merged = factors.replaced(client_factors, clients, factors.select(good, mine, old))
     sums = factors.select(good, sums, totals)

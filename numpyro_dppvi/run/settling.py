@@ -74,7 +74,7 @@ def way(history: History, family: MeanField, damping: float) -> Way | None:
     # would look like a path with a long way to go.
     ratio = before * moved / np.maximum(before**2 + noise, np.finfo(float).tiny)
     ratio = np.clip(ratio, _FASTEST, _SLOWEST)
-    # Only what noise cannot explain counts as way that is left.
+    # Movement that noise can explain does not count.
     sure = np.maximum(np.abs(moved) - _CERTAIN * np.sqrt(noise), 0)
     largest = (np.max(each, initial=0.0) for each in (sure * ratio / (1 - ratio), variance, noise))
     left, variance, noise = map(float, largest)
