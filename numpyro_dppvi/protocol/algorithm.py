@@ -250,6 +250,7 @@ class Assembly(NamedTuple):
             num_records=shards.num_records[number],
             secret_keys=self.secret_keys,
             plan=plan,
+            # It answers for its own budget alone: what others release is no charge to it.
             ledger=first_ledger(alone, ledger_file),
             ledger_file=ledger_file,
             state=own[2],
@@ -280,6 +281,8 @@ def prepare(
     cavities lack. Clients who fit alone begin their solves at the start, which their factors do
     not hold.
     """
+    # All that can be refused is refused here, from shapes, the traced program and made-up rows: no
+    # record has been seen and nothing charged, so that a message can give nothing away.
     damping, init_scale = _validate.damping(damping), initial.check(init_scale)
     checks.check_aggregator(method, trusted)
     checks.check_plan(method, plan, client_sizes, trusted)
@@ -296,6 +299,7 @@ def prepare(
     problem = Problem(
         space,
         family,
+        # Without what the plan hands over: runs that differ in that alone share a program.
         values.program_of(method),
         _layout(method, plan, client_sizes, trusted),
         prior.rest,
@@ -308,9 +312,12 @@ def prepare(
         plan,
         client_sizes,
         prior.exact,
+        # A factor that is computed anew from all releases so far is put in whole.
         damping=damping if method.damped else 1.0,
         prior_left_out=prior_left_out,
     )
+    # Adam's steps are as long on pure noise as on gradients; where each of them is noisy, they
+    # could walk out of a prior that is much narrower than a step.
     if method.releases == "gradients":
         rate = float(params.learning_rate)
         check_width(family, prior, noisy_gradients.noisy_step(method, rate, family.standard()))
@@ -351,6 +358,7 @@ def assemble(
         _validate.outside_transformations("step", rng_key, state, shards)
         checks.check_state(state, PVIState)
         checks.check_shards(shards, assembly.client_sizes, problem.space.row)
+        # Before the charge: a schedule that is refused costs nothing.
         groups = assembly.groups(state.round)
         # Charged first: a process that dies from here on has paid for what it may have released.
         # Keys are by the round's number, and no chain of splits, so that a run that goes on from a
@@ -388,7 +396,9 @@ def _layout(
     capacity = max(
         -(-size // shards) for size, shards in zip(client_sizes, num_shards.tolist(), strict=True)
     )
-    # Where a sum of changes is all that is known, no public factor is one client's.
+    # Where a sum of changes is all that is known, no public factor is one client's. Each shard then
+    # keeps a factor of its own: one that a client's shards shared would carry a record of one shard
+    # into the changes of all, and the sum would move by more than its sensitivity.
     private = method.keeps_factors or (trusted is not None and method.releases == "changes")
     batch = plan.physical_size if plan else 0
     at_once = _rows_at_once(client_sizes, getattr(method, "microbatch_size", None))
@@ -402,6 +412,7 @@ def _rows_at_once(client_sizes: Sequence[int], most: int | None = None) -> int |
     largest chunk that the method allows.
     """
     mean = sum(client_sizes) / len(client_sizes)
+    # Skipping padding pays where clients have a lot of it.
     if max(client_sizes) < 1.2 * mean:
         return most
     return min(max(_FEWEST_ROWS, math.ceil(mean / 4)), most or max(client_sizes))
@@ -425,12 +436,16 @@ def round_params(
 ) -> RoundParams:
     """What a run's rounds are handed; arguments as of :func:`prepare`."""
     mechanisms = [client.mechanism for client in plan.clients] if plan else []
+    # Of all clients, because all their noisy steps add up to q's random walk, which the learning
+    # rate keeps short.
     num_releases = sum(n for mine in plan.clients for _, n in mine.released) if plan else 0
     ones = np.ones(len(client_sizes))
     num_shards = shards_of(plan, client_sizes)
     # What is clipped, sampled and noised is what the plan accounts for, whatever the method says.
     probs = np.array([m.inclusion_prob for m in mechanisms]) if plan else ones
+    # Without a plan nothing is clipped.
     clips = np.array([m.clip_norm for m in mechanisms]) if plan else math.inf * ones
+    # Arrays, all of them, so that other budgets, clips and dampings run the same program.
     return RoundParams(
         exact_prior=exact_prior,
         clients=ClientParams(

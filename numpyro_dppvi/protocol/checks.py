@@ -79,11 +79,15 @@ def check_plan(
             f"the plan is for {len(plan.clients)} clients, but there are {len(client_sizes)}: make "
             "it with client_sizes of the same length."
         )
+    # A plan with more shares than the aggregator has, for one, would add less noise in all than the
+    # statement says.
     num_shares = trusted.num_shares(len(client_sizes)) if trusted else None
     # The method says which facts of a plan its releases rest on; all others may differ.
     wanted = method.planned([int(size) for size in client_sizes], num_shares)
     for number, (mine, facts) in enumerate(zip(plan.clients, wanted, strict=True)):
         kind = type(mine.mechanism).__name__
+        # A fact is the client's own (such as its releases a visit) or its mechanism's (such as its
+        # clip).
         found = {**vars(mine), **vars(mine.mechanism), "mechanism": kind}
         for name, value in facts.items():
             if found.get(name) != value:
@@ -134,6 +138,7 @@ def check_shards(
             f"in a run of {jax.process_count()} processes (jax.distributed) each visits clients of "
             "its own, got shards that each has whole: write shards=spread(shards)."
         )
+    # The first two axes are clients and rows.
     found = {name: (leaf.shape[2:], leaf.dtype) for name, leaf in shards.records.items()}
     wanted = {name: (struct.shape, struct.dtype) for name, struct in row.items()}
     if found != wanted:
@@ -145,6 +150,8 @@ def check_shards(
         sizes = list(shards.sizes)
     else:
         sizes = np.asarray(shards.num_records).tolist()
+    # Clients are known by their place: out of order, one would release under another's noise, at
+    # the cost of another's budget. Sizes are all that can tell.
     if sizes != [int(size) for size in client_sizes]:
         raise ValueError(
             f"shards must hold the clients that the algorithm was built for, got {_short(sizes)} "

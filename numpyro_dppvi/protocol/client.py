@@ -49,7 +49,9 @@ def secret_key_of_visit(
     problem: Problem, round_key: PRNGKey, *, group: Array | int, client: Array | int
 ) -> PRNGKey:
     """The secret key of one visit, from a round's."""
-    if not problem.method.central:  # which has one group a round
+    # A round whose server takes the steps has one group. In any other a client may be in several,
+    # and no two of its visits may share their noise.
+    if not problem.method.central:
         round_key = jax.random.fold_in(round_key, group)
     return jax.random.fold_in(round_key, client)
 
@@ -82,6 +84,7 @@ def visit(
         layout=problem.layout,
         solver=problem.method.solver(request.learning_rate),
         num_steps=problem.method.num_local_steps,
+        # An asynchronous client has worked on what it pulled when it last sent, not on today's q.
         q=request.q if state.pulled is None else state.pulled,
         own=own,
         params=params,
@@ -181,6 +184,7 @@ class Client:
         Raises:
             BudgetExceededError: If its budget does not cover the release.
         """
+        # Apart from `released`, so that a gateway can write the charge down before it computes.
         return dataclasses.replace(self, ledger=self._charged(int(request.round)))
 
     def released(self, request: Request) -> "tuple[Client, Release]":
@@ -190,11 +194,14 @@ class Client:
             The client to go on with, and what leaves it.
         """
         number, group = int(request.round), int(request.group)
+        # From the operating system at every call: a client that releases twice for one request,
+        # after a crash, say, adds noise of another draw the second time.
         round_key = self.secret_keys.round_key(number)
         outcome = _respond(
             self.problem,
             self.params,
             self.state,
+            # The secret key is made of them, and the program reads neither.
             request._replace(round=0, group=0),
             self.records,
             self.num_records,
@@ -213,6 +220,7 @@ class Client:
         if self.plan is None:
             return self.ledger
         event, count = self.plan.mechanism.dp_event, self.plan.releases_per_visit
+        # In its own ledger a client is number 0, whatever its number among the clients.
         entry = Entry(round_number, 0, event, count, self.ledger.run)
         if self.ledger_file is None:
             return self.ledger.charge([entry])
@@ -223,6 +231,7 @@ class Client:
         if self.plan is None or not values.draws_exactly(self.problem.method):
             return None
         size = sum(leaf.size for leaf in jax.tree.leaves(request.q))
+        # One visit of the only mechanism: a scalar, so that its noise has no leading axis.
         return draw_noise([self.plan.mechanism], np.asarray(0), size)
 
 
@@ -238,12 +247,13 @@ def settle_many(
 
     Args:
         state: All clients', on a leading axis.
-        clients: Numbers of those that the server has answered; others than there are, are left out.
+        clients: Numbers of those that the server has answered; numbers out of range are dropped.
         kept: What they will keep of their releases, on a leading axis.
         answer: The answer, the same to all of them.
     """
     if not jax.tree.leaves(state):
         return state
     # Only those that were visited: the others neither moved nor pulled a new q.
+    # Read at a number out of range, JAX gives the last client's; written there, it is dropped.
     after = jax.vmap(settled, (0, 0, None))(of_many(state, clients), kept, answer)
     return jax.tree.map(lambda all_, some: all_.at[clients].set(some, mode="drop"), state, after)

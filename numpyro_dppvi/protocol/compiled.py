@@ -30,9 +30,11 @@ class Compiled(Generic[_P, _R]):
 
     @functools.cached_property
     def program(self) -> Any:
-        """The ``jax.jit`` of the function. Made when it is asked for, as options are."""
+        """The ``jax.jit`` of the function. Not made on import: asking for options starts JAX."""
         return self._jit(compiler_options=dict(options()))
 
+    # Two programs, because JAX refuses compiler options on a function that is called while another
+    # one is being traced.
     @functools.cached_property
     def inner(self) -> Any:
         """The same without options, for a place in another program, which has its own."""

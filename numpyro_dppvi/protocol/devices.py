@@ -62,14 +62,20 @@ def places(
         clients_each: How many clients a device holds.
         at_once: How many clients a device visits side by side.
     """
+    # All clients of the group may be on one device, so that every device gets room for as many as
+    # can be: shapes must not follow who is in the group, or each group would be compiled anew.
     width = min(clients_each, len(group))
     width += -width % (at_once or 1)
     free = np.arange(num_devices) * width
     of_group = np.zeros(len(group), int)
     for number in np.argsort(sizes, stable=True):
+        # Smallest first, device by device, so that neighbours, which share a batch, are of about
+        # one size.
         device = group[number] // clients_each
         of_group[number] = free[device]
         free[device] += 1
+    # At a free place stands the device's first client, whose records are there; what comes of it is
+    # thrown away.
     numbers = np.repeat(np.arange(num_devices) * clients_each, width)
     taken, in_group = np.zeros(len(numbers), bool), np.zeros(len(numbers), int)
     numbers[of_group], taken[of_group] = group, True
@@ -97,8 +103,11 @@ def run_round(
             "clients who work at their own pace are visited one by one, on one device, got shards "
             "that are spread over several: pass what stack or stack_clients returned."
         )
+    # A first state, or one from a checkpoint, has no empty places after the last client.
     if _num_rows(private) != each * mesh.size:
         private = on_devices(mesh, padded(mesh, private))
+    # Each device gets the round's secret key. Its visits' keys are made of the group and of the
+    # client's number, which no two visits share.
     own = on_devices(mesh, (padded(mesh, params.clients), jnp.broadcast_to(keys[1], (mesh.size,))))
     sizes, merges = np.array(shards.sizes), []
     for index, group in enumerate(np.asarray(groups)):
@@ -110,6 +119,8 @@ def run_round(
         noise = jax.tree.map(lambda leaf: leaf[index, at.in_group], drawn)  # noqa: B023
         visits = on_devices(mesh, Visits(asked, numbers, jnp.asarray(at.taken), noise))
         released, kept = _visit(problem, mesh, at_once, private, own, shards[:2], visits, index)
+        # Every device has all releases by now; the server works with the first copy of this
+        # process.
         released = jax.tree.map(lambda leaf: leaf.addressable_data(0), released)
         known, answer, merge = _take(problem, params, known, step, released)
         merges.append(merge)
@@ -191,6 +202,8 @@ def _visit(
         each = shards[1].shape[0]
 
         def visit(visits: Visits) -> Outcome:
+            # Device d holds clients d * each to (d + 1) * each - 1: the remainder is the client's
+            # row.
             mine, kept, records, num_records = jax.tree.map(
                 lambda leaf: leaf[visits.numbers % each], (own[0], private, *shards)
             )
@@ -204,6 +217,7 @@ def _visit(
         # At a free place is another visit of some client, which has not been charged for it.
         present = functools.partial(_where, visits.taken)
         released = jax.tree.map(present, Release(outcomes.release, outcomes.failed))
+        # All that leaves a device, and so a process. What clients keep stays where it is.
         seen = jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, AXIS, tiled=True), released)
         return seen, outcomes.kept
 
@@ -222,7 +236,7 @@ def _visit(
 
 
 def _in_batches(visit: Callable[[Visits], Outcome], visits: Visits, at_once: int | None) -> Outcome:
-    """Visits on a leading axis, so many side by side; batches without any are left out."""
+    """Visits on a leading axis, ``at_once`` side by side; batches of free places are left out."""
     one = jax.jit(visit if at_once is None else jax.vmap(visit))  # traced once for both uses
     shape = () if at_once is None else (at_once,)
     batches = jax.tree.map(lambda leaf: leaf.reshape(-1, *shape, *leaf.shape[1:]), visits)
@@ -230,6 +244,8 @@ def _in_batches(visit: Callable[[Visits], Outcome], visits: Visits, at_once: int
     def nothing(batch: Visits) -> Outcome:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, batch))
 
+    # A condition within a map runs one of its branches. Within a vmap both would run, and free
+    # places would cost as much as clients.
     def visited(batch: Visits) -> Outcome:
         found: Outcome = jax.lax.cond(jnp.any(batch.taken), one, nothing, batch)
         return found
@@ -240,6 +256,7 @@ def _in_batches(visit: Callable[[Visits], Outcome], visits: Visits, at_once: int
 
 
 def _where(taken: Array, leaf: Array) -> Array:
+    # Chosen, and not multiplied by 0, which would keep a NaN.
     return jnp.where(taken.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf))
 
 
@@ -248,6 +265,7 @@ def _take(
     problem: Problem, params: RoundParams, known: ServerState, step: Step, released: Release
 ) -> tuple[ServerState, Answer, tuple[MergeInfo, Array]]:
     """What the server makes of a group's releases."""
+    # In the group's order and without free places: from here on all is as on one device.
     releases = jax.tree.map(lambda leaf: leaf[step.places], released)
     known, answer, info = server.take(
         problem,
@@ -267,6 +285,7 @@ def _settle(mesh: Mesh, private: Natural, kept: Natural, visits: Visits, answer:
 
     def on_device(private: Natural, kept: Natural, visits: Visits, answer: Answer) -> Natural:
         each = _num_rows(private)
+        # A free place gets a row out of range, where what would be written is dropped.
         places = jnp.where(visits.taken, visits.numbers % each, each)
         after = client.settle_many(ClientState(private), places, kept, answer).private
         assert after is not None
@@ -302,6 +321,6 @@ def _group_key(problem: Problem, step: Step) -> PRNGKey:
 
 
 def _num_rows(tree: PyTree) -> int:
-    """The length of the leading axis; 0 of nothing."""
+    """The length of the leading axis; 0 if there is no array."""
     leaves = jax.tree.leaves(tree)
     return int(leaves[0].shape[0]) if leaves else 0

@@ -61,6 +61,7 @@ def narrow(
 
 
 def _narrow_normal(family: Any, prior: Any, rng_key: PRNGKey, init_scale: float) -> Any:
+    # A draw is location + width * z with standard normal z: the start is s * z widths away.
     at = family.coordinates(prior)
     drawn = family.draws(rng_key, at, 1)[0]
     loc = at.loc + init_scale * (drawn - at.loc)
@@ -103,6 +104,7 @@ def of_shards(prior: Natural, begin: Natural | None, shares: Array, num_shards: 
     whole = factors.divide(begin, prior)
 
     def spread(leaf: Array) -> Array:
+        # A power multiplies natural parameters. All shards of a client have the same share.
         each = jnp.multiply.outer(shares.astype(leaf.dtype), leaf)[:, None]
         return jnp.broadcast_to(each, (num_clients, num_shards, *leaf.shape))
 

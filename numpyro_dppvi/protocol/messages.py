@@ -33,7 +33,7 @@ class Release(NamedTuple):
     """What leaves a client, made by the privacy mechanism and charged before.
 
     Attributes:
-        value: A tree of arrays; what it means is the method's to say (``Method.update``).
+        value: A tree of arrays; what it means is the method's to say (``Method.take``).
         failed: Whether the solve did not end in finite numbers; a function of the released
             gradients, and always false where noise is added after the solve.
     """

@@ -60,6 +60,8 @@ class RunSpec(NamedTuple):
     @property
     def repeatable(self) -> bool:
         """Whether factors could stand in for records, to see what noise alone would do."""
+        # A replay puts factors in the place of records. Central steps and sums over records
+        # (scores, information) ask for more of a record than its share of a factor.
         return not self.central and self.local.releases != "sums"
 
     def until(self, num_rounds: int) -> "RunSpec":
@@ -192,10 +194,12 @@ def plan_run(
             "budget=PrivacyBudget(epsilon=1.0, delta=1e-5), or method=NonPrivate()."
         )
     budgets = budget_of_each(budget, len(sizes), names)
+    # First what other runs have released, then this run's own rounds on top: the sentence says
+    # whose releases have used the budget up.
     others = () if spent is None else spent(budgets)
     others = others or [frozenset()] * len(sizes)
     visits = schedules.num_visits(run.groups[first_round:], len(sizes)).tolist()
-    # Methods check this, too, and know no names.
+    # Methods check this, too, but know no names to call a client by.
     check_before(budgets, visits, others, names)
     earlier: list[Composition] = [frozenset()] * len(sizes)
     if continues is not None:
@@ -211,8 +215,10 @@ def plan_run(
         num_shares=num_shares,
         before=before,
     )
+    # Noise is calibrated for what is released in all, `before` included.
     plan = run.local.plan(study)
     clients = tuple(
+        # Kept apart, because the statement of this run reports its own earlier rounds as its own.
         dataclasses.replace(client, before=theirs, earlier=own)
         for client, theirs, own in zip(plan.clients, others, earlier, strict=True)
     )
@@ -223,6 +229,7 @@ def _check_raised(budgets: Sequence[PrivacyBudget], continues: PrivacyPlan) -> N
     """Refuses to go on under less, or another, protection than rounds were released with."""
     for m, (now, client) in enumerate(zip(budgets, continues.clients, strict=True)):
         was = client.budget
+        # Epsilons under two relations, or of two units, do not add up to one of either.
         if (now.relation, now.unit, now.max_records_per_person) != (
             was.relation,
             was.unit,
@@ -288,21 +295,30 @@ def resolve(
     damping = None if damping is None else _validate.damping(damping)
     init_scale = initial.check(init_scale)
     resolved = values.resolved(method)
+    # Each of the server's steps needs the sum of all clients' gradients.
     if resolved.local.central:
         schedule = schedules.synchronous
+    # A budget is shared out among all rounds beforehand, so that their number must be known.
     until_settled = num_rounds is None and resolved.local.releases == "nothing"
     if num_rounds is None:
         num_rounds = MOST_TO_SETTLE if until_settled else DEFAULT_ROUNDS
+    # One visit from the prior: there is nothing to take turns for, nor a next round that would make
+    # up for what damping leaves out.
     if resolved.alone:
         until_settled = False
         schedule, num_rounds, damping = schedules.synchronous, 1, 1.0
+    # From here on these groups are the schedule: what is planned, charged and run is one and the
+    # same, even if the function would answer otherwise the second time.
     groups = schedules.all_groups(schedule, num_rounds, num_clients)
     if trusted is not None:
         for of_round in groups:
             trusted.check(of_round, num_clients)
     if damping is None:
+        # Changes that are made side by side each correct the same error in full, and together too
+        # much; so do those of asynchronous clients, which start from an older q.
         in_turn = all(of_round.shape[1] == 1 for of_round in groups)
         local = resolved.local
+        # A run without noise that names no optimiser takes Newton's steps.
         exact = local.releases == "nothing" and getattr(local, "optimizer", None) is None
         damped = not (exact and in_turn) or schedules.starts_from_pulled(schedule)
         damping = DEFAULT_DAMPING if damped else 1.0

@@ -122,9 +122,15 @@ def recommend(
     num_records, trusted = sum(sizes), server.aggregator(trusted_aggregator)
     num_shares = None if trusted is None else trusted.num_shares(len(sizes))
     bought = worth(count_latents(space), budgets, sizes, num_shares=num_shares)
-    # Noise over a posterior standard deviation, and the variance of a sum that is clipped at 1.
+    # Noise over a posterior standard deviation is z sqrt(d M / N). The variance is that of noise on
+    # an entry of a sum that is clipped at 1, from M clients: z^2 M.
     noise = math.sqrt(bought.together**2 - 1)
     variance = noise**2 * num_records / bought.num_latents
+    # The sum of the records' information is about N times the identity. One record's has Frobenius
+    # norm d on average; it is clipped at 1.2 d and gets a fifth of the budget. That makes noise of
+    # standard deviation s = sqrt(variance / .2) * 1.2 d, and s / sqrt(2) off the diagonal, where a
+    # packed matrix counts entries twice. A symmetric matrix of such noise has eigenvalues of about
+    # s sqrt(d / 2), root mean square: over N, that is the information's relative error.
     spread = math.sqrt(variance / _INFO_SHARE / 2) * _INFO_CLIP
     spread *= bought.num_latents**1.5 / num_records
     asked = FisherScoring().guide(guide, model)
@@ -147,6 +153,7 @@ def _method(
     spread: float,
 ) -> tuple[Method, str]:
     """The method, and the reason for it."""
+    # Reading the guide is part of trying: its refusal is a reason to take the other method.
     scoring = FisherScoring()
     try:
         asked = read()
@@ -154,6 +161,7 @@ def _method(
     except UnsupportedModelError as refusal:
         return DPOptimization(), f"FisherScoring() cannot be used, because {refusal}"
     if isinstance(prior, Prior):
+        # A method goes on from a posterior only in the family that it was released in.
         if prior.family == asked.family:
             return scoring, "the prior is a posterior of FisherScoring(), which it must go on from."
         return (

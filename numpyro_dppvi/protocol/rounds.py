@@ -91,6 +91,7 @@ def first_state(
         # of n shards hold begin / prior together if each shard holds its power 1 / (M n w).
         shares = 1 / (num_clients * params.clients.num_shards * params.clients.weight)
         private = initial.of_shards(prior, held, shares, layout.num_shards)
+    # All begin their first visit where the run begins, whenever they send.
     pulled = _repeated(q, num_clients) if asynchronous else None
     return RoundState(ServerState(prior, each, memory, begin), ClientState(private, pulled))
 
@@ -147,7 +148,9 @@ def one_round(
     respond: Respond,
     drawn: Any = None,
 ) -> tuple[RoundState, RoundInfo]:
-    """What :func:`run_round` does, whatever clients do when they are asked; arguments as there."""
+    """A round of clients who do whatever ``respond`` says; else as :func:`run_round`."""
+    # keys[0] is public and makes the draws of the latents; keys[1] is secret and makes noise and
+    # batches. The two never meet: who knows the one can compute nothing of the other.
     first, public = server.begin_round(problem, params, before.server, keys[0])
 
     def visit_group(
@@ -155,8 +158,10 @@ def one_round(
     ) -> tuple[tuple[RoundState, Natural], tuple[MergeInfo, Array]]:
         now, totals = carry
         numbers, index, noise = group
-        # All clients of a group start from this q, which has the changes of the groups before it.
         key = server.group_key(problem, public, index)
+        # All clients of a group start from this q, which has the changes of the groups before it.
+        # The totals of the factors travel from group to group: adding up all M factors anew at each
+        # of M visits would make a sequential round cost M squared.
         q = server.from_totals(now.server.prior, totals)
 
         def visit(number: Array, noise: Any) -> Outcome:
@@ -174,7 +179,9 @@ def one_round(
         known, answer, info = server.take(
             problem, params, now.server, numbers, q, releases, key, pulled, totals
         )
-        # With an aggregator there is one factor, of all clients.
+        # Totals are taken again from the factors that were written, not from the changes, so that
+        # they cannot drift away from them.
+        # With an aggregator there is one factor, number 0, of all clients.
         changed = jnp.zeros_like(numbers) if problem.aggregated else numbers
         mine = jax.tree.map(lambda leaf: leaf[changed], known.factors)
         totals = factors.renewed(totals, known.factors, changed, mine)
@@ -206,6 +213,7 @@ def _side_by_side(
     by_size = jax.tree.map(lambda leaf: leaf[order], visits)
     outcomes = jax.lax.map(visit, by_size, batch_size=at_once)
     back = jnp.argsort(order)
+    # In the group's own order again, which the server's numbers of clients follow.
     in_turn: Outcome = jax.tree.map(lambda leaf: leaf[back], outcomes)
     return in_turn
 
@@ -214,4 +222,5 @@ def batch_size(problem: Problem, group_size: int) -> int | None:
     """Clients that are solved side by side; ``None`` for one after the other."""
     if group_size == 1:  # a batch of one is many times slower than no batch at all
         return None
+    # A client of n shards solves n problems.
     return min(group_size, _CLIENTS_AT_ONCE, max(1, _SOLVES_AT_ONCE // problem.layout.num_shards))

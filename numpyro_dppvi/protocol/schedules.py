@@ -82,6 +82,8 @@ def random_subset(group_size: int, seed: int = 0) -> Schedule:
                 f"group_size must be at most the number of clients, got {group_size} for "
                 f"{num_clients} clients."
             )
+        # A function of the round's number alone, so that a run that goes on from a checkpoint
+        # visits the clients that it would have visited.
         rng = np.random.default_rng((seed, round_number))
         return rng.choice(num_clients, (1, group_size), replace=False)
 
@@ -126,6 +128,8 @@ class Asynchronous:
         first, last = round_number * num_clients, (round_number + 1) * num_clients
         # A round is M arrivals, whoever they come from. Client m's k-th message arrives at k times
         # its latency. Even the fastest client alone sends no more than `last` by the round's end.
+        # Row k holds the clients' k-th messages, so that the remainder by M is the client. Messages
+        # that arrive together keep this order, so that rounds are pieces of one sequence.
         arrivals = np.outer(np.arange(1, last + 1), self.latencies).ravel()
         order = np.argsort(arrivals, kind="stable")[first:last]
         return (order % num_clients)[:, None]
@@ -136,6 +140,7 @@ def _check_round(round_number: int, num_clients: int) -> None:
     _validate.positive_int("num_clients", num_clients)
 
 
+# Not compared: arrays that are equal have no one truth value.
 @dataclass(frozen=True, eq=False)
 class Planned:
     """A schedule that was asked once a round, so that what was planned is what runs.
@@ -158,6 +163,7 @@ class Planned:
 
 def starts_from_pulled(schedule: Schedule) -> bool:
     """Whether clients start from the q that they pulled last."""
+    # ``fit`` wraps the schedule that was asked for in ``Planned``.
     return isinstance(getattr(schedule, "schedule", schedule), Asynchronous)
 
 
@@ -214,6 +220,9 @@ def check(groups: np.ndarray, num_clients: int) -> np.ndarray:
             f"the schedule names client {wrong}, but there are {num_clients} clients: number "
             f"them 0 to {num_clients - 1}."
         )
+    # Visits of one group share all that their secret keys are made of but the client. Twice in a
+    # group a client would release twice with the same noise, and the difference of the releases
+    # would have none.
     for group in groups.tolist():
         if len(set(group)) < len(group):
             twice = [client for client in group if group.count(client) > 1]

@@ -70,6 +70,9 @@ class TrustedAggregator:
         Raises:
             ValueError: In that case.
         """
+        # Of M clients D may be missing, so that each adds noise of variance v / (M - D), and M - D
+        # of them add up to v. The groups of a round are summed one by one: two of M / 2 clients
+        # would have about half of v each.
         present = groups.shape[1]
         if groups.shape[0] != 1 or present < self.num_shares(num_clients):
             raise ValueError(
@@ -142,6 +145,7 @@ def begin_round(
     prior_key, rng_key = round_keys(problem, rng_key)
     if prior_key is None:
         return state, rng_key
+    # Once a round and before any group, so that all of them are sent a q with the same prior.
     return _with_refined_prior(problem, params, state, prior_key), rng_key
 
 
@@ -185,8 +189,10 @@ def request(
         rng_key: The public key of its group's visits.
     """
     rng_key = visit_key(problem, rng_key, client)
+    # With an aggregator there is one factor, of all clients together, and one memory.
     place = 0 if problem.aggregated else client
     told = problem.method.told(state.memory, place)
+    # Such a client divides out its shards' factors, which the server has never seen.
     if problem.layout.private:
         return Request(q, None, rng_key, params.learning_rate, told)
     factor = factors.multiply(
@@ -279,6 +285,7 @@ def take(
     # What was refused did not happen: a step that is taken back leaves no momentum, either.
     remembered = factors.select(info.rejected, state.memory, remembered)
     after = state._replace(factors=merged, memory=remembered)
+    # Clients' private factors follow by as much, or they would hold changes that are not in q.
     share = jnp.where(info.rejected, 0.0, params.damping)
     return after, Answer(share, from_totals(state.prior, totals)), info
 
@@ -355,6 +362,7 @@ def merge(
     # visit where clients are visited one by one.
     # t_m <- t_m * change^damping, and so q <- q * (product of the changes)^damping.
     old = jax.tree.map(lambda leaf: leaf[clients], client_factors)
+    # As natural parameters: a product of factors is a sum, a power a multiple.
     mine = jax.tree.map(jnp.add, old, factors.power(changes, damping))
     sums = factors.renewed(totals, client_factors, clients, mine)
     raised = jnp.zeros((), jnp.int32)
@@ -367,6 +375,8 @@ def merge(
         share = factors.power(deficit, 1 / clients.shape[0])
         mine = jax.tree.map(jnp.add, mine, share)
         sums = factors.renewed(totals, client_factors, clients, mine)
+    # A release may be infinite or NaN, a hostile client's for one, and then q is not in the domain.
+    # Factors are selected and not weighted by 0 or 1, because 0 times such a number is NaN.
     good = family.in_domain(from_totals(prior, sums))
     merged = factors.replaced(client_factors, clients, factors.select(good, mine, old))
     sums = factors.select(good, sums, totals)
@@ -412,12 +422,15 @@ def refine_prior(
     """
     # As for a client with the factor prior / exact and the inexact densities as its likelihood:
     # the exact part stays in the cavity, where it is neither fitted nor lost.
+    # q / (prior / exact) = exact * all clients' factors.
     family, cavity = problem.family, factors.divide(q, factors.divide(prior, parts.exact))
 
     def loss(key: PRNGKey, coordinates: Coordinates) -> Array:
         return _prior_loss(problem, parts, cavity, key, coordinates)
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps, alpha=0.02))
+    # Fresh draws at every step, and a rate that falls to a fiftieth, so that their noise averages
+    # out.
     keys = jax.random.split(rng_key, num_steps)
     end = local_solve.solve(keys, family.coordinates(q), jax.grad(loss, argnums=1), optimizer)
     change = factors.divide(family.natural(end), q)
@@ -434,11 +447,12 @@ def refine_prior(
 def _with_refined_prior(
     problem: Problem, params: RoundParams, state: ServerState, rng_key: PRNGKey
 ) -> ServerState:
-    """After a damped update of the prior's factor, which needs no data and costs no privacy."""
+    """The state after a damped update of the prior's factor, which needs no data: it is free."""
     parts = params.prior_of(problem)
     change = refine_prior(problem, parts, state.natural, state.prior, rng_key)
     refined = factors.multiply(state.prior, factors.power(change, params.damping))
-    # As in a merge: a step after which q would be improper is not taken.
+    # As in a merge, a step after which q would be improper is not taken. A proper prior does not
+    # rule that out, because the clients' factors are noisy.
     good = problem.family.in_domain(approximation(refined, state.factors))
     return state._replace(prior=factors.select(good, refined, state.prior))
 
@@ -447,6 +461,7 @@ def first_prior(problem: Problem, parts: PriorFactor, rng_key: PRNGKey) -> Natur
     """The prior's first factor: exact where it can be, else its variational projection."""
     if not parts.refined:
         return parts.exact
+    # Latents that the exact part says nothing of would have no distribution to start from.
     start = factors.multiply(parts.exact, problem.family.standard_of(parts.rest))
     # All of the start but its exact part leaves the cavity: it is only where the solve starts.
     change = refine_prior(problem, parts, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS)

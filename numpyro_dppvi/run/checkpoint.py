@@ -39,7 +39,7 @@ from numpyro_dppvi.run import parts
 from numpyro_dppvi.run.history import History
 
 _KIND, _PRIVATE_KIND = "checkpoint", "private state of clients"
-# What JSON types their facts are of.
+# The facts in each kind of file, with the types that JSON may give them.
 _FACTS = {
     "round": (int,),
     "charged_rounds": (int,),
@@ -76,8 +76,12 @@ def read(path: Path, ledger_file: LedgerFile | None) -> parts.Past | None:
                 beside.replace(path)  # killed when the ledger had it, and before it had its name
             elif newest == names["replaces"]:
                 beside.unlink()  # killed before the ledger had it
+            # Else one of the files is an older copy, and `resume` asks the ledger about the
+            # checkpoint.
         elif not path.exists():
-            beside.unlink()  # of a run that released nothing
+            # The first write of a run with a ledger file, which comes before its first round: such
+            # a run has released nothing.
+            beside.unlink()
     return past(path)
 
 
@@ -104,6 +108,7 @@ def past(path: Path) -> parts.Past | None:
 def _names(path: Path, facts: Mapping[str, Any]) -> dict[str, str]:
     """The names that a ledger file knows a run and its results by."""
     names = facts["ledger"] or {}
+    # A file may come from anybody: what a ledger is asked by must be text, and nothing else.
     if names.keys() != {"run", "kept", "replaces"} or {type(n) for n in names.values()} != {str}:
         raise ValueError(_damaged(path, "it does not say what the ledger file knows it by"))
     return dict(names)
@@ -143,7 +148,7 @@ class Journal:
         plan: The run's privacy plan; ``None`` without privacy.
         groups: The clients that each round visits.
         ledger_file: Where the run is charged, too; ``None`` for nowhere.
-        continued: What the file holds of it, if this is the first call for more rounds.
+        continued: The ended run in the file, if this call is the first to ask it for more rounds.
     """
 
     path: Path
@@ -177,10 +182,12 @@ class Journal:
         charged = min(state.round + 1, len(self.groups))
         private = self._of_clients(state.clients.private)
         arrays = _files.flatten(_released(state), "state") | _files.flatten(history, "history")
+        # At the end nothing needs what carries no noise: no file is written, the last is removed.
         private_file = None
         if private is not None and state.round < len(self.groups):
-            # A name for each round: the file of the round before stays until this checkpoint is in
-            # place.
+            # A name for each round, written before the checkpoint that names it: the file of the
+            # round before stays until this checkpoint is in place. So whenever the process dies,
+            # the private file that the checkpoint names is there.
             private_file = self._private_name(state.round)
             _files.write(
                 self.path.with_name(private_file),
@@ -202,19 +209,22 @@ class Journal:
             _files.write(self.path, _KIND, facts, arrays, owner_only=True)
         else:
             name, ledger = random_name(), state.ledger
+            # What it replaces is said, too, so that `read` can tell a write that was broken off.
             facts["ledger"] = {"run": ledger.run, "kept": name, "replaces": ledger.kept}
             beside = _beside(self.path)
             _files.write(beside, _KIND, facts, arrays, owner_only=True)
             try:
                 ledger = self.ledger_file.keep(ledger, name)
-            # Left there, the next start would take the refused result for one that was being
-            # written.
-            except ValueError:  # refused, and nothing was written
+            except ValueError:
+                # The ledger has nothing of it. What must not be shown must not lie about, either.
                 beside.unlink()
                 raise
             # Not flushed: where a loss of power undoes it, `read` does it again.
             beside.replace(self.path)
+            # The next charge shows this name, and is refused if another result is the newest by
+            # then.
             state = state._replace(ledger=ledger)
+        # Last: until the checkpoint has its name, the one before may still be needed, and its file.
         self._discard_private(except_for=private_file)
         return state
 
@@ -222,6 +232,7 @@ class Journal:
         """Without what stands after the last client, where clients are spread over devices."""
         if private is None or self.plan is None:
             return private
+        # So that a run may go on with another number of devices.
         num_clients = len(self.plan.clients)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[:num_clients], private)
 
@@ -252,6 +263,8 @@ class Journal:
             )
         try:
             rounds, charged = facts["round"], facts["charged_rounds"]
+            # These two numbers and the name of the private file come from the file and are used
+            # below to build arrays and a path: they are checked before anything else.
             self._check_rounds(first, facts)
             state = self._state(first, facts, arrays)
             history = _history(past, arrays, rounds)
@@ -264,6 +277,8 @@ class Journal:
                 "was changed, or written by another version; restore it from a copy."
             )
         if self.ledger_file is not None:
+            # Under the run's old name: under the new one of `first` its rounds would be charged
+            # again.
             names = _names(self.path, facts)
             ledger = self._ledger(replace(first.ledger, run=names["run"]), rounds)
             ledger = self.ledger_file.rejoin(replace(ledger, kept=names["kept"]))
@@ -283,6 +298,8 @@ class Journal:
         )
         if facts["private_file"] is None:
             return state
+        # `_check_rounds` has found the name to be the one that this run writes: no checkpoint can
+        # make the run read another file.
         place = self.path.with_name(facts["private_file"])
         if not place.is_file():
             raise FileNotFoundError(
@@ -309,6 +326,8 @@ class Journal:
             dict(self.description),
             parts.to_json(self.plan, rounds),
         ]
+        # The facts as this run would write them at its end. The slack is for those not told here: a
+        # few numbers and names.
         words = json.dumps(told, indent=1)
         a_round = sum(
             math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in jax.tree.leaves(past)
@@ -318,6 +337,7 @@ class Journal:
 
     def _check_rounds(self, first: Any, facts: Mapping[str, Any]) -> None:
         """Refuses numbers of rounds that no checkpoint of this run has."""
+        # `keep` charges one round ahead, but for the last.
         rounds, end = facts["round"], self._end
         if not 0 <= rounds <= end or facts["charged_rounds"] != min(rounds + 1, end):
             raise ValueError(f"it is after round {rounds} of {end} with another number charged")
@@ -332,6 +352,7 @@ class Journal:
 
     def _check(self, facts: Mapping[str, Any]) -> None:
         """Refuses a checkpoint of another run, by name."""
+        # A continued run is first held against what it was, its rounds and budget included.
         theirs = facts["run"]
         described = self.continued.description if self.continued else self.description
         for name, mine in described.items():
@@ -368,6 +389,8 @@ class Journal:
         """The run's own ledger after some rounds."""
         if self.plan is None:
             return first
+        # From the plan and not from the file, which `resume` compares with it: nothing that stands
+        # in the file can lower what a client is charged.
         charged = [
             entries(self.plan.at(number), number, self.groups[number], first.run)
             for number in range(rounds)
@@ -397,6 +420,8 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
     """
     _disk.check_place(path)
     _disk.refuse_link(path)
+    # Never removed: a process that has opened the old one and a process that makes a new one would
+    # both hold a lock.
     lock = path.with_name(f".{path.name}.lock")
     with _disk.open_or_create(lock) as file:
         if not _disk.try_lock(file, patience):
@@ -408,6 +433,7 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         file.flush()
+        # Under the lock, or they might be what another process is writing.
         _files.discard_partial(path)
         _files.discard_partial(_beside(path))
         yield
@@ -422,6 +448,7 @@ def _whose(file: BinaryIO) -> str:
 
 def _released(state: PVIState) -> dict[str, Any]:
     """The arrays of a state that were released, by name."""
+    # What asynchronous clients have pulled is a q that the server has sent them.
     parts = {**state.server._asdict(), "pulled": state.clients.pulled}
     return {name: part for name, part in parts.items() if part is not None}
 

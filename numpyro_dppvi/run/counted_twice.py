@@ -26,6 +26,7 @@ def facts(names: Sequence[str], ledger_run: str, prior: Prior | None) -> dict[st
         ledger_run: What a ledger file calls the run; empty without one.
         prior: The earlier posterior that it began at, if any.
     """
+    # A prior may have begun at a prior: whose records shaped that one goes on with it.
     runs = list(dict.fromkeys([*([ledger_run] if ledger_run else []), *_runs(prior)]))
     earlier = list(dict.fromkeys(_names(prior)))
     return {
@@ -54,6 +55,7 @@ def check(
     """
     if prior is None:
         return
+    # First by what the ledger file says, which is certain. Names only make it likely, and warn.
     charged = set() if ledger_file is None else ledger_file.charged_by(_runs(prior))
     again = sorted(charged & set(visited))
     if again:

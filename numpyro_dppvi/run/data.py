@@ -85,6 +85,7 @@ def lay_out(
             f"{_validate.shown(clients)}: leave it out."
         )
     called = names or tuple(f"client {number}" for number in range(len(data)))
+    # Every message about records names the client who can mend them.
     theirs = tuple(f"{name}'s data" for name in called)
     parts = [arguments_of(part, asked, name) for name, part in zip(theirs, data, strict=True)]
     columns = matrix_columns(parts, called)
@@ -110,6 +111,7 @@ def _split(
         clients = 1 if clients is None else clients
         check_counts(num_rows, clients, "clients")
         clients = split_evenly(rng_key, num_rows, clients)
+    # NaN passes in every array: see `lay_out`.
     shards = stack(pooled, clients, missing=pooled)
     return LaidOut(shards, clients.sizes, clients.names, ("data",) * len(clients.sizes))
 
@@ -119,12 +121,15 @@ def _is_one_party(data: Any, asked: Asked) -> bool:
         return True
     if not isinstance(data, Mapping):
         return False
+    # {'X': table, 'y': table} can be one party's matrices or two clients called X and y: the
+    # model's arguments decide. An empty mapping is refused where arrays are read.
     each_is_records = all(_is_records(part) for part in data.values())
     return not data or not each_is_records or asked.names.issuperset(data)
 
 
 def _check_one_party(data: Any, asked: Asked) -> None:
     """Refuses a mapping of some clients' records and some arrays."""
+    # A model that takes any argument may mean its keys so: nobody can tell.
     if is_table(data) or asked.anything:
         return
     clients = [name for name, part in data.items() if _is_records(part) and name not in asked.names]

@@ -65,14 +65,18 @@ def description(
         "budget": "none" if plan is None else _budgets(plan),
         "damping": repr(run.damping),
         "init_scale": repr(run.init_scale),
+        # Public, and needed in full: with another key draws of the latents would be others.
         "rng_key": str(np.asarray(jax.random.key_data(rng_key)).tolist()),
         "insecure_noise_seed": seed,
         "ledger file": "one" if ledger_file else "none",
+        # In another precision the rounds to come would be rounded otherwise.
         "precision": str(jax.dtypes.canonicalize_dtype(float)),
     }
 
 
 def _digest(value: Any) -> str:
+    # 48 bits tell runs apart by accident, and need not withstand anybody: charges are compared one
+    # by one (`Journal.resume`).
     return hashlib.sha256(str(value).encode()).hexdigest()[:12]
 
 
@@ -95,6 +99,8 @@ def _budgets(plan: PrivacyPlan) -> str:
     budgets = list(dict.fromkeys(client.budget for client in plan.clients))
     words = ", ".join(f"({b.epsilon:g}, {b.delta:g}) {b.relation}" for b in budgets[:3])
     more = ", ..." if len(budgets) > 3 else ""
+    # What was released before takes part in the calibration: the same budget after more of it means
+    # more noise.
     before = [sorted(map(repr, [*mine.before, *mine.earlier])) for mine in plan.clients]
     after = f" after {_digest(before)}" if any(before) else ""
     return f"{words}{more}, plan {_digest(plan.clients)}{after}"
@@ -103,6 +109,8 @@ def _budgets(plan: PrivacyPlan) -> str:
 def _in_words(value: Any, start: Coordinates) -> str:
     """A method, sampler or the like: its name and fields; optimisers by what they compute."""
     if isinstance(value, optax.GradientTransformation):
+        # An optimiser is two functions, which say nothing when they are printed; their traced
+        # programs tell one learning rate from another.
         state = jax.eval_shape(value.init, start)
         program = fingerprint(
             jax.make_jaxpr(value.init)(start), jax.make_jaxpr(value.update)(start, state, start)

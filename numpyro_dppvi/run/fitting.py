@@ -150,6 +150,7 @@ class FitResult:
     def _cost(self) -> str:
         if self.plan is None:
             return "no differential privacy"
+        # Rounded up: a guarantee of 1.04 is none of 1.0.
         facts = self.privacy_statement().as_dict()
         return (
             f"epsilon = {words.rounded_up(facts['max_epsilon'])} at delta = "
@@ -253,6 +254,7 @@ def fit(
     """
     _validate.outside_transformations("fit", rng_key, data)
     with _stopped_before_a_round():
+        # A key for the split of rows, one for the start, and one for all rounds.
         split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
         if num_rounds is not None:
             num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
@@ -261,6 +263,7 @@ def fit(
         if method is not None:
             values.check(method)
         constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
+        # The method is chosen and the run planned from its shapes, sizes and names alone.
         laid = lay_out(data, clients, split_key, model, constants)
         shards, sizes, names = laid.shards, laid.sizes, laid.names
         shapes = pooled_shapes(shards, sum(sizes))
@@ -280,6 +283,7 @@ def fit(
                     prior=prior,
                     trusted_aggregator=trusted_aggregator,
                 ).method
+        # Newton's steps, whose changes may be merged whole, are for these guides' families.
         if damping is None and not (
             guide is None or isinstance(guide, AutoNormal | AutoMultivariateNormal)
         ):
@@ -314,6 +318,7 @@ def _first_budget(
 ) -> PrivacyBudget | Sequence[PrivacyBudget]:
     """The budget that a run began with: one that is continued under a larger keeps its method."""
     kept = None if path is None else checkpoints.past(path)
+    # A checkpoint of other clients has other budgets; it is refused by name later.
     fits = kept is not None and len(kept.parts[0].budgets) in (1, num_clients)
     return kept.parts[0].budget if kept is not None and fits else budget
 
@@ -358,6 +363,7 @@ def _fitted(
             kept = None
             checks.check_alone("checkpoint", path)
             if path is not None:
+                # Locked before it is read: between the two, another process could run a round.
                 stack.enter_context(locked(path))
                 kept = checkpoints.read(path, task.ledger_file)
             plan = None
@@ -365,11 +371,14 @@ def _fitted(
                 sizes, names = task.client_sizes, task.client_names
                 plan = parts.plan_of(run, budget, sizes, names, kept, task.ledger_file)
             planning.warn_of_unsafe(run, plan)
+            # Nothing is charged before the loop, so that what is refused until then costs nothing.
             algorithm = _algorithm(task, run, plan)
             visited = {int(client) for groups in run.groups for client in np.unique(groups)}
             counted_twice.check(task.prior, task.client_names, visited, task.ledger_file)
             state = algorithm.init(keys[0])
+            # Of where the run begins; what follows asks it for model, family and prior.
             begun = algorithm.posterior(state)
+            # Both look at records. They pass or fail, and their messages show none.
             shards = laid.shards
             latents.check_missing(begun.space, shards.records, laid.called)
             latents.check_records(begun.space, shards.records, shards.mask)
@@ -391,6 +400,7 @@ def _fitted(
                     is_limit=run.until_settled,
                 )
             )
+            # Last, because what comes before works on whole arrays.
             spread = over_devices(run, shards)
         has_settled = None
         if run.until_settled:
@@ -410,6 +420,7 @@ def over_devices(run: planning.RunSpec, shards: Shards) -> Shards | SpreadShards
     That is where clients are visited side by side and have enough to do. A run of several
     processes always spreads them, because each visits its own.
     """
+    # In turn, one device works and the others wait.
     side_by_side = any(groups.shape[1] > 1 for groups in run.groups)
     numbers = sum(leaf.size for leaf in shards.records.values())
     long = numbers * run.local.num_local_steps >= _WORTH_SPREADING
@@ -442,6 +453,7 @@ def _journal(
 
     continued = None
     if kept is not None and kept.is_continued_by(run):
+        # What the file must say is this run without the new rounds, under the plan before.
         ended = described(run.until(kept.num_rounds), None if plan is None else plan.continues)
         continued = Continued(ended, kept.num_rounds)
     return Journal(path, described(run, plan), plan, run.groups, task.ledger_file, continued)
@@ -449,6 +461,7 @@ def _journal(
 
 def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) -> PrivacyPlan:
     """The plan, which also says, as does a warning, where steps of one length begin too far out."""
+    # Where no optimiser is named, Adam's steps are of one length, whatever the gradient is.
     one_length = run.local.releases in ("gradients", "changes") and (
         getattr(run.local, "optimizer", None) is None
     )
@@ -456,12 +469,14 @@ def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) ->
         return plan
     said = caution_of_width(begun.family, begun.natural, type(run.method).__name__)
     if said:
+        # Level 4 is the line that called `fit`.
         warnings.warn(said.removeprefix("Caution: "), UserWarning, stacklevel=4)
     return dataclasses.replace(plan, of_model=said)
 
 
 def _before(state: PVIState) -> Ledger:
     """The ledger without a charge of the run whose release is still to come."""
+    # With a checkpoint the round to come is charged already, and the bar must not show it as spent.
     ledger = state.ledger
     happened = (e for e in ledger.entries if e.run != ledger.run or e.round < state.round)
     return dataclasses.replace(ledger, entries=tuple(happened))
@@ -524,6 +539,7 @@ def _algorithm(task: _Task, run: planning.RunSpec, plan: PrivacyPlan | None) -> 
         method=run.local,
         client_sizes=task.client_sizes,
         plan=plan,
+        # The groups that were planned and are charged, not those of a second asking.
         schedule=schedules.Planned(run.schedule, run.groups),
         damping=run.damping,
         model_kwargs=task.model_kwargs,
@@ -553,6 +569,7 @@ def _attrs(result: FitResult, ledger_run: str) -> dict[str, str | float]:
         "privacy_statement": str(result.privacy_statement()),
     }
     if plan is not None:
+        # The worst client's, which bounds that of all others.
         facts["max_epsilon"] = float(result.ledger.spent().max())
         facts["max_delta"] = max(client.budget.delta for client in plan.clients)
         facts["relation"] = ", ".join(sorted({c.budget.relation for c in plan.clients}))

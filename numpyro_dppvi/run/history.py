@@ -107,6 +107,7 @@ class Status:
         elif self._unsettled:
             said = [self._why()]
         else:
+            # A run that ends early without being stopped has settled.
             all_ran = "The one round ran" if self.alone else f"All {self.rounds} rounds ran"
             if self.rounds < self.num_rounds:
                 all_ran = f"The posterior has settled after {self.rounds} rounds"
@@ -198,6 +199,7 @@ def status_of(
     # Of normals that differ in location only, the Jeffreys divergence is the squared distance in
     # standard deviations.
     last = history.movement[-1] if len(history.movement) else 0.0
+    # Rounding can take a divergence of next to nothing below 0.
     moved = math.sqrt(max(float(last), 0.0) / num_latents)
     rounds = len(history.movement)
     status = Status(
@@ -214,6 +216,7 @@ def status_of(
         until_settled,
         alone,
     )
+    # From mild to bad: what is set last is the worst that applies.
     if status._unsettled:
         status = replace(status, outcome=Outcome.UNSETTLED)
     if rejected or failed:

@@ -77,10 +77,13 @@ def run_rounds(
 
     try:
         with _graceful_interrupt() as stop:
+            # Other rounds are charged with the result of the one before them.
             if journal is not None and journal.lacks_charge:
                 with stop.held():
                     state = journal.keep(state, past)
             while not stop.requested and not ends():
+                # Until `state` is moved on below, the round has not happened to whoever sees the
+                # run.
                 after, info = algorithm.step(rng_key, state, shards)
                 with stop.held():
                     rows.append(row(after.natural, info))
@@ -92,9 +95,11 @@ def run_rounds(
     except KeyboardInterrupt:  # the second one: the round under way is given up
         interrupted = True
     except BudgetExceededError:
+        # Before any round there is nothing to return; the error says what to do.
         if not state.round:
             raise
         refused = True  # what was released is not thrown away
+    # A row whose result could not be kept is left out: history and state must end alike.
     return LoopEnd(state, joined(past, rows[: state.round - first.round]), interrupted, refused)
 
 
@@ -132,6 +137,7 @@ class _Stop:
 
     def __call__(self, number: int, frame: Any) -> None:
         """What Ctrl-C does: asks the first time, breaks off the second."""
+        # A second Ctrl-C while a result is kept changes nothing: the loop ends right after it.
         if self.requested and not self._busy:
             signal.default_int_handler(number, frame)
         self.requested = True
@@ -158,6 +164,7 @@ def _graceful_interrupt() -> Iterator[_Stop]:
     """
     stop = _Stop()
     if (
+        # Python lets the main thread alone handle signals.
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):

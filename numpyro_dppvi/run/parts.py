@@ -30,7 +30,7 @@ class Part(NamedTuple):
     before: tuple[Composition, ...]
 
     def spent(self, budgets: Sequence[PrivacyBudget]) -> Sequence[Composition]:
-        """What other runs had released. Of other clients than the part's nothing is known."""
+        """What other runs had released; nothing, where the clients are not the part's."""
         return self.before if len(self.before) == len(budgets) else ()
 
     @property
@@ -64,6 +64,7 @@ class Past(NamedTuple):
 
         A run of another kind of method does not: it is refused as such, whatever its budget.
         """
+        # With the parenthesis, or one method's name could be the beginning of another's.
         same = self.method.startswith(f"{type(run.method).__name__}(")
         return self.ended and same and run.num_rounds > self.num_rounds
 
@@ -71,6 +72,8 @@ class Past(NamedTuple):
         """The parts whose rounds come before those that a run plans anew."""
         if self.is_continued_by(run):
             return self.parts
+        # A resumed run plans its last part once more. One of any other number of rounds is another
+        # run, which is refused by name later.
         return self.parts[:-1] if run.num_rounds == self.num_rounds else ()
 
 
@@ -86,6 +89,7 @@ def _to_json(plan: PrivacyPlan, end: int) -> dict[str, Any]:
     budgets = [client.budget for client in plan.clients]
     before = [client.before for client in plan.clients]
     return {
+        # One budget where all are equal, as most users have written it.
         "rounds": end,
         "budgets": [dict(vars(each)) for each in (budgets if len({*budgets}) > 1 else budgets[:1])],
         "before": [composition_to_json(mine) for mine in before] if any(before) else [],
@@ -96,7 +100,7 @@ def from_json(parts: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
     """The inverse of :func:`to_json`.
 
     Raises:
-        AttributeError, LookupError, RecursionError, TypeError, ValueError: If it is of nothing.
+        AttributeError, LookupError, RecursionError, TypeError, ValueError: If these are no parts.
     """
     found = tuple(
         Part(
@@ -106,6 +110,7 @@ def from_json(parts: Sequence[Mapping[str, Any]]) -> tuple[Part, ...]:
         )
         for part in parts
     )
+    # The type itself, because True is an int, too.
     ends = [0, *(part.num_rounds for part in found)]
     if not found or any(type(b) is not int or not a < b for a, b in itertools.pairwise(ends)):
         raise ValueError("numbers of rounds that do not grow")
@@ -136,11 +141,14 @@ def plan_of(
     """
     spent: planning.Spent | None = None
     if ledger_file is not None:
+        # Clients without names are those in the file, if they are as many.
         names = names or ledger_file.names(len(sizes))
     if past is None and ledger_file is not None:
         spent = functools.partial(ledger_file.spent, names=names)
     if past is None:
         return planning.plan_run(run, budget, sizes, spent, names)
+    # Part after part as it was planned then: each one's noise was calibrated on top of those before
+    # it, and must come out as it was charged.
     plan, first = None, 0
     for part in past.ended_before(run):
         # Parts of another run, which is refused by name where the run is described, may not fit.
@@ -150,7 +158,10 @@ def plan_of(
         plan = planning.plan_run(ended, part.budget, sizes, part.spent, names, plan, first)
         first = part.num_rounds
     if not past.is_continued_by(run):
+        # Resumed: others may have been charged since, but this noise is settled. It is planned from
+        # what they had released when the part began.
         spent = past.parts[-1].spent
     elif ledger_file is not None:
+        # The run's own releases are in the ledger file, too, and count once, as of `plan`.
         spent = functools.partial(ledger_file.spent, besides=past.run_name)
     return planning.plan_run(run, budget, sizes, spent, names, plan, first)

@@ -39,7 +39,7 @@ def progress(
         spent: What the ledger holds already: of this run, and of others that share it.
         num_clients: Clients of the run.
         shown: Whether to show anything; ``None`` for: on a terminal or in a notebook.
-        is_limit: Whether the run may end before: nobody knows how many rounds there will be.
+        is_limit: Whether there may be fewer rounds, because the run ends when it has settled.
 
     Raises:
         TypeError: If ``shown`` is neither a flag nor ``None``.
@@ -56,6 +56,7 @@ def progress(
     with tqdm(total=total, initial=first, desc="rounds", disable=hidden) as bar:
 
         def update(number: int, movement: float) -> None:
+            # Accounting takes time, and nobody would see the answer.
             if bar.disable:
                 return
             by_client = visits[number]
@@ -92,6 +93,7 @@ class _Meter:
         """The text to show after a round."""
         self.visited = self.visited + visits
         elapsed = time.perf_counter() - self.start
+        # Asked only where the answer fits into its share of the time, by what the last one took.
         if self._is_known() or self.seconds + self.seconds_each <= _SHARE_OF_TIME * elapsed:
             before = time.perf_counter()
             self.text = f"epsilon {self._epsilon():.3g}"
@@ -103,10 +105,12 @@ class _Meter:
 
     def _is_known(self) -> bool:
         """Whether all is spent that was planned, whose epsilon calibration has computed."""
+        # The accountant's answers are cached, so that this one costs nothing.
         planned = [client.num_visits for client in self.plan.clients]
         return not any(self.before) and np.array_equal(self.visited, planned)
 
     def _epsilon(self) -> float:
+        # Clients of equal plans and visits have one epsilon, which is computed once.
         kinds = set()
         clients = zip(self.plan.clients, self.before, self.visited.tolist(), strict=True)
         for client, before, visits in clients:
@@ -121,6 +125,7 @@ class _Meter:
 def _meter(plan: PrivacyPlan | None, spent: Ledger, num_clients: int) -> _Meter | None:
     if plan is None:
         return None
+    # A Gaussian mechanism without sampling has a closed form.
     closed = all(isinstance(c.mechanism.dp_event, dpa.GaussianDpEvent) for c in plan.clients)
     return _Meter(
         plan,

@@ -23,7 +23,8 @@ _FIRST_LOOK, _LOOKS_APART = 15, 5
 _PATIENCE = 60
 # Blocks that differ by less than this many times their noise do not differ.
 _CERTAIN = 2.0
-# What a block moves less than the one before it, at least and at most.
+# By what factor a block moves less than the one before it, at the least and at the most. At .98 a
+# path has 49 times its last move to go: more than that is not believed from three blocks.
 _FASTEST, _SLOWEST = 0.3, 0.98
 _FEWEST = 6
 
@@ -53,6 +54,7 @@ def way(history: History, family: MeanField, damping: float) -> Way | None:
     rounds = len(history.movement)
     if rounds < _FEWEST:
         return None
+    # Three blocks make up the last half; second differences need two rounds before them.
     length = rounds // 6
     last = jax.tree.map(lambda leaf: leaf[-3 * length - 2 :], history.natural)
     path = _path(family, last)
@@ -63,12 +65,16 @@ def way(history: History, family: MeanField, damping: float) -> Way | None:
     # their variance, and means over n rounds about (1 + rho) / (1 - rho) / n times it.
     rho = 1 - damping
     variance = np.mean(np.diff(path, 2, axis=0) ** 2, axis=0) / (6 - 8 * rho + 2 * rho**2)
+    # Of the difference of two blocks' means, hence the 2.
     noise = 2 * variance * min(1.0, (1 + rho) / (1 - rho) / length)
     blocks = path[-3 * length :].reshape(3, length, -1).mean(axis=1)
     before, moved = np.diff(blocks, axis=0)
     # A path that falls by the same factor from block to block has moved * r / (1 - r) to go.
+    # The slope of `moved` on `before`. Noise in the denominator draws it towards 0, or noise alone
+    # would look like a path with a long way to go.
     ratio = before * moved / np.maximum(before**2 + noise, np.finfo(float).tiny)
     ratio = np.clip(ratio, _FASTEST, _SLOWEST)
+    # Movement that noise can explain does not count.
     sure = np.maximum(np.abs(moved) - _CERTAIN * np.sqrt(noise), 0)
     largest = (np.max(each, initial=0.0) for each in (sure * ratio / (1 - ratio), variance, noise))
     left, variance, noise = map(float, largest)
@@ -103,6 +109,7 @@ def _path(family: MeanField, natural: Natural) -> np.ndarray:
     )
     columns = []
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves).astype(float), *jax.device_get([*each]))
+    # A discrete latent's width goes to 0 with its last doubt.
     continuous = {name for name, _ in enumeration.continuous(family).members}
     for name, mean in stacked[0].items():
         width, parts = stacked[1][name], []
