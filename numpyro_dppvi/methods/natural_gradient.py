@@ -81,6 +81,8 @@ class NaturalGradient:
         """
 
         def step(before: Natural, key: Any) -> tuple[Natural, None]:
+            # ``before`` is the change so far. It is carried in the place of q, of whose large
+            # numbers small changes would lose digits.
             here = factors.multiply(q, before)
             coordinates = family.coordinates(here)
 

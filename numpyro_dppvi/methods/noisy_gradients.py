@@ -283,6 +283,7 @@ def noisy_step(method: Any, learning_rate: float, like: Coordinates) -> float:
         learning_rate: Adam's, where the method names no optimiser.
         like: Coordinates, of which only shapes count.
     """
+    # Adam's first step is its rate, whatever the gradient. Others are tried on a gradient of ones.
     if method.optimizer is None:
         return learning_rate
     slope = jax.tree.map(jnp.ones_like, like)

@@ -165,6 +165,8 @@ def record_loss(
             coordinates,
             lambda values: _predictor_loss(space, rest, rule, coordinates, (values, row)),
         )
+    # The same points for all values of discrete latents: what these values differ by in the sum
+    # below is then free of the draws' noise.
     theta = space.constrain(_points(rule, rng_key, rest, coordinates))
 
     def given(values: Mapping[str, Array]) -> Array:
@@ -190,6 +192,7 @@ def floats_per_record(
     else:
         points = jax.eval_shape(lambda c: _points(rule, rng_key, rest, c), coordinates)
         floats = sum(leaf.size for leaf in jax.tree.leaves(points))
+    # Each joint value of discrete latents, of q's and of the record's own, needs as much again.
     return max(1, floats) * enumeration.num_joint_values(family) * space.summation.num_terms
 
 
@@ -197,6 +200,7 @@ def _points(
     rule: PointRule, rng_key: PRNGKey, family: MeanField, coordinates: Coordinates
 ) -> dict[str, Array]:
     """The rule's points of a family without discrete members."""
+    # All latents may be discrete. A rule is not asked for points of nothing.
     return rule(rng_key, family, coordinates) if family.members else {}
 
 
