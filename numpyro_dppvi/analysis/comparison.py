@@ -51,6 +51,8 @@ class Comparison:
     def shift(self, name: str) -> float:
         """The RMS distance of a posterior's means from pooled NUTS, in sds of the latter."""
         self._check(name)
+        # Distances are in NUTS's standard deviations and not in q's: a q that is too wide would
+        # seem near to anything.
         exact, width = _flat(self.mean[NUTS_NAME]), _flat(self.stddev[NUTS_NAME])
         return float(np.sqrt(np.mean(((_flat(self.mean[name]) - exact) / width) ** 2)))
 
@@ -58,6 +60,7 @@ class Comparison:
         """A posterior's standard deviations relative to pooled NUTS (geometric mean)."""
         self._check(name)
         ratio = _flat(self.stddev[name]) / _flat(self.stddev[NUTS_NAME])
+        # A geometric mean: twice as wide in one entry and half as wide in another is 1 on average.
         return float(np.exp(np.mean(np.log(ratio))))
 
     def _check(self, name: str) -> None:
@@ -125,6 +128,7 @@ def compare(
             f"data must be the fit's, with {_few(result.client_sizes)} records per client, got "
             f"{_few(sizes)}: pass the fit's data, clients and rng_key."
         )
+    # From the padded arrays and not from ``data``: these are the rows and dtypes of the fit.
     parts = [_records_of(shards, number) for number in range(len(sizes))]
     pooled = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     draws = _nuts(result.posterior, pooled, nuts_key, num_warmup, num_samples)
@@ -179,6 +183,8 @@ def _nuts(
         """The model with the earlier posterior in place of its priors."""
         del arguments
         theta = {name: numpyro.sample(name, priors.distribution(name)) for name in priors.names}
+        # Record by record, because the model itself would draw the latents from its own priors
+        # again.
         terms = jax.vmap(lambda row: posterior.space.log_likelihood(theta, row))(rows)
         numpyro.factor("records", jnp.sum(terms))
 

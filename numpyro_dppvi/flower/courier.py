@@ -104,13 +104,16 @@ class GridCourier:
             found = self._node_of(hospital)
             why = found if isinstance(found, str) else "brought no reply"
             if isinstance(found, int):
+                # The last attempt gets a moment, too.
                 left = max(end - time.monotonic(), _PAUSE_SECONDS)
                 reply = self._replies({found: message}, left).get(found)
+                # Empty where the node could not reach its gateway (node.client_app).
                 if reply:
                     self._away.discard(hospital)
                     return reply
                 with self._looking:
                     self._said.pop(found, None)  # it may come back with another id
+            # A hospital that is away would otherwise hold up every round by the whole patience.
             if hospital in self._away or time.monotonic() + pause >= end:
                 self._away.add(hospital)
                 raise ConnectionError(f"the node of {hospital} {why}")
@@ -123,6 +126,8 @@ class GridCourier:
         with self._looking:
             with self._one_at_a_time:
                 online = {node.node_id: node.name for node in self.grid.get_nodes()}
+            # Once a node is known by a key, nodes without one are never asked again: any of them
+            # could say that it is a hospital.
             self._registered |= any(online.values())
             names = online if self._registered else self._said
             nodes = [node for node in online if names.get(node) == hospital]
@@ -161,6 +166,7 @@ class GridCourier:
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None and reply.has_content():
                     found[node] = unpacked(reply.content)
+            # Asked again at once as long as replies come in.
             if waiting and not come:
                 time.sleep(_POLL_SECONDS)
         return found

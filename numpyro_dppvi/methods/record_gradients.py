@@ -117,8 +117,8 @@ def _by_draws(
     points, noise = draws
     values = jax.vmap(jax.vmap(predictor.value, (None, 0)), (0, None))(points, rows)
     slopes = jax.vmap(jax.grad(predictor.value), (None, 0))(family.location(at), rows)
-    # At draw k, g is f'_k a. So E[g] is a times the mean of f'_k, which ``along`` is, and E[g z'] is
-    # a times that of f'_k z_k', which ``across`` is.
+    # At draw k, g is f'_k a. So E[g] is a times the mean of f'_k, which is ``along``, and E[g z']
+    # is a times the mean of f'_k z_k', which is ``across``.
     derivatives = _derivatives(predictor, values, rows) / len(values)
     across = jax.tree.map(lambda leaf: jnp.tensordot(derivatives, leaf, (0, 0)), noise)
     along = jnp.sum(derivatives, axis=0)

@@ -234,6 +234,7 @@ def distinct(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
         # Sorted, so that clients have the same numbers whatever order the rows come in.
         return np.unique(column, return_inverse=True)
     except TypeError as error:
+        # Kinds and not labels: a label may say something about a record.
         kinds = " and ".join(sorted({type(label).__name__ for label in column}))
         raise ValueError(
             f"labels must be of one sortable type, got {kinds}: write strings, say."
@@ -276,6 +277,7 @@ def _check_disjoint(rows: tuple[Rows, ...]) -> None:
     if len(repeated) == 0:
         return
     first, second = order[repeated[0]], order[repeated[0] + 1]
+    # Which client each place of ``every_row`` belongs to.
     client_of = np.repeat(np.arange(len(rows)), [len(client_rows) for client_rows in rows])
     raise ValueError(
         f"clients must not share rows, got row {every_row[first]} in client {client_of[first]} and "

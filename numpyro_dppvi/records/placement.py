@@ -88,6 +88,8 @@ def _devices(num_clients: int) -> list[jax.Device]:
     chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
     if chosen is not None:
         return [chosen]
+    # Rounded up twice. Ten clients on four devices are three each: the fourth device has one. Nine
+    # are three each on three devices, and the fourth would hold nothing but padding.
     each = -(-num_clients // len(jax.devices()))
     return jax.devices()[: -(-num_clients // each)]
 
@@ -117,6 +119,7 @@ def on_devices(mesh: Mesh, tree: PyTree) -> PyTree:
 
     def of_mine(leaf: Any) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            # The callback below cuts NumPy arrays, which keys become as plain numbers.
             data = of_mine(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         host = np.asarray(leaf)

@@ -158,6 +158,8 @@ def _caps(found: Any) -> Caps:
     protected = {"relation": str, "unit": str, "max_records_per_person": int}
     protected |= {"trusted_aggregator": bool}
     table = _table("[caps]", found, {**numbers, "releases": int}, protected)
+    # What is not an argument of PrivacyBudget is taken out: the rest of the table goes to it, with
+    # its own defaults and checks.
     least = _validate.positive("noise_multiplier", table.pop("noise_multiplier"))
     releases = _validate.positive_int("releases", table.pop("releases"))
     # TOML has inf, and for a budget of fit it is a way to say "no noise". No hospital's cap says

@@ -98,6 +98,7 @@ def listening(
     finally:
         os.umask(before)
     if group is not None:
+        # The group first: opened first, it would be open to the user's default group for a moment.
         shutil.chown(path, group=group)
         path.chmod(0o660)
     try:

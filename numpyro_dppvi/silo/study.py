@@ -260,6 +260,7 @@ def load_prior(
 def _bytes(path: str | os.PathLike[str]) -> bytes:
     target = _validate.path("path", path)
     with os.fdopen(_disk.open_to_read(target, through_links=True), "rb") as file:
+        # One byte more than is allowed tells a file that is too large, without reading all of it.
         source = file.read(_MOST_BYTES + 1)
     if len(source) > _MOST_BYTES:
         raise ValueError(f"{target} is too large: it has more than {_MOST_BYTES} bytes.")
@@ -393,6 +394,7 @@ def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity
         any_q,
         begin,
     )
+    # Forms are compared with messages leaf by leaf; only shapes and dtypes are read of them.
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     q, factor, told, value = zeros
     return Form(q, factor, told, value, share=np.zeros((), jax.dtypes.canonicalize_dtype(float)))
