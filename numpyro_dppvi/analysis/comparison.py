@@ -143,6 +143,7 @@ def compare(
     guide = result.run.local.guide(guide, posterior.model)  # alone as together
     called = names or tuple(f"client_{m}" for m in range(len(sizes)))
     alone = {f"nonprivate_{called[m]}": part for m, part in enumerate(parts[:max_clients])}
+    # All with one key, so that they differ in their records alone.
     for name, records in {VI_NAME: pooled, **alone}.items():
         found = _variational(result.posterior, guide, records, key)
         mean[name], stddev[name] = _arrays(found.mean), _arrays(found.stddev)
@@ -190,6 +191,7 @@ def _nuts(
 
     target, arguments = posterior.model, {**posterior.model_kwargs, **rows}
     if earlier is not None:
+        # Only for its distributions by latent, which bring bijections with them.
         priors = Posterior(earlier.natural, earlier.family, earlier.space, target, {}, {})
         target = with_earlier_prior
     options = {"num_warmup": num_warmup, "num_samples": num_samples, "progress_bar": False}

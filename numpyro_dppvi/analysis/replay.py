@@ -97,6 +97,7 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
         posterior.space,
         posterior.family,
         values.program_of(run.local),
+        # No batch, one shard, and no rows in it.
         visits.Layout(0, 1, 0, private),
         prior.rest,
         prior.refined,

@@ -104,6 +104,7 @@ class PrivateScore:
         """The scores, what they leave out and what they cost."""
         low, high = self.score_range
         clients = self.plan.clients
+        # A record is at one client alone, and costs what that client has spent.
         worst = max(clients, key=lambda client: client.epsilon)
         lines = [
             f"Score of {self.num_records} held-back records of {len(clients)} client"

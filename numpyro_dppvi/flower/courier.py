@@ -140,6 +140,7 @@ class GridCourier:
 
     def _ask_names(self, nodes: Iterable[int]) -> None:
         """Asks nodes what hospital they are."""
+        # A Join costs nothing: it asks a gateway's name, and charges no ledger.
         join = messages.encode(Join(self.digest))
         for node, reply in self._replies(dict.fromkeys(nodes, join), _LOOK_SECONDS).items():
             try:

@@ -223,7 +223,8 @@ def _contribution(told: Told, scores: Array) -> PyTree:
     score = clipped[0] - jnp.mean(clipped, axis=0)
     # The difference may be longer than the clip: the promise of norm 1 is about what is released.
     score = score * _shrink(_norms(score), told.clip)
-    # E[clip(z) z'] over drawn outcomes is what the expected score responds with.
+    # How the expected score answers to the true parameter: the derivative of a density is the
+    # density times its score z, so that d E[clip(z)] = E[clip(z) z'], here over drawn outcomes.
     parts = _shrink(norms[1:], told.clip) / (len(scores) - 1)
     info = jnp.einsum("k,ki,kj", parts, rest[1:], rest[1:])
     size = jnp.sqrt(jnp.sum(info * info))

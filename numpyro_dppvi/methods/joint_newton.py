@@ -58,7 +58,7 @@ class JointLocal(NamedTuple):
         return Place(here.loc, full_normal.scale_tril(here))
 
     def coordinates(self, at: Place) -> FullNormalCoordinates:
-        """The same as the family has it."""
+        """A place in the member's coordinates."""
         diagonal = jnp.diagonal(at.tril)
         # The family has L = diag(scale) (I + lower): see full_normal.scale_tril.
         rows, columns = np.tril_indices(len(diagonal), -1)
@@ -66,7 +66,7 @@ class JointLocal(NamedTuple):
         return FullNormalCoordinates(at.loc, jnp.log(diagonal), lower)
 
     def tree(self, at: Place) -> Coordinates:
-        """The same as a tree by member."""
+        """A place in the family's coordinates."""
         return Coordinates({self.name: self.coordinates(at)})
 
     def free(self, at: Place) -> tuple[Array, Array]:

@@ -84,7 +84,7 @@ class Newton:
         return self.otherwise.unmeasured(family, q, measured)
 
     def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
-        """Those of hierarchies."""
+        """Members of hierarchies, as of :class:`~numpyro_dppvi.methods.local_solve.Descent`."""
         return self.otherwise.repaired_whole(family, refined)
 
 

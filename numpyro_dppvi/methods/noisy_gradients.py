@@ -221,6 +221,8 @@ class GlobalVI:
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One noisy gradient, where q is."""
+        # All clients draw alike (``central``): their sum is a gradient of all records at the same
+        # draws.
         at = visit.family.coordinates(visit.q)
         gradient = likelihood.released(self.sampler, (visit.rng_key, visit.secret_key), at)
         return Outcome(gradient, None, jnp.zeros((), bool))

@@ -121,6 +121,7 @@ def rule_for(
     Raises:
         UnsupportedModelError: If quadrature was asked for and cannot be had.
     """
+    # Under a normal q a linear predictor is normal, too: one integral in one dimension is left.
     possible = space.predictor is not None and enumeration.continuous(family).is_normal
     if isinstance(expectation, Automatic):
         return GaussHermite() if possible else MonteCarlo(expectation.num_draws)
@@ -216,7 +217,7 @@ def _predictor_loss(
     coordinates: Coordinates,
     row: Any,
 ) -> Array:
-    """The same where the record sees nothing but a'theta + b, which is normal under q.
+    """A record's loss where it sees nothing but a'theta + b, which is normal under q.
 
     ``row`` is a pair: values of the discrete latents, and a row.
     """

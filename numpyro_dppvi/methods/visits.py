@@ -349,8 +349,8 @@ class OfRecords(NamedTuple):
     ) -> PyTree:
         """The noisy sum of clipped contributions of all records, one key a record.
 
-        The keys are secret and independent of the records. So where a record more or less moves
-        the others to other places, the sums are those of records with keys that are as good.
+        The keys are secret, and drawn without regard to records. One record more or less may give
+        others other keys, but that changes nothing in how their sum is distributed.
         """
         secret, params = by_purpose(secret_key), self.params
         capacity = jax.tree.leaves(self.records)[0].shape[0]

@@ -140,6 +140,7 @@ def client_names(names: Sequence[Any]) -> tuple[str, ...]:
     """
     found = tuple(_client_name(name) for name in names)
     if len(set(found)) < len(found):
+        # 1 and '1' are the same name once they are texts.
         twice = next(name for name in found if found.count(name) > 1)
         raise ValueError(f"clients must have distinct names, got {twice!r} twice: rename one.")
     return found

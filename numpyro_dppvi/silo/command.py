@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("path", metavar=argument)
+        # act=act: a lambda would look the name up later, and find the loop's last.
         command.set_defaults(act=lambda parsed, act=act: act(parsed.path))
     return parser
 

@@ -1,9 +1,8 @@
 """The consortium's server: asks hospitals through a courier, and merges what they release.
 
-A courier is a function from a hospital's name and a message's bytes to the reply's bytes. What a
-hospital sends is taken for what it claims to be only if it is: of this study, hospital and step, an
-answer to the very bytes that were sent, finite, and no larger than an honest release can be.
-Everything else is logged and changes nothing.
+A courier is a function from a hospital's name and a message's bytes to the reply's bytes. A reply
+counts only if it is of this study, hospital and step, answers the very bytes that were sent, and is
+finite and no larger than an honest release can be. Anything else is logged and changes nothing.
 """
 
 import contextlib

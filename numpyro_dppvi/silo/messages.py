@@ -196,6 +196,7 @@ def read_join(data: bytes, head: Head) -> Join:
     Raises:
         MalformedError: If it is not one.
     """
+    # A Join has no arrays, and read_arrays(..., {}) refuses bytes after its header.
     facts = _facts(head, "join", study=str)
     wire.read_arrays(data, head, {})
     return Join(**facts)

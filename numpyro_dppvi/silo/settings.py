@@ -23,8 +23,8 @@ class Caps:
         budget: Its epsilon and delta, and the relation and unit that every study must protect.
         releases: The most replies that may leave.
         noise_multiplier: The least noise of a release, over what a unit can change in it.
-        trusted_aggregator: Whether that may be the noise of a sum, of which a release carries a
-            share: whoever runs the server sees more then than the budget says.
+        trusted_aggregator: Whether a release may carry a share of that noise alone, all of which is
+            in the sum over hospitals: whoever runs the server then sees more than the budget says.
     """
 
     budget: PrivacyBudget
@@ -201,6 +201,7 @@ def _bounds(where: str, found: Any) -> dict[str, Any]:
     kinds = (int, float, list)
     table = _table(where, found, {"least": kinds, "most": kinds}, {})
     for name, value in table.items():
+        # TOML has inf and nan: as bounds they would let everything pass, or nothing.
         for number in value if isinstance(value, list) else [value]:
             _validate.finite(name, number, "0.0")
     return table

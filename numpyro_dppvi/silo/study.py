@@ -54,8 +54,8 @@ class Study:
         guide: As of ``fit``.
         method: What a hospital does when visited. Write down what ``recommend`` recommends, so that
             what is reviewed does not depend on a version.
-        schedule: ``sequential``, ``synchronous``, ``random_subset(...)`` or ``Asynchronous``. Of
-            the latter the latencies are what is planned; hospitals answer at their own pace.
+        schedule: ``sequential``, ``synchronous``, ``random_subset(...)`` or ``Asynchronous``, whose
+            latencies say how often each hospital is visited; it answers at its own pace.
         num_rounds: Rounds.
         damping: The share of a change that is merged.
         model_kwargs: Public arguments of the model.
@@ -351,6 +351,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
     )
     given = study.budget
     budget = [given[n] for n in study.names] if isinstance(given, Mapping) else given
+    # A budget beside a method without noise is planned as well, because the plan refuses it.
     private = run.local.releases != "nothing" or budget is not None
     plan = planning.plan_run(run, budget, sizes, names=study.names) if private else None
     planning.warn_of_unsafe(run, plan)
