@@ -182,6 +182,7 @@ def _reference_lines(name: str, lines: Any) -> dict[str, float]:
 def _drawn(name: str, value: Any) -> float:
     """A number to plot; values that are not finite leave a gap."""
     try:
+        # float() would make a masked entry NaN, and a gap of what is a mistake.
         number = None if np.ma.is_masked(value) else float(value)
     except (OverflowError, TypeError, ValueError):
         number = None

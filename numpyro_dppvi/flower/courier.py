@@ -63,6 +63,7 @@ def _tell_progress() -> None:
     """Has rounds, hospitals and costs on the terminal, which Flower copies to its run's log."""
     room = logging.getLogger("numpyro_dppvi")
     room.setLevel(logging.INFO)
+    # Once a process, or every line would be there as often as a server has run in it.
     if not room.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))

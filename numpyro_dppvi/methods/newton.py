@@ -91,6 +91,7 @@ class Newton:
 def _is_joint(family: MeanField) -> bool:
     """Whether q is one normal distribution over all latents."""
     ((_, member), *others) = family.members
+    # More axes would be several normal distributions, each with a covariance of its own.
     one = not others and isinstance(member, FullNormal) and len(member.shape) == 1
     return one and member.size <= MOST_LATENTS
 

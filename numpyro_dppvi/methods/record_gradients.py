@@ -138,7 +138,7 @@ def _draw_by_draw(
     draws: Draws,
     rows: Rows,
 ) -> Gradient:
-    """Adds up gradients at draws; those in first layers' weights are products (`_of_layer`)."""
+    """Adds up gradients at draws; those in first layers' weights are products: see _of_layer."""
     share = 1 / len(jax.tree.leaves(draws)[0])
     rest = MeanField(
         tuple(member for member in family.members if member[0] not in layers.names), family.shared

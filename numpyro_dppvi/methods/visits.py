@@ -264,6 +264,7 @@ def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array |
         mean_or_sum = arithmetic.weighted_total(each, params.weight)
         noise_key = by_purpose(visit.secret_key).noise
         released = add_noise(noise_key, mean_or_sum, params.noise_std, like=each)
+    # Clipped like what is released: shards' factors go where q goes, but for the noise.
     kept = jax.vmap(in_natural)(each) if layout.private else None
     return Outcome(in_natural(released), kept, hidden)
 

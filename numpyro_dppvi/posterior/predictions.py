@@ -133,6 +133,7 @@ def _in_batches(
         # nothing is recompiled.
         first = min(start, num_rows - batch_size)
         batch = {name: leaf[first : first + batch_size] for name, leaf in rows.items()}
+        # A key for each batch: under one, the first rows of all batches would get the same draws.
         for name, value in compiled(jax.random.fold_in(rng_key, number), batch).items():
             axis = axes[name]
             # A result without rows (a global quantity) is the same for every draw in all batches.

@@ -255,6 +255,7 @@ def _row_numbers(client: int, rows: npt.ArrayLike) -> Rows:
             f"rows of client {client} must be a one-dimensional array of integers, got "
             f"{array.dtype} of shape {array.shape}: write np.flatnonzero(mask), say."
         )
+    # Unsigned integers may be larger, and the cast below would make them negative.
     if array.max() > _MOST_ROW:
         raise ValueError(
             f"rows of client {client} must be below 2**63, got {array.max()}: count rows from 0."

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"dppvi: {error}\n")
         return 1
     except KeyboardInterrupt:
+        # A gateway runs until it is stopped: that is no failure.
         sys.stderr.write("dppvi: stopped\n")
     return 0
 

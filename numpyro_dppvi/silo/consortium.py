@@ -209,6 +209,7 @@ class _Server:
                     now = self._with_begun_round(now, at.round)
                 # A hospital that has said that it will never release again is not asked any more.
                 here = [m for m in groups[at.round][at.group].tolist() if self._name(m) not in gone]
+                # Too few are left for the noise of a sum.
                 if len(here) < self._least:
                     return _End(last, True, Code.USED_UP in {r.code for r in gone.values()})
                 steps = {m: 1 + self.prepared.steps(m).index(at) for m in here}

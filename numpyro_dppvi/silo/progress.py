@@ -22,6 +22,7 @@ from numpyro_dppvi.silo.study import Prepared
 
 _KIND = "checkpoint of a consortium"
 _FACTS = {"study": (str,), "slot": (int,), "rounds": (int,), "taken": (dict,), "charged": (list,)}
+# Bytes; most of them list the releases that have arrived.
 _MOST_FACTS = 2**26
 
 

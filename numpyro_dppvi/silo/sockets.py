@@ -109,6 +109,7 @@ def listening(
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    # A courier that keeps its connection open does not keep the gateway from ending.
     daemon_threads = True
     # Couriers that come while this many wait to be let in are turned away at once; 5 if not said.
     request_queue_size = 128

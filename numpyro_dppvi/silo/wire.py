@@ -135,6 +135,7 @@ def read_arrays(data: bytes, head: Head, shapes: Shapes) -> dict[str, np.ndarray
     if len(data) != place + num_bytes(shapes) + _DIGEST:
         raise MalformedError("the message is longer or shorter than its arrays")
     arrays = {}
+    # In the header's order, which is that of names.
     for name in sorted(shapes):
         shape, dtype = shapes[name]
         size = math.prod(shape) * dtype.itemsize
