@@ -29,6 +29,7 @@ STAMP = (
     "with data that may be published; no budget covers this table."
 )
 
+# Of one client without noise: it decides how soon a fit settles, and not on what.
 _DAMPING = 0.6
 _MOST_DRAWS = 10**7
 
