@@ -29,6 +29,7 @@ STAMP = (
     "with data that may be published; no budget covers this table."
 )
 
+# Of one client without noise: it decides how soon a fit settles, and not on what.
 _DAMPING = 0.6
 _MOST_DRAWS = 10**7
 
@@ -51,6 +52,8 @@ class Comparison:
     def shift(self, name: str) -> float:
         """The RMS distance of a posterior's means from pooled NUTS, in sds of the latter."""
         self._check(name)
+        # Distances are in NUTS's standard deviations and not in q's: a q that is too wide would
+        # seem near to anything.
         exact, width = _flat(self.mean[NUTS_NAME]), _flat(self.stddev[NUTS_NAME])
         return float(np.sqrt(np.mean(((_flat(self.mean[name]) - exact) / width) ** 2)))
 
@@ -58,6 +61,7 @@ class Comparison:
         """A posterior's standard deviations relative to pooled NUTS (geometric mean)."""
         self._check(name)
         ratio = _flat(self.stddev[name]) / _flat(self.stddev[NUTS_NAME])
+        # A geometric mean: twice as wide in one entry and half as wide in another is 1 on average.
         return float(np.exp(np.mean(np.log(ratio))))
 
     def _check(self, name: str) -> None:
@@ -125,6 +129,7 @@ def compare(
             f"data must be the fit's, with {_few(result.client_sizes)} records per client, got "
             f"{_few(sizes)}: pass the fit's data, clients and rng_key."
         )
+    # From the padded arrays and not from ``data``: these are the rows and dtypes of the fit.
     parts = [_records_of(shards, number) for number in range(len(sizes))]
     pooled = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     draws = _nuts(result.posterior, pooled, nuts_key, num_warmup, num_samples)
@@ -139,6 +144,7 @@ def compare(
     guide = result.run.local.guide(guide, posterior.model)  # alone as together
     called = names or tuple(f"client_{m}" for m in range(len(sizes)))
     alone = {f"nonprivate_{called[m]}": part for m, part in enumerate(parts[:max_clients])}
+    # All with one key, so that they differ in their records alone.
     for name, records in {VI_NAME: pooled, **alone}.items():
         found = _variational(result.posterior, guide, records, key)
         mean[name], stddev[name] = _arrays(found.mean), _arrays(found.stddev)
@@ -179,11 +185,14 @@ def _nuts(
         """The model with the earlier posterior in place of its priors."""
         del arguments
         theta = {name: numpyro.sample(name, priors.distribution(name)) for name in priors.names}
+        # Record by record, because the model itself would draw the latents from its own priors
+        # again.
         terms = jax.vmap(lambda row: posterior.space.log_likelihood(theta, row))(rows)
         numpyro.factor("records", jnp.sum(terms))
 
     target, arguments = posterior.model, {**posterior.model_kwargs, **rows}
     if earlier is not None:
+        # Only for its distributions by latent, which bring bijections with them.
         priors = Posterior(earlier.natural, earlier.family, earlier.space, target, {}, {})
         target = with_earlier_prior
     options = {"num_warmup": num_warmup, "num_samples": num_samples, "progress_bar": False}

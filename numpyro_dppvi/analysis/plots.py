@@ -146,7 +146,8 @@ def clients(result: FitResult, diagnostics: Diagnostics | None = None, *, ax: An
         )
     flat = np.concatenate([x.reshape(len(found.contributors), -1) for x in found.share.values()], 1)
     records = np.array(result.client_sizes) / sum(result.client_sizes)
-    if len(found.contributors) == 2 and len(records) > 1:  # one factor for all clients
+    # With a trusted aggregator, the prior and all clients together are the only contributors.
+    if len(found.contributors) == 2 and len(records) > 1:
         records = np.ones(1)
     if len(found.contributors) <= _BARS:
         return _bars(found.contributors, flat, records, ax)
@@ -181,6 +182,7 @@ def _reference_lines(name: str, lines: Any) -> dict[str, float]:
 def _drawn(name: str, value: Any) -> float:
     """A number to plot; values that are not finite leave a gap."""
     try:
+        # float() would make a masked entry NaN, and a gap of what is a mistake.
         number = None if np.ma.is_masked(value) else float(value)
     except (OverflowError, TypeError, ValueError):
         number = None
@@ -193,6 +195,7 @@ def _panels(number: int, ax: Any, height: float = _PANEL[1]) -> tuple[Any, Any]:
     """What to return and the axes to draw on: a new figure's, or the user's own."""
     if ax is None:
         figure = _picture()(figsize=(_PANEL[0] * number, height))
+        # Legends stand outside some axes: only this layout makes room for them.
         figure.set_layout_engine("constrained", w_pad=0.1)
         returned, axes = figure, np.ravel(figure.subplots(1, number)).tolist()
     else:
@@ -207,6 +210,7 @@ def _own(ax: Any, number: int) -> list[Any]:
     from matplotlib.axes import Axes
 
     is_array = isinstance(ax, np.ndarray)
+    # What pyplot.subplots returns: one Axes, or an array of them. Lists are taken as well.
     found = ax.ravel().tolist() if is_array else [ax] if isinstance(ax, Axes) else ax
     wrong = [one for one in _validate.listed(found) or [found] if not isinstance(one, Axes)]
     if wrong or len(found) != number:
@@ -285,7 +289,9 @@ def _parameters(axis: Any, result: FitResult) -> None:
     )
     rounds = np.arange(1, len(mean) + 1)
     tiny = np.finfo(width.dtype).tiny  # a discrete latent may have no width
+    # Farthest from 0 in standard deviations, so that units do not decide which are shown.
     farthest = np.argsort(-np.abs(mean[-1]) / np.maximum(width[-1], tiny))[: len(_LINES)]
+    # The legend in the order of the lines' right ends.
     for place, index in enumerate(sorted(farthest, key=lambda i: -mean[-1, i])):
         color, marker = _LINES[place], _MARKERS[place]
         line, band = mean[:, index], width[:, index]
@@ -329,6 +335,7 @@ def _curves(
     """Rounds, and for each group of equal clients its budget, numbers and epsilons."""
     assert result.plan is not None
     plan, num_rounds = result.plan, result.state.round
+    # Few rounds, with the first and the last among them.
     at = np.unique(np.linspace(0, num_rounds, min(num_rounds + 1, _CURVE_POINTS)).round())
     at = at.astype(int)
     # What each part of the run had released by then, client by client.
@@ -343,6 +350,7 @@ def _curves(
         visited.append(np.cumsum(visits, axis=0)[at])
     kinds: dict[Any, list[int]] = {}
     for number, client in enumerate(plan.clients):
+        # A run that was continued has a plan for each part, with another noise.
         own = [part.clients[number] for part in plan.parts]
         released = [
             accounting.compose(
@@ -353,6 +361,7 @@ def _curves(
         ]
         # Charges of other runs on the same ledger count from the start.
         others = Counter(dict(result.ledger.composition(number))) - Counter(dict(released[-1]))
+        # Clients that agree in these have one curve, computed once: an epsilon may take seconds.
         kind = (client.budget, tuple(released), frozenset(others.items()))
         kinds.setdefault(kind, []).append(number)
     curves = []
@@ -416,9 +425,11 @@ def _bars(contributors: Sequence[str], share: np.ndarray, records: np.ndarray, a
     axis = axes[0]
     places = np.arange(len(contributors))
     axis.barh(places, share.mean(axis=1), color=_BLUE, height=0.6, label="of the precision (mean)")
+    # Over parameters: a client may have most of one latent's precision and little of another's.
     low, high = np.quantile(share, (0.1, 0.9), axis=1)
     axis.hlines(places, low, high, color=_GREY, linewidth=1, label="middle 80 % of parameters")
     axis.plot(
+        # The prior, in place 0, has no records.
         records, places[1:], "D", markerfacecolor="white", markeredgecolor=_RED, markersize=6,
         markeredgewidth=1.5, label="of the records",
     )  # fmt: skip
@@ -445,6 +456,7 @@ def _cloud(share: np.ndarray, records: np.ndarray, ax: Any) -> Any:
         axis.set(xlabel="clients, by their share", xticks=[])
     else:
         axis.plot(records, mean[1:], "o", **dots)
+        # What the prior leaves, shared out by records.
         axis.axline((0, 0), slope=1 - mean[0], **line)
         axis.set(xlabel="share of the records", xlim=(0, 1.1 * records.max()))
         _percent(axis.xaxis)

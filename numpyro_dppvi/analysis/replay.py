@@ -97,6 +97,7 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
         posterior.space,
         posterior.family,
         values.program_of(run.local),
+        # No batch, one shard, and no rows in it.
         visits.Layout(0, 1, 0, private),
         prior.rest,
         prior.refined,
@@ -105,6 +106,8 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
     )
     targets = state.factors
     if aggregated:
+        # One factor stands for all clients, and who contributed what is not known: equal M-th
+        # roots.
         share = factors.power(factors.total(targets), 1 / num_clients)
         targets = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), share
@@ -131,6 +134,7 @@ def replays(replay: Replay) -> Callable[[PRNGKey, Array | float, int], Natural]:
         are raised to, and how many replays to make. It returns natural parameters of q after every
         round, leading axes ``(num_rounds, num_replays)``.
     """
+    # A replay's memory is its state, of which every one has a copy.
     floats = sum(leaf.size for leaf in jax.tree.leaves(replay.first))
     at_once = max(1, _FLOATS_AT_ONCE // floats)
 

@@ -104,6 +104,7 @@ class PrivateScore:
         """The scores, what they leave out and what they cost."""
         low, high = self.score_range
         clients = self.plan.clients
+        # A record is at one client alone, and costs what that client has spent.
         worst = max(clients, key=lambda client: client.epsilon)
         lines = [
             f"Score of {self.num_records} held-back records of {len(clients)} client"
@@ -227,6 +228,7 @@ def score(
     # Charged before anything is computed: a process that dies in between has spent, and not
     # released.
     ledger = algorithm.charged(ledger, planned, 0, np.arange(len(sizes)), file)
+    # The only use of these secret keys: a second one would release the same noise twice.
     noisy = _released(posterior.space, draws, shards, ends, planned, keys.round_key(0))
     return _packed(noisy, ends, planned, ledger, is_sum=trusted is not None)
 
@@ -325,6 +327,7 @@ def _vectors(
     high: Array,
 ) -> Array:
     """What each record of a client adds to the sum, shape ``(num_rows, 2 or 3)``."""
+    # Row by row: a record's vector depends on no other record, which the sensitivity rests on.
     found = predictive.scores(space, draws, rows)
     # +inf and NaN count as the lowest: a record that breaks the model must not pull the score up.
     known = jnp.where(jnp.isfinite(found.log_density), found.log_density, -jnp.inf)
@@ -371,6 +374,7 @@ def _packed(
     stds, (low, high) = planned.noise_std, ends
 
     def mean(total: float, std: float, size: int) -> Estimate:
+        # A record's entry is (score - middle) / half, see _vectors: this is solved for the score.
         half = (high - low) / 2
         return Estimate(float((low + high) / 2 + half * total / size), float(half * std / size))
 
@@ -382,6 +386,7 @@ def _packed(
     # Clients' noises are independent, so that variances add up; with shares of one noise, to that
     # of the sum.
     total, std = noisy.sum(axis=0), float(np.sqrt(np.sum(stds**2)))
+    # With an aggregator a client's own sum has a share of the noise alone: it must not be shown.
     each = () if is_sum else map(mean, noisy[:, 0], stds, sizes)
     return PrivateScore(
         log_density=mean(total[0], std, sizes.sum()),

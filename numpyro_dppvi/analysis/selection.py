@@ -63,6 +63,7 @@ class Selection:
     def posterior(self) -> Posterior:
         """The best run's posterior, with the cost of the whole selection in its attributes."""
         total = {"max_epsilon": max(self.plan.epsilons), "selected_among": len(self.settings)}
+        # The run's own attributes say what one fit cost, which is less than what was spent.
         posterior = self.run.posterior
         return dataclasses.replace(posterior, attrs={**posterior.attrs, **total})
 
@@ -246,6 +247,7 @@ def _check(run: Any, plan: SelectionPlan) -> None:
     relations = [budget.relation for budget in plan.budgets]
     clients = range(len(run.plan.clients))
     # The run's mechanisms must protect the selection's unit; their distances are checked below.
+    # Another number of clients is refused by check_run, in words of its own.
     for mine, budget in zip(run.plan.clients, plan.budgets, strict=False):
         mine.mechanism.check(budget)
         if mine.budget.relation != budget.relation:
@@ -286,5 +288,6 @@ def _noisy_score(
         values = jnp.where(jnp.isfinite(values), values, -mechanism.clip_norm)
         present = jnp.ones(values.shape, bool)
         key = jax.random.fold_in(secret_key, client)
+        # A score is a vector of one entry, and its bound the clip.
         total += float(release(key, values[:, None], present, mechanism)[0])
     return total / sum(mechanism.num_records for mechanism in mechanisms)

@@ -63,6 +63,7 @@ def _tell_progress() -> None:
     """Has rounds, hospitals and costs on the terminal, which Flower copies to its run's log."""
     room = logging.getLogger("numpyro_dppvi")
     room.setLevel(logging.INFO)
+    # Once a process, or every line would be there as often as a server has run in it.
     if not room.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
@@ -104,13 +105,16 @@ class GridCourier:
             found = self._node_of(hospital)
             why = found if isinstance(found, str) else "brought no reply"
             if isinstance(found, int):
+                # The last attempt gets a moment, too.
                 left = max(end - time.monotonic(), _PAUSE_SECONDS)
                 reply = self._replies({found: message}, left).get(found)
+                # Empty where the node could not reach its gateway (node.client_app).
                 if reply:
                     self._away.discard(hospital)
                     return reply
                 with self._looking:
                     self._said.pop(found, None)  # it may come back with another id
+            # A hospital that is away would otherwise hold up every round by the whole patience.
             if hospital in self._away or time.monotonic() + pause >= end:
                 self._away.add(hospital)
                 raise ConnectionError(f"the node of {hospital} {why}")
@@ -123,6 +127,8 @@ class GridCourier:
         with self._looking:
             with self._one_at_a_time:
                 online = {node.node_id: node.name for node in self.grid.get_nodes()}
+            # Once a node is known by a key, nodes without one are never asked again: any of them
+            # could say that it is a hospital.
             self._registered |= any(online.values())
             names = online if self._registered else self._said
             nodes = [node for node in online if names.get(node) == hospital]
@@ -135,6 +141,7 @@ class GridCourier:
 
     def _ask_names(self, nodes: Iterable[int]) -> None:
         """Asks nodes what hospital they are."""
+        # A Join costs nothing: it asks a gateway's name, and charges no ledger.
         join = messages.encode(Join(self.digest))
         for node, reply in self._replies(dict.fromkeys(nodes, join), _LOOK_SECONDS).items():
             try:
@@ -161,6 +168,7 @@ class GridCourier:
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None and reply.has_content():
                     found[node] = unpacked(reply.content)
+            # Asked again at once as long as replies come in.
             if waiting and not come:
                 time.sleep(_POLL_SECONDS)
         return found

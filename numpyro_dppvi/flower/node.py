@@ -67,6 +67,7 @@ def _asked(place: str, message: bytes, timeout: float) -> bytes:
         connection.settimeout(timeout)
         connection.connect(place)
         connection.sendall(len(message).to_bytes(_LENGTH, "big") + message)
+        # A buffered file's read(n) waits for all n bytes, where recv(n) may return the first few.
         with connection.makefile("rb") as replies:
             size = int.from_bytes(replies.read(_LENGTH), "big")
             reply = replies.read(size)
@@ -75,4 +76,5 @@ def _asked(place: str, message: bytes, timeout: float) -> bytes:
     return reply
 
 
+# What an application's pyproject.toml names as its clientapp, "node:client".
 client = client_app()

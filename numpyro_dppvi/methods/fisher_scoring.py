@@ -136,6 +136,8 @@ class FisherScoring:
         Raises:
             ValueError: If there is nothing but first visits, which would leave the prior.
         """
+        # What finds scales is each client's first visit or, with an aggregator, the first sum of
+        # all.
         if sum(study.num_visits) < 2 * (study.num_shares or 1) or (
             study.num_shares is None and max(study.num_visits) < 2
         ):
@@ -157,6 +159,8 @@ class FisherScoring:
                     told.loc
                 )
 
+            # Drawn at the very point where scores are taken: if the model is right there, the
+            # observed outcome is one more like them.
             theta = latents(told.loc)
             keys = jax.random.split(key, self.num_replicates)
             drawn = jax.vmap(lambda key: space.draw(theta, row, key))(keys)
@@ -164,6 +168,7 @@ class FisherScoring:
             scores = jnp.concatenate([observed[None], jax.vmap(score)(drawn)])
             return _contribution(told, scores)
 
+        # The scores of all outcomes, and an information matrix.
         floats = (self.num_replicates + 1) * told.loc.size + told.loc.size**2
         released = likelihood.released_sum(contribution, floats, visit.secret_key)
         return Outcome(released, None, jnp.zeros((), bool))
@@ -193,6 +198,7 @@ def _norms(rows: Array) -> Array:
 
 
 def _shrink(norm: Array, bound: Array) -> Array:
+    # The least norm keeps a zero vector from being 0 / 0.
     return jnp.minimum(1.0, bound / jnp.maximum(norm, 1e-30))
 
 
@@ -215,8 +221,10 @@ def _contribution(told: Told, scores: Array) -> PyTree:
     norms = _norms(rest)
     clipped = rest * _shrink(norms, told.clip)[:, None]
     score = clipped[0] - jnp.mean(clipped, axis=0)
+    # The difference may be longer than the clip: the promise of norm 1 is about what is released.
     score = score * _shrink(_norms(score), told.clip)
-    # E[clip(z) z'] over drawn outcomes is what the expected score responds with.
+    # How the expected score answers to the true parameter: the derivative of a density is the
+    # density times its score z, so that d E[clip(z)] = E[clip(z) z'], here over drawn outcomes.
     parts = _shrink(norms[1:], told.clip) / (len(scores) - 1)
     info = jnp.einsum("k,ki,kj", parts, rest[1:], rest[1:])
     size = jnp.sqrt(jnp.sum(info * info))
@@ -224,6 +232,8 @@ def _contribution(told: Told, scores: Array) -> PyTree:
     # Of drawn outcomes, how many are clipped under the model.
     over = norms > told.clip
     flags = jnp.stack([1.0 * over[0], jnp.mean(over[1:]), 1.0 * (size > told.info_clip)])
+    # Each part has norm at most sqrt(share), and the shares add up to 1: so does the squared norm
+    # of all together. (The three flags become numbers in [-1, 1], of norm at most sqrt(3).)
     roots = jnp.sqrt(told.shares)
     return {
         "score": roots[0] / told.clip * score,
@@ -242,9 +252,12 @@ def _hits(told: Told, scores: Array) -> Array:
     """
     scales = jnp.sqrt(jnp.mean(scores**2, axis=0))
     octave = jnp.clip(jnp.floor(jnp.log2(scales)) - noisy_scores.LOWEST, 0, noisy_scores.BINS - 1)
+    # -1 is in no bin: a record without a scale (zero, or NaN) is in no histogram.
     octave = jnp.where(scales > 0, octave, -1)
     looking = jnp.any(told.look.step > 0)
     place = jnp.where(looking, ratios.place(told.look, scores), octave)
+    # A record is in at most one bin of each of ``number`` histograms: so many ones, of norm
+    # sqrt(number).
     number = jnp.where(looking, jnp.sum(told.look.step > 0), scales.size)
     hit = place[:, None] == jnp.arange(noisy_scores.BINS)
     return hit / jnp.sqrt(jnp.maximum(number, 1))

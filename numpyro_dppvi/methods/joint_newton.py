@@ -58,18 +58,21 @@ class JointLocal(NamedTuple):
         return Place(here.loc, full_normal.scale_tril(here))
 
     def coordinates(self, at: Place) -> FullNormalCoordinates:
-        """The same as the family has it."""
+        """A place in the member's coordinates."""
         diagonal = jnp.diagonal(at.tril)
+        # The family has L = diag(scale) (I + lower): see full_normal.scale_tril.
         rows, columns = np.tril_indices(len(diagonal), -1)
         lower = (at.tril / diagonal[:, None])[rows, columns]
         return FullNormalCoordinates(at.loc, jnp.log(diagonal), lower)
 
     def tree(self, at: Place) -> Coordinates:
-        """The same as a tree by member."""
+        """A place in the family's coordinates."""
         return Coordinates({self.name: self.coordinates(at)})
 
     def free(self, at: Place) -> tuple[Array, Array]:
         """Slope and Hessian of the cavity's loss along white axes."""
+        # whitened() makes sqrt(2) L' D L of a quadratic part D. The cavity's is -P / 2, so that its
+        # share L'P L of the Hessian is -sqrt(2) times that. The entropy's, -I, is in _narrowed.
         white = self.member.whitened(self.coordinates(at), self.cavity)
         return -white.linear, -np.sqrt(2) * full_normal.unpack(white.quadratic)
 
@@ -78,8 +81,9 @@ class JointLocal(NamedTuple):
         found = self.records_gradient(key, self.tree(at))[self.name]
         _, pull = jax.vjp(lambda tril: self.coordinates(Place(at.loc, tril)), at.tril)
         (of_tril,) = pull(found)
-        # d/dL E[f(m + L e)] = E[f'' ] L (Price), known in its lower triangle. L' times it is the
-        # white Hessian, of which the lower triangle takes that of its second factor alone.
+        # d/dL E[f(m + L e)] = E[f''] L =: G (Price). Only its lower triangle is known, because L
+        # has no other entries. That suffices for the lower triangle of the white Hessian L'G: in
+        # (L'G)_ij = sum over k >= i of L_ki G_kj, all k are at least j where i >= j.
         return at.tril.T @ found.loc, _from_lower(at.tril.T @ jnp.tril(of_tril))
 
     def second(self, key: Any, at: Place) -> Array:
@@ -122,9 +126,13 @@ def solve(local: JointLocal, q: Natural, keys: Any, shares: Array, farthest: flo
 
         def step(at: Place, now: tuple[Any, Array]) -> tuple[Place, Array]:
             key, share = now
+            # H is along the white axes L_0 of the block's beginning. Along those of now, L, it is
+            # T'H T with L = L_0 T.
             turned = solve_triangular(begin.tril, at.tril, lower=True)
             here = turned.T @ hessian @ turned
             (slope, free), (of_records, seen) = local.free(at), local.records(key, at)
+            # Two Hessians: that of the block is the metric of the mean's step; that of this step's
+            # own draws, less their known error, moves the precision.
             slope = slope + of_records
             step = at.tril @ _step(slope, free + here, at, share, first, farthest)
             after = Place(
@@ -155,6 +163,8 @@ def _step(
     values = jnp.maximum(jnp.abs(values), least)
     across = vectors.T @ slope
     whole = vectors @ (across / values)
+    # As newton._step: the step's length in standard deviations by the Hessian, and by q at the
+    # beginning of the visit.
     by_hessian = jnp.linalg.norm(across / jnp.sqrt(values))
     by_q = jnp.linalg.norm(solve_triangular(first.tril, at.tril @ whole, lower=True))
     return whole * jnp.minimum(share, farthest / jnp.minimum(by_hessian, by_q))
@@ -163,5 +173,7 @@ def _step(
 def _narrowed(hessian: Array, share: Array) -> Array:
     """The Cholesky factor of the covariance along white axes after a share of the step."""
     values, vectors = jnp.linalg.eigh(hessian)
+    # q's precision is I along these axes, and the goal is the Hessian W of the whole loss: a share
+    # of the way is (1 - share) I + share W, within the limits of newton._narrowed.
     moved = jnp.clip(1 + share * (values - 1), 0.8, 50.0)
     return cholesky_of_inverse((vectors * moved) @ vectors.T)

@@ -47,6 +47,8 @@ def solve(
     ) -> tuple[tuple[Coordinates, optax.OptState], Array]:
         coordinates, state = carry
         slope = gradient(key, coordinates)
+        # Moments of a step that is not taken are dropped with it: one NaN would stay in them for
+        # ever.
         updates, state = optimizer.update(slope, state, coordinates)
         after = optax.apply_updates(coordinates, updates), state
         finite = factors.is_finite((slope, after[0]))
@@ -103,10 +105,13 @@ class Descent:
         cavity = factors.divide(q, own)
 
         def gradient(keys: Any, coordinates: Coordinates) -> Gradient:
+            # No record enters these terms: they need no clip and get no noise.
             free = jax.grad(objective.cavity_loss, argnums=2)(family, cavity, coordinates)
             return jax.tree.map(jnp.add, free, records_gradient(keys, coordinates))
 
         end = solve(keys, family.coordinates(q), gradient, self.optimizer)
+        # Factors multiply in natural parameters. Steps are taken in coordinates, where a precision
+        # cannot become negative and Adam converges in reasonable time (docs/design.md).
         return factors.divide(family.natural(end), q)
 
     def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:

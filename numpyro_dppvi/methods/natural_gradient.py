@@ -81,6 +81,8 @@ class NaturalGradient:
         """
 
         def step(before: Natural, key: Any) -> tuple[Natural, None]:
+            # ``before`` is the change so far. It is carried in the place of q, of whose large
+            # numbers small changes would lose digits.
             here = factors.multiply(q, before)
             coordinates = family.coordinates(here)
 
@@ -102,6 +104,7 @@ class NaturalGradient:
                 name: self.location_rate / (1 + self.ridge * v) for name, v in variances.items()
             }
             white = whitening.weighted(family, factors.multiply(records, rest), share, 1.0)
+            # ``white`` is the loss's gradient: the step goes against it.
             return factors.divide(before, whitening.unwhiten(family, coordinates, white)), None
 
         return jax.lax.scan(step, factors.unit(q), keys)[0]

@@ -84,13 +84,14 @@ class Newton:
         return self.otherwise.unmeasured(family, q, measured)
 
     def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
-        """Those of hierarchies."""
+        """Members of hierarchies, as of :class:`~numpyro_dppvi.methods.local_solve.Descent`."""
         return self.otherwise.repaired_whole(family, refined)
 
 
 def _is_joint(family: MeanField) -> bool:
     """Whether q is one normal distribution over all latents."""
     ((_, member), *others) = family.members
+    # More axes would be several normal distributions, each with a covariance of its own.
     one = not others and isinstance(member, FullNormal) and len(member.shape) == 1
     return one and member.size <= MOST_LATENTS
 
@@ -111,6 +112,8 @@ def _solve_jointly(
 
 def _shares(number: int) -> Array:
     """The shares of the steps of a visit, a block for each Hessian."""
+    # Blocks of one length, because they are scanned over: the longest one that divides the number
+    # of steps. (Of 50 steps: five blocks of ten.)
     each = max(n for n in range(1, _STEPS_A_HESSIAN + 1) if number % n == 0)
     return (_FALLS_AFTER / (_FALLS_AFTER + jnp.arange(1, number + 1))).reshape(-1, each)
 
@@ -166,7 +169,9 @@ class _Local(NamedTuple):
             of_loc = lambda loc: self.records(key, at._replace(loc=loc)).loc  # noqa: E731
             return scale * jax.jvp(of_loc, (at.loc,), (scale * direction,))[1]
 
+        # A few columns at a time, because each takes the memory of a gradient.
         found = jax.lax.map(column, eye, batch_size=min(len(eye), _COLUMNS_AT_ONCE))
+        # It is symmetric but for rounding. If it overflowed, the metric is the cavity's alone.
         return jnp.where(jnp.all(jnp.isfinite(found)), (found + found.T) / 2, 0.0)
 
     def off(self, key: Any, hessian: Array, times: Array) -> Array:
@@ -178,6 +183,8 @@ class _Local(NamedTuple):
         noise = jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in white], axis=1)
         # Of z' A z / 2, with z = s e, the gradient in log s is z * A z: E[z_i z_j A_ij] is zero but
         # on the diagonal.
+        # The Hessian is in units of the block's first standard deviations; ``times`` turns these
+        # into those of now.
         off = noise.T @ noise / len(noise) - jnp.eye(len(hessian), dtype=hessian.dtype)
         return times * ((hessian * off) @ times)
 
@@ -186,13 +193,17 @@ def _solve(local: _Local, q: Natural, keys: Any) -> Coordinates:
     """Takes one step a key; NaN if the last one's gradient was not finite."""
     shares = _shares(len(keys))
     first = local.place(local.family.coordinates(q))
+    # Of the visit, and not of each step: a q that narrows too soon would hold its own mean there.
     widest = jnp.exp(first.log_scale)
+    # Natural parameters are pairs, too, (P m, -P / 2): here ``place`` only lays them end to end.
     precision = -2 * local.place(local.cavity).log_scale
 
     def block(begin: _Place, steps: tuple[Any, Array]) -> tuple[_Place, Array]:
         scale = jnp.exp(begin.log_scale)
         # Draws of its own: a control variate must not know those that it is to correct.
         hessian = local.hessian(jax.random.fold_in(steps[0][0], 1), begin)
+        # The second derivatives of the whole loss are the records' and the cavity's precision, here
+        # in units of q's standard deviations; the entropy has none in locations.
         axes = _axes(scale, hessian + jnp.diag(scale**2 * precision))
 
         def step(at: _Place, now: tuple[Any, Array]) -> tuple[_Place, Array]:
@@ -205,6 +216,7 @@ def _solve(local: _Local, q: Natural, keys: Any) -> Coordinates:
                 at.loc - _step(axes, slope.loc, share, widest),
                 at.log_scale - _narrowed(narrower, share),
             )
+            # As in local_solve.solve: one overflow costs a step, and not the visit.
             finite = factors.is_finite((slope, after))
             return factors.select(finite, after, at), finite
 
@@ -242,8 +254,11 @@ def _axes(scale: Array, hessian: Array) -> _Axes:
 
 def _step(axes: _Axes, slope: Array, share: Array, widest: Array) -> Array:
     """A share of the Newton step, or as much of it as is trusted."""
+    # With S the standard deviations and S A S = V D V', the step A^-1 g is S V D^-1 V'S g.
     across = axes.vectors.T @ (axes.scale * slope)
     whole = axes.scale * (axes.vectors @ (across / axes.values))
+    # How many standard deviations that is: by the Hessian sqrt(step'A step) = |D^-1/2 V'S g|; by q
+    # those of the coordinate that goes furthest. The smaller number counts, which is by the wider.
     by_hessian = jnp.linalg.norm(across / jnp.sqrt(axes.values))
     by_q = jnp.max(jnp.abs(whole) / widest)
     return whole * jnp.minimum(share, _FARTHEST / jnp.minimum(by_hessian, by_q))

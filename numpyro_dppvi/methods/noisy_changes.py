@@ -81,6 +81,7 @@ def _check_fields(self: Any) -> None:
         )
     values.set_each(self, "clip_norm", _validate.positive)
     values.set_steps(self)
+    # ParameterPerturbation has one shard, and no field that says so.
     if hasattr(self, "num_shards"):
         values.set_each(self, "num_shards", _validate.positive_int)
 

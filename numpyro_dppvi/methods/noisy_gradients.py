@@ -221,6 +221,8 @@ class GlobalVI:
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One noisy gradient, where q is."""
+        # All clients draw alike (``central``): their sum is a gradient of all records at the same
+        # draws.
         at = visit.family.coordinates(visit.q)
         gradient = likelihood.released(self.sampler, (visit.rng_key, visit.secret_key), at)
         return Outcome(gradient, None, jnp.zeros((), bool))
@@ -283,6 +285,7 @@ def noisy_step(method: Any, learning_rate: float, like: Coordinates) -> float:
         learning_rate: Adam's, where the method names no optimiser.
         like: Coordinates, of which only shapes count.
     """
+    # Adam's first step is its rate, whatever the gradient. Others are tried on a gradient of ones.
     if method.optimizer is None:
         return learning_rate
     slope = jax.tree.map(jnp.ones_like, like)

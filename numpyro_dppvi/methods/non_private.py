@@ -70,6 +70,7 @@ class NonPrivate:
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One exact solve."""
+        # Newton's control variate needs to know the draws: solvers see gradients alone.
         if isinstance(visit.solver, Newton):
             solver = dataclasses.replace(visit.solver, draws=likelihood.draws)
             visit = visit._replace(solver=solver)

@@ -121,6 +121,7 @@ def rule_for(
     Raises:
         UnsupportedModelError: If quadrature was asked for and cannot be had.
     """
+    # Under a normal q a linear predictor is normal, too: one integral in one dimension is left.
     possible = space.predictor is not None and enumeration.continuous(family).is_normal
     if isinstance(expectation, Automatic):
         return GaussHermite() if possible else MonteCarlo(expectation.num_draws)
@@ -165,6 +166,8 @@ def record_loss(
             coordinates,
             lambda values: _predictor_loss(space, rest, rule, coordinates, (values, row)),
         )
+    # The same points for all values of discrete latents: what these values differ by in the sum
+    # below is then free of the draws' noise.
     theta = space.constrain(_points(rule, rng_key, rest, coordinates))
 
     def given(values: Mapping[str, Array]) -> Array:
@@ -190,6 +193,7 @@ def floats_per_record(
     else:
         points = jax.eval_shape(lambda c: _points(rule, rng_key, rest, c), coordinates)
         floats = sum(leaf.size for leaf in jax.tree.leaves(points))
+    # Each joint value of discrete latents, of q's and of the record's own, needs as much again.
     return max(1, floats) * enumeration.num_joint_values(family) * space.summation.num_terms
 
 
@@ -197,6 +201,7 @@ def _points(
     rule: PointRule, rng_key: PRNGKey, family: MeanField, coordinates: Coordinates
 ) -> dict[str, Array]:
     """The rule's points of a family without discrete members."""
+    # All latents may be discrete. A rule is not asked for points of nothing.
     return rule(rng_key, family, coordinates) if family.members else {}
 
 
@@ -212,7 +217,7 @@ def _predictor_loss(
     coordinates: Coordinates,
     row: Any,
 ) -> Array:
-    """The same where the record sees nothing but a'theta + b, which is normal under q.
+    """A record's loss where it sees nothing but a'theta + b, which is normal under q.
 
     ``row`` is a pair: values of the discrete latents, and a row.
     """

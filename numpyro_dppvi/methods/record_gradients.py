@@ -64,6 +64,7 @@ def of_rows(
         return _by_quadrature(predictor, family, rule, coordinates, rows)
     if family.is_normal and isinstance(rule, MonteCarlo):
         points = rule(rng_key, family, coordinates)
+        # The same key at the standard normal: the white noise z of the points m + L z.
         noise = family.by_member(rule(rng_key, family, family.standard()))
         if predictor is None:
             layers = _layers(space, family)
@@ -71,6 +72,7 @@ def of_rows(
         return _by_draws(predictor, family, coordinates, (points, noise), rows)
 
     def of_row(row: Rows) -> Gradient:
+        # Any other family or rule: the gradient is taken of the whole expectation, row by row.
         gradient = jax.grad(objective.record_loss, argnums=4)
         return gradient(space, family, expectation, rng_key, coordinates, row)
 
@@ -83,6 +85,7 @@ def _by_quadrature(
     """From the derivatives of the predictor's losses at the nodes."""
     value_and_slope = jax.value_and_grad(predictor.value)
     centers, slopes = jax.vmap(value_and_slope, (None, 0))(family.location(at), rows)
+    # Under q, a'x + b is normal with mean a'm + b and standard deviation |L'a|.
     white = jax.vmap(family.white_slope, (None, 0))(at, slopes)
     variances = sum(map(_squared_norms, white.values()))
     stddevs = jnp.sqrt(variances)
@@ -114,6 +117,8 @@ def _by_draws(
     points, noise = draws
     values = jax.vmap(jax.vmap(predictor.value, (None, 0)), (0, None))(points, rows)
     slopes = jax.vmap(jax.grad(predictor.value), (None, 0))(family.location(at), rows)
+    # At draw k, g is f'_k a. So E[g] is a times the mean of f'_k, which is ``along``, and E[g z']
+    # is a times the mean of f'_k z_k', which is ``across``.
     derivatives = _derivatives(predictor, values, rows) / len(values)
     across = jax.tree.map(lambda leaf: jnp.tensordot(derivatives, leaf, (0, 0)), noise)
     along = jnp.sum(derivatives, axis=0)
@@ -133,7 +138,7 @@ def _draw_by_draw(
     draws: Draws,
     rows: Rows,
 ) -> Gradient:
-    """From gradients at draws, which are added up; but for those in first layers' weights."""
+    """Adds up gradients at draws; those in first layers' weights are products: see _of_layer."""
     share = 1 / len(jax.tree.leaves(draws)[0])
     rest = MeanField(
         tuple(member for member in family.members if member[0] not in layers.names), family.shared
@@ -155,6 +160,7 @@ def _draw_by_draw(
         mine, behind = of_draw(draw)
         return jax.tree.map(jnp.add, total, mine), behind
 
+    # The sum begins with the first draw, whose shapes and dtypes are those of the others.
     first = of_draw(jax.tree.map(lambda leaf: leaf[0], draws))
     others = jax.tree.map(lambda leaf: leaf[1:], draws)
     # Beside first layers little is left to be added up, and an unrolled loop compiles for seconds.
@@ -184,9 +190,11 @@ def _of_layer(
         behind: Gradients in the products, draws first and records second.
         noise: The draws' white noise; every second one is the one before it, mirrored.
     """
+    # z d + (-z) d' = z (d - d'). The last of an odd number of draws has no mirror image.
     mirrored = jnp.pad(behind[1::2], [(0, len(behind) % 2), *[(0, 0)] * (behind.ndim - 1)])
     pairs = behind[::2] - mirrored
     along, weights = jnp.mean(behind, axis=0), jnp.exp(at.log_scale) * noise[::2] / len(noise)
+    # W is a vector, and x'W one number a record: what multiplies x is a number, too.
     if behind.ndim == 2:
         across = jnp.einsum("mr,mi->ri", pairs, weights, precision=jax.lax.Precision.HIGHEST)
         return NormalCoordinates(inputs * along[:, None], inputs * across)
@@ -205,6 +213,7 @@ def _layers(space: LatentSpace, family: MeanField) -> FirstLayers:
     found = space.first_layers
     if found is not None and found.names <= own:
         return found
+    # None that can be split off: no products, and all latents are among the others.
     return FirstLayers(
         frozenset(),
         lambda row: {},

@@ -189,6 +189,8 @@ AnyMethod: TypeAlias = Method | Composite
 
 def check(method: Any) -> None:
     """Refuses what is not a method."""
+    # A protocol looks at names of attributes, which a class has as well as its instances:
+    # DPOptimization without its parentheses would pass.
     if isinstance(method, type) or not isinstance(method, Method | Composite):
         raise TypeError(
             "method must be one of DPOptimization, NonPrivate, ParameterPerturbation, "
@@ -227,6 +229,7 @@ def shards_by_client(method: Method, client_sizes: Sequence[int]) -> tuple[int, 
     chosen = getattr(method, "num_shards", 1)
     num_shards = _validate.by_client("num_shards", chosen, len(client_sizes))
     for client, (shards, size) in enumerate(zip(num_shards, client_sizes, strict=True)):
+        # A shard without records has nothing to say, and in a mean it would dilute the others.
         if shards > size:
             raise ValueError(
                 f"num_shards must be at most a client's records, got {shards} shards for client "
@@ -326,7 +329,7 @@ def as_asked(self: Any, guide: Any, model: Model) -> Any:
 
 
 def any_model(self: Any, space: LatentSpace, family: MeanField) -> None:
-    """Refuses none."""
+    """Refuses nothing but a rule for expectations that the model or the guide does not allow."""
     objective.rule_for(self.expectation, space, family)
 
 

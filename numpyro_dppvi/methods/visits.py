@@ -80,7 +80,7 @@ class Outcome(NamedTuple):
 
     Attributes:
         release: What leaves the client, made by the privacy mechanism: any tree of arrays. The
-            method's ``update`` says what it changes a factor by.
+            method's ``take`` says what it changes a factor by.
         kept: The clipped changes without noise, one a shard, that the shards' private factors
             follow. They never leave. ``None`` if the client's factor is public.
         failed: Whether the solve did not end in finite numbers; a function of the released
@@ -195,18 +195,22 @@ class Visit(NamedTuple):
 
 def by_noisy_gradients(visit: Visit, likelihood: Likelihood, sampler: Sampler) -> Outcome:
     """One solve whose every gradient is released: what comes of it is post-processing."""
+    # A secret key for each step: the difference of two sums under the same noise would be exact.
     keys = visit.keys, jax.random.split(visit.secret_key, visit.num_steps)
     return _solved(visit, keys, functools.partial(likelihood.released, sampler))
 
 
 def without_noise(visit: Visit, likelihood: Likelihood) -> Outcome:
     """One solve over all records, exactly."""
+    # Where records are not cut into shards, shard 0 is all of them.
     only = jnp.zeros((), visit.params.num_shards.dtype)
     return _solved(visit, visit.keys, likelihood.of_shard(only))
 
 
 def _solved(visit: Visit, keys: Any, gradient: GradientFn) -> Outcome:
     change = visit.solver.change(visit.family, visit.q, visit.own, keys, gradient)
+    # A solve that failed releases the factor 1, which changes nothing. That it failed may be told:
+    # the solve is a function of gradients that were released, or nothing is private.
     finite = factors.is_finite(change)
     return Outcome(factors.select(finite, change, factors.unit(change)), None, ~finite)
 
@@ -232,6 +236,7 @@ def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array |
         of_shard = likelihood.of_shard(number)
 
         def raised(key: PRNGKey, coordinates: Coordinates) -> Gradient:
+            # The gradient of a log likelihood raised to a power is that many times its own.
             return factors.power(of_shard(key, coordinates), exponent)
 
         change = visit.solver.change(family, visit.q, own, keys, raised)
@@ -240,11 +245,17 @@ def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array |
     def in_natural(change: Natural) -> Natural:
         return visit.solver.unmeasured(family, visit.q, change)
 
+    # Whether a shard's solve failed is a fact about its records that no noise covers. It is not
+    # told: clipping makes such a change zero, and the noise is that of any other sum.
     hidden = jnp.zeros((), bool)
     numbers = jnp.arange(layout.num_shards)
+    # Every shard has a factor of its own, or all of them the client's one, which is public.
     changes = jax.vmap(change_of, (0, 0 if layout.private else None))(numbers, visit.own)
+    # Clients that are mapped over together all compute as many solves as the one with most shards;
+    # those of shards that a client does not have count as zeros.
     present = numbers < params.num_shards
     if visit.drawn is not None:
+        # The host drew integers (a discrete Gaussian), which are added to integers.
         steps = clipped_in_steps(changes, present, params.clip_norm, visit.drawn.step)
         released = noise_laws.released(steps, visit.drawn, params.weight, like=changes)
         each = noise_laws.from_steps(steps, visit.drawn.step, like=changes)
@@ -253,6 +264,7 @@ def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array |
         mean_or_sum = arithmetic.weighted_total(each, params.weight)
         noise_key = by_purpose(visit.secret_key).noise
         released = add_noise(noise_key, mean_or_sum, params.noise_std, like=each)
+    # Clipped like what is released: shards' factors go where q goes, but for the noise.
     kept = jax.vmap(in_natural)(each) if layout.private else None
     return Outcome(in_natural(released), kept, hidden)
 
@@ -320,6 +332,8 @@ class OfRecords(NamedTuple):
             gradients = record_gradients.of_rows(
                 self.space, self.family, expectation, rng_key, coordinates, rows
             )
+            # Rounding to a grid makes sums exact, which noise needs in order to protect records
+            # (privacy.arithmetic). Without noise there is nothing to protect, and digits are kept.
             return clipped_sum(gradients, mask, params.clip_norm, rounded=params.noise_std > 0)
 
         floats = record_gradients.floats_per_record(
@@ -336,8 +350,8 @@ class OfRecords(NamedTuple):
     ) -> PyTree:
         """The noisy sum of clipped contributions of all records, one key a record.
 
-        The keys are secret and independent of the records. So where a record more or less moves
-        the others to other places, the sums are those of records with keys that are as good.
+        The keys are secret, and drawn without regard to records. One record more or less may give
+        others other keys, but that changes nothing in how their sum is distributed.
         """
         secret, params = by_purpose(secret_key), self.params
         capacity = jax.tree.leaves(self.records)[0].shape[0]
@@ -345,6 +359,8 @@ class OfRecords(NamedTuple):
         mask = jnp.arange(capacity) < self.num_records
 
         def of_row(row: Mapping[str, Any]) -> PyTree:
+            # Rows are cut into chunks as plain numbers, and two words are a key of Threefry,
+            # whatever kind of key is JAX's default or the secret one.
             key = jax.random.wrap_key_data(row["seed"], impl="threefry2x32")
             return contribution(self.space, row["row"], key)
 
@@ -355,6 +371,7 @@ class OfRecords(NamedTuple):
         rows = {"row": dict(self.records), "seed": seeds}
         at_once = self._rows_at_once(floats)
         total = _sum_in_chunks(sum_of, rows, mask, at_once, self.num_records)
+        # Only for the shapes and dtypes that the noisy sum gets: those of one contribution.
         one = jax.tree.map(lambda leaf: leaf[0], rows)
         return add_noise(secret.noise, total, params.noise_std, like=jax.eval_shape(of_row, one))
 
@@ -432,6 +449,8 @@ def _sum_in_chunks(
     num_chunks = math.ceil(num_rows / largest_chunk)
     if num_chunks == 1:
         return sum_of(rows, mask)
+    # Chunks of one length, as small as their number allows, in whole blocks of rows that are added
+    # up in 32 bits: little of the last chunk is computed twice.
     blocks = math.ceil(num_rows / num_chunks / arithmetic.ROWS_PER_BLOCK)
     chunk = min(num_rows, blocks * arithmetic.ROWS_PER_BLOCK)
     num_chunks = math.ceil(num_rows / chunk)
@@ -448,6 +467,8 @@ def _sum_in_chunks(
     def add(number: Array, total: Gradient) -> Gradient:
         return arithmetic.add(total, sum_of_chunk(number))
 
+    # In 64 bits, where sums of clipped and rounded gradients are exact: chunks change no release.
     zeros = arithmetic.zeros(jax.eval_shape(sum_of_chunk, jnp.zeros((), int)))
+    # -(-a // b) rounds up: a chunk with a single record is computed.
     last = num_chunks if used is None else jnp.minimum(num_chunks, -(-used // chunk))
     return jax.lax.fori_loop(0, last, add, zeros)

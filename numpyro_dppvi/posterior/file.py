@@ -214,6 +214,7 @@ def _identity(shape: Any, base_shape: Any, probe: np.ndarray) -> Identity:
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
+    # type() and not isinstance: JSON's true is a bool, and a bool is an int to isinstance.
     good = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape)
     if not good or len(shape) > 32:
         raise ValueError("a shape is not a list of sizes")

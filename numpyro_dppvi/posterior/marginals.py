@@ -64,6 +64,7 @@ def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
         lower, upper = at(jnp.array([0.25, 0.75]))
     except (ImportError, NotImplementedError):  # some inverses need TensorFlow Probability
         return jnp.quantile(_draws(distribution), levels, axis=0)
+    # Which way it goes is read off two quantiles, entry by entry.
     return jnp.where(upper >= lower, at(levels), at(1 - levels))
 
 

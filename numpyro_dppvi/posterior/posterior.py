@@ -162,6 +162,7 @@ class Posterior:
         terms = []
         for name in self.names:
             value, shape = _number(f"values[{name!r}]", values[name]), self._latent(name).shape
+            # Not value.shape[-len(shape):], which is the whole shape where the latent is a scalar.
             if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
                 raise ValueError(
                     f"values[{name!r}] must end in the latent's shape {shape}, got shape "
@@ -276,7 +277,6 @@ class Posterior:
         constants: Mapping[str, Any] = {}
         if public_data is not None:
             public_data = _validate.mapping("public_data", public_data, "{'X': X_test}")
-        if public_data is not None:
             rows, constants = self._arguments(
                 public_data, "public_data", 'public_data={{"{}": ...}}'
             )
@@ -294,6 +294,7 @@ class Posterior:
             groups |= exported.of_public_data(
                 self.model, self.space, draws, rows, constants, public_data, site_key
             )
+        # What fit wrote into the attributes, as JSON: names of clients, and of tables' columns.
         known = dict.fromkeys(_CLIENT_DIMS, listed(self.attrs, "clients"))
         known |= {name: listed(self.attrs, f"columns_{name}") for name in self.records}
         return to_arviz(groups, dims, coords, self.attrs, known)
@@ -341,6 +342,7 @@ class Posterior:
         return _unpickled, (self.model, pickled.pickled(self._pieces()))
 
     def __copy__(self) -> "Posterior":
+        # copy would go by __reduce__, and read the model anew.
         return replace(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Posterior":

@@ -93,6 +93,7 @@ def log_likelihood_of_records(
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         del key
         of_rows = jax.vmap(space.log_likelihood, (None, 0))
+        # Draw after draw: sums over discrete latents take tables for every row already.
         found = jax.lax.map(lambda theta: of_rows(theta, dict(rows)), dict(draws))
         return {"records": found}
 
@@ -132,8 +133,10 @@ def _in_batches(
         # nothing is recompiled.
         first = min(start, num_rows - batch_size)
         batch = {name: leaf[first : first + batch_size] for name, leaf in rows.items()}
+        # A key for each batch: under one, the first rows of all batches would get the same draws.
         for name, value in compiled(jax.random.fold_in(rng_key, number), batch).items():
             axis = axes[name]
+            # A result without rows (a global quantity) is the same for every draw in all batches.
             if axis is None and number:
                 continue
             kept = np.asarray(value)  # on the host: all batches together may not fit the device
@@ -169,6 +172,7 @@ def _row_axes(
     axes: dict[str, int | None] = {}
     for name, shape in whole.items():
         differing = [i for i, (a, b) in enumerate(zip(shape, less[name], strict=True)) if a != b]
+        # As where a model returns a matrix of rows by rows: no batch has all of its entries.
         if len(differing) > 1:
             return None
         axes[name] = differing[0] if differing else None
@@ -244,6 +248,7 @@ def held(name: str, value: Any) -> np.ndarray | Array:
     if isinstance(value, jax.Array):
         return value
     array = _validate.host_array(name, value)
+    # JAX has no name for numbers of 80 or 128 bits.
     if array.dtype == np.longdouble and array.dtype != np.float64:
         with np.errstate(over="ignore"):
             array = array.astype(np.float64)

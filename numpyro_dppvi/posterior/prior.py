@@ -47,6 +47,7 @@ class Prior:
         )
 
     def __copy__(self) -> "Prior":
+        # copy would go by __reduce__, which refuses.
         return replace(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Prior":

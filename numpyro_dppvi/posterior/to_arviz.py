@@ -133,6 +133,7 @@ def _named(
     """A variable with a name for every dimension, and a leading chain axis if it holds draws."""
     values = np.asarray(variable.values)
     lead = () if group in _DATA_GROUPS else _SAMPLE_DIMS
+    # Draws have one leading axis here; the chain's is added at the end.
     num_own = values.ndim - len(lead[1:])
     own: list[str | None] = [*variable.dims, *[None] * (num_own - len(variable.dims))]
     if name in dims:
@@ -178,6 +179,7 @@ def _short(text: str) -> str:
     if len(text) <= _MAX_ATTRIBUTE:
         return text
     lines = text.splitlines()
+    # As many lines from either end as fit even if all are as long as the longest.
     kept = _MAX_ATTRIBUTE // (2 * max(map(len, lines)))
     left_out = f"  ... ({len(lines) - 2 * kept} lines left out)"
     return "\n".join([*lines[:kept], left_out, *lines[len(lines) - kept :]])

@@ -140,6 +140,7 @@ def client_names(names: Sequence[Any]) -> tuple[str, ...]:
     """
     found = tuple(_client_name(name) for name in names)
     if len(set(found)) < len(found):
+        # 1 and '1' are the same name once they are texts.
         twice = next(name for name in found if found.count(name) > 1)
         raise ValueError(f"clients must have distinct names, got {twice!r} twice: rename one.")
     return found
@@ -234,6 +235,7 @@ def distinct(column: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
         # Sorted, so that clients have the same numbers whatever order the rows come in.
         return np.unique(column, return_inverse=True)
     except TypeError as error:
+        # Kinds and not labels: a label may say something about a record.
         kinds = " and ".join(sorted({type(label).__name__ for label in column}))
         raise ValueError(
             f"labels must be of one sortable type, got {kinds}: write strings, say."
@@ -253,6 +255,7 @@ def _row_numbers(client: int, rows: npt.ArrayLike) -> Rows:
             f"rows of client {client} must be a one-dimensional array of integers, got "
             f"{array.dtype} of shape {array.shape}: write np.flatnonzero(mask), say."
         )
+    # Unsigned integers may be larger, and the cast below would make them negative.
     if array.max() > _MOST_ROW:
         raise ValueError(
             f"rows of client {client} must be below 2**63, got {array.max()}: count rows from 0."
@@ -276,6 +279,7 @@ def _check_disjoint(rows: tuple[Rows, ...]) -> None:
     if len(repeated) == 0:
         return
     first, second = order[repeated[0]], order[repeated[0] + 1]
+    # Which client each place of ``every_row`` belongs to.
     client_of = np.repeat(np.arange(len(rows)), [len(client_rows) for client_rows in rows])
     raise ValueError(
         f"clients must not share rows, got row {every_row[first]} in client {client_of[first]} and "

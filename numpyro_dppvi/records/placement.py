@@ -23,7 +23,7 @@ class SpreadShards(NamedTuple):
     Attributes:
         records: Arrays of shape ``(num_places, capacity, ...)`` by name, over the devices.
         num_records: Records of each client, shape ``(num_places,)``; 0 where there is no client.
-        sizes: The same of those that there are; public.
+        sizes: Records of the clients that there are; public.
     """
 
     records: dict[str, jax.Array]
@@ -46,11 +46,11 @@ class SpreadShards(NamedTuple):
 def spread(shards: Shards) -> SpreadShards | Shards:
     """Spreads clients over all devices; ``Shards`` as they are if there is but one.
 
-    Each client's records are on one device, and what is computed from them is computed there. The
-    clients of a group are visited by all devices at once; one after the other they would gain
-    nothing, and are best left on one device. Under ``jax.distributed`` every process calls this
-    with the same clients, and keeps those of its own devices. ``jax.default_device`` names one
-    device, and so turns this off.
+    Each client's records are on one device, and what is computed from them is computed there.
+    Devices work side by side on the clients of a group: where clients are visited one after the
+    other, nothing is gained, and they are best left on one device. Under ``jax.distributed`` every
+    process calls this with the same clients, and keeps those of its own devices.
+    ``jax.default_device`` names one device, and so turns this off.
 
     Args:
         shards: What ``stack`` or ``stack_clients`` returned.
@@ -88,6 +88,8 @@ def _devices(num_clients: int) -> list[jax.Device]:
     chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
     if chosen is not None:
         return [chosen]
+    # Rounded up twice. Ten clients on four devices are three each: the fourth device has one. Nine
+    # are three each on three devices, and the fourth would hold nothing but padding.
     each = -(-num_clients // len(jax.devices()))
     return jax.devices()[: -(-num_clients // each)]
 
@@ -117,6 +119,7 @@ def on_devices(mesh: Mesh, tree: PyTree) -> PyTree:
 
     def of_mine(leaf: Any) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            # The callback below cuts NumPy arrays, which keys become as plain numbers.
             data = of_mine(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         host = np.asarray(leaf)

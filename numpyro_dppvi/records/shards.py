@@ -113,6 +113,7 @@ def stack_clients(
             'write [{"X": X, "y": y}], with one mapping per client.'
         )
     num_clients = len(data_per_client)
+    # What is no mapping is refused below, in words that name its client.
     known = (data for data in data_per_client if isinstance(data, Mapping))
     _check_missing(missing, {key for data in known for key in data})
     called = names_of(names, num_clients) or [f"client {m}" for m in range(num_clients)]
@@ -289,6 +290,7 @@ def _held(
     if dtype.kind == "f":
         with np.errstate(all="ignore"):
             held = array.astype(dtype, copy=False)
+        # NaN alone may stand for what is missing: an infinity is a mistake in any array.
         if not np.all(np.isfinite(held) | (missing & np.isnan(array))):
             received = "infinite" if missing else "NaN or infinite"
             raise ValueError(

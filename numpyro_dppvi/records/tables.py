@@ -63,6 +63,7 @@ def arguments_of(records: Any, asked: Asked, name: str) -> Mapping[str, Any]:
         return dict(records)
     # Columns without a name, or with a number for one, can be no argument of a model.
     columns = [str(column) for column in records.columns if isinstance(column, str)]
+    # Columns that the model does not ask for are left out, and never become records.
     taken = [column for column in columns if asked.anything or column in asked.names]
     missing = [argument for argument in asked.needed if argument not in taken]
     if missing or not taken:

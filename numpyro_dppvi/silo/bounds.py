@@ -48,6 +48,7 @@ def excess(
         return float(_of_changes(problem, params, learning_rate, q, value))
     if releases == "sums":
         return float(_of_sum(params, params.num_records * params.clip_norm, value))
+    # An optimiser of the study's own may take steps of any length (SGD's grow with gradients).
     if isinstance(problem.method, DPOptimization) and problem.method.optimizer is None:
         return float(_of_descent(problem, learning_rate, q, value))
     return None
@@ -112,6 +113,8 @@ def _steps_of_adam(num_steps: int) -> float:
     """
     total, squares = 0.0, 0.0
     for step in range(1, num_steps + 1):
+        # The mean is (1 - b1) / (1 - b1^t) sum b1^j g_j, the root sqrt((1 - b2) / (1 - b2^t) sum
+        # b2^j g_j^2), and sum b1^j g_j <= sqrt(sum (b1^2 / b2)^j) sqrt(sum b2^j g_j^2).
         squares += (_B1**2 / _B2) ** (step - 1)
         corrections = (1 - _B1) / (1 - _B1**step) * math.sqrt((1 - _B2**step) / (1 - _B2))
         total += corrections * math.sqrt(squares)

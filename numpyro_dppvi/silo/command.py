@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"dppvi: {error}\n")
         return 1
     except KeyboardInterrupt:
+        # A gateway runs until it is stopped: that is no failure.
         sys.stderr.write("dppvi: stopped\n")
     return 0
 
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("path", metavar=argument)
+        # act=act: a lambda would look the name up later, and find the loop's last.
         command.set_defaults(act=lambda parsed, act=act: act(parsed.path))
     return parser
 
@@ -127,6 +129,7 @@ def _what_leaves(mine: Settings, study: OpenStudy) -> Iterator[str]:
     prepared, plan = study.prepared, study.client.plan
     assert plan is not None, "a study without a plan was opened"
     yield f"In {len(study.steps)} steps of {len(prepared.run.groups)} rounds the study releases:"
+    # Read off the form that messages are checked against: this list cannot leave anything out.
     for name, (shape, dtype) in messages.shapes(prepared.form.release).items():
         yield f"  {name}: {dtype} of shape {shape}"
     yield str(PrivacyPlan((plan,), (mine.name,))).partition("\n")[2]  # without the title
@@ -167,12 +170,14 @@ def _left_and_covered(mine: Settings, study: OpenStudy) -> tuple[int, int]:
 
     def too_many(steps: int) -> bool:
         try:
+            # A ledger is a value: what charge returns is thrown away, and nothing is written.
             spent.charge([Entry(0, 0, event, steps * plan.releases_per_visit)])
         except BudgetExceededError:
             return True
-        # Charged against a ledger value in memory, which is thrown away: nothing is written.
         return len(spent.entries) + steps > caps.releases
 
+    # too_many is False for the first few and True from then on: the place of the first True among
+    # 1, 2, ... is how many steps the caps cover. Accounting is slow: log2 many calls will do.
     return left, bisect.bisect_left(range(1, left + 1), x=True, key=too_many)
 
 

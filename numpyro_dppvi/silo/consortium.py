@@ -1,9 +1,8 @@
 """The consortium's server: asks hospitals through a courier, and merges what they release.
 
-A courier is a function from a hospital's name and a message's bytes to the reply's bytes. What a
-hospital sends is taken for what it claims to be only if it is: of this study, hospital and step, an
-answer to the very bytes that were sent, finite, and no larger than an honest release can be.
-Everything else is logged and changes nothing.
+A courier is a function from a hospital's name and a message's bytes to the reply's bytes. A reply
+counts only if it is of this study, hospital and step, answers the very bytes that were sent, and is
+finite and no larger than an honest release can be. Anything else is logged and changes nothing.
 """
 
 import contextlib
@@ -45,7 +44,8 @@ Deliver: TypeAlias = Callable[[str, bytes], bytes]
 
 _LOG = logging.getLogger(__name__)
 
-# After these a hospital is not asked again in this call.
+# After these a hospital is not asked again in this call: its answer would be the same. Of the other
+# reasons, some pass with the next step, and some a person at the hospital can mend meanwhile.
 _FOR_GOOD = frozenset({Code.USED_UP, Code.UNKNOWN_STUDY, Code.OTHER_HOSPITAL})
 
 # How long a server that is being stopped may take to let go of its checkpoint.
@@ -209,11 +209,13 @@ class _Server:
                     now = self._with_begun_round(now, at.round)
                 # A hospital that has said that it will never release again is not asked any more.
                 here = [m for m in groups[at.round][at.group].tolist() if self._name(m) not in gone]
+                # Too few are left for the noise of a sum.
                 if len(here) < self._least:
                     return _End(last, True, Code.USED_UP in {r.code for r in gone.values()})
                 steps = {m: 1 + self.prepared.steps(m).index(at) for m in here}
                 asked = {self._name(m): self._visit(now, m, steps[m]) for m in here}
                 now = now._replace(asked=asked)
+                # On the disk before anything is sent (see progress).
                 self._keep(now)
             # In threads, and merged in the schedule's order: the result does not depend on who is
             # fastest.
@@ -225,7 +227,11 @@ class _Server:
                 self._keep(now)
                 codes = {r.code for r in replies.values() if isinstance(r, Missed)}
                 return _End(now, True, Code.USED_UP in codes)
+            # Not kept until the next requests are. A server that dies before that finds these
+            # requests in the file and is sent the same replies, which it merges into what was there
+            # before them.
             now = self._dealt_with(now, at, replies)._replace(slot=now.slot + 1, asked={})
+            # The last group of its round.
             if now.slot == len(slots) or slots[now.slot].round > at.round:
                 now = self._with_ended_round(now)
             # Rounds in which nobody at all answers change nothing and would count as rounds: the
@@ -270,6 +276,7 @@ class _Server:
                 flying.add(again)
                 self._fly(again, now.asked[again], arrivals)
             waiting.clear()
+        # The last releases were too few for a round: what they did is a row of history, too.
         if not now.asked and now.slot % len(names):
             now = self._with_ended_round(now)
             self._keep(now)
@@ -313,6 +320,7 @@ class _Server:
     def _least(self) -> int:
         """The fewest releases that are merged together."""
         trusted = self.prepared.run.trusted
+        # Without an aggregator every release has all of its noise, and any number may be merged.
         return 0 if trusted is None else trusted.num_shares(len(self.prepared.study.names))
 
     def _name(self, number: int) -> str:
@@ -363,11 +371,14 @@ class _Server:
         try:
             return self._read(name, visit, data)
         except wire.MalformedError as error:
+            # The hospital may have released something all the same: a statement must not say too
+            # little.
             return Missed(f"sent what is refused: {error}", charged=True)
 
     def _read(self, name: str, visit: bytes, data: bytes) -> "Released | Missed":
         """A hospital's reply, if it is what it claims to be."""
         reply, sent = messages.read_reply(data, self.prepared.form), self._sent(visit)
+        # Refusals are checked as well: one of an older message must not count for this one.
         answers = wire.digest(visit)
         if isinstance(reply, Refused):
             if reply.answers != answers:
@@ -427,6 +438,7 @@ class _Server:
         problem, params = assembly.problem, assembly.params
         numbers = [self.prepared.study.names.index(name) for name in released]
         stacked = _stacked([Release(r.value, jnp.asarray(r.failed)) for r in released.values()])
+        # Where an asynchronous hospital's solve began: q may have moved since.
         start = None if pulled is None else _stacked([pulled])
         _, key = server.round_keys(problem, self.prepared.round_key(at.round))
         # The same keys as in one process, so that a study over hospitals and fit(...) on their data

@@ -32,6 +32,7 @@ from numpyro_dppvi.silo.store import Reserved, Store
 from numpyro_dppvi.silo.study import Prepared, Step, load_study, prepare
 
 _LOG = logging.getLogger(__name__)
+# For what a message has beside its arrays: the header, with a line or two for each array.
 _ROOM = 2**20
 
 
@@ -129,6 +130,7 @@ class Gateway:
             messages.read_join(message, head)
             return messages.encode(Ready(digest, self.name, self.store.released(digest)))
         visit = messages.read_visit(message, head, opened.prepared.form)
+        # Of the bytes and not of what they say: there is one way to write a message (wire).
         reserved = Reserved(visit.step, wire.digest(message))
         self._check(opened, visit)
         before = self.store.reserved(digest)
@@ -179,6 +181,7 @@ class Gateway:
         # server has taken it.
         was, kept = self.store.private(digest, last, (private, private))
         client = dataclasses.replace(client, state=ClientState(was), unanswered=kept)
+        # A last release that the server never took moved q by nothing, and must move no factor.
         share = jnp.asarray(visit.share if visit.taken == last else 0 * visit.share)
         return client.settle(Answer(share, jax.tree.map(jnp.asarray, visit.q)))
 
@@ -187,6 +190,8 @@ class Gateway:
         # Counted over all studies, whatever their epsilons: a limit that a person can check.
         if len(ledger.entries) >= self.caps.releases:
             raise RefusedError(Code.USED_UP)
+        # The charge and the reservation are one line of the ledger file: neither is there without
+        # the other.
         ledger = store.named(ledger, digest, reserved)
         client = dataclasses.replace(client, ledger=ledger, ledger_file=self.store.ledger_file)
         try:
@@ -265,6 +270,7 @@ def _opened(mine: Settings, prepared: Prepared, records: Mapping[str, np.ndarray
             f"the study names no hospital {mine.name!r}, but {', '.join(study.names)}: write one "
             "of these as name in silo.toml, if it is this hospital's."
         )
+    # Every cap is one on a plan: without noise there would be nothing to hold against them.
     if prepared.plan is None:
         raise ValueError("the study adds no noise, which no hospital allows.")
     number = study.names.index(mine.name)
@@ -287,6 +293,7 @@ def _opened(mine: Settings, prepared: Prepared, records: Mapping[str, np.ndarray
     padded = {name: _padded(array, capacity) for name, array in rows.items()}
     private = None
     if problem.layout.private:
+        # This hospital's; the public start has those of all, and no record is in them yet.
         private = jax.tree.map(lambda leaf: leaf[number], prepared.first_state().clients.private)
     client = Client(
         number=number,
@@ -313,6 +320,7 @@ def _check_allowed(caps: Caps, plan: ClientPlan) -> None:
                 f"{allowed!r} alone."
             )
     noise = plan.mechanism.noise_multiplier
+    # Written so that NaN is refused, too.
     if not noise >= caps.noise_multiplier:
         raise ValueError(
             f"the study's noise_multiplier is {noise:.4g}, and [caps] in silo.toml allows no less "

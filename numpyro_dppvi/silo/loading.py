@@ -83,6 +83,7 @@ def check(arrays: Mapping[str, np.ndarray], checks: Checks) -> None:
 def _check_range(name: str, array: np.ndarray, column: Column) -> None:
     for word, bound in column._asdict().items():
         given = np.asarray(bound, float)
+        # NumPy would broadcast some other shapes, to columns that they were not written for.
         if given.shape not in ((), array.shape[1:]):
             raise ValueError(
                 f"{word} must be a number, or one for each column of {name}, got {given.size} "

@@ -172,6 +172,7 @@ def encode(message: Join | Visit | Reply) -> bytes:
     """
     trees = {}
     fields = message._asdict()
+    # The fields that are trees go as arrays, all others as facts of the header.
     if isinstance(message, Visit):
         trees = {name: fields.pop(name) for name in ("q", "factor", "told", "share")}
     elif isinstance(message, Released):
@@ -195,6 +196,7 @@ def read_join(data: bytes, head: Head) -> Join:
     Raises:
         MalformedError: If it is not one.
     """
+    # A Join has no arrays, and read_arrays(..., {}) refuses bytes after its header.
     facts = _facts(head, "join", study=str)
     wire.read_arrays(data, head, {})
     return Join(**facts)
@@ -216,6 +218,7 @@ def read_visit(data: bytes, head: Head, form: Form) -> Visit:
     # A share of 5 would move private factors by five times what was released.
     if not 0 <= trees["share"] <= 1:
         raise MalformedError("the share is not between 0 and 1")
+    # What this study's visits do not have is None.
     return Visit(**{"factor": None, "told": None, **facts, **trees})
 
 

@@ -22,6 +22,7 @@ from numpyro_dppvi.silo.study import Prepared
 
 _KIND = "checkpoint of a consortium"
 _FACTS = {"study": (str,), "slot": (int,), "rounds": (int,), "taken": (dict,), "charged": (list,)}
+# Bytes; most of them list the releases that have arrived.
 _MOST_FACTS = 2**26
 
 
@@ -89,6 +90,7 @@ def ledger(prepared: Prepared, progress: Progress) -> Ledger:
     plan = prepared.plan
     if plan is None:
         return Ledger()
+    # As if each had been visited alone; the step is there so that none is counted twice.
     each = (algorithm.entries(plan, r, np.array([[m]])) for r, m, _ in progress.charged)
     return plan.ledger().charge(entry for entries in each for entry in entries)
 
@@ -104,6 +106,7 @@ def write(path: Path, prepared: Prepared, progress: Progress) -> None:
     facts = {
         "study": prepared.digest,
         "slot": progress.slot,
+        # How long the history's arrays are, which whoever reads them has to know before.
         "rounds": len(progress.history.movement),
         "taken": {name: list(taken) for name, taken in progress.taken.items()},
         "charged": [list(charge) for charge in progress.charged],

@@ -23,8 +23,8 @@ class Caps:
         budget: Its epsilon and delta, and the relation and unit that every study must protect.
         releases: The most replies that may leave.
         noise_multiplier: The least noise of a release, over what a unit can change in it.
-        trusted_aggregator: Whether that may be the noise of a sum, of which a release carries a
-            share: whoever runs the server sees more then than the budget says.
+        trusted_aggregator: Whether a release may carry a share of that noise alone, all of which is
+            in the sum over hospitals: whoever runs the server then sees more than the budget says.
     """
 
     budget: PrivacyBudget
@@ -158,6 +158,8 @@ def _caps(found: Any) -> Caps:
     protected = {"relation": str, "unit": str, "max_records_per_person": int}
     protected |= {"trusted_aggregator": bool}
     table = _table("[caps]", found, {**numbers, "releases": int}, protected)
+    # What is not an argument of PrivacyBudget is taken out: the rest of the table goes to it, with
+    # its own defaults and checks.
     least = _validate.positive("noise_multiplier", table.pop("noise_multiplier"))
     releases = _validate.positive_int("releases", table.pop("releases"))
     # TOML has inf, and for a budget of fit it is a way to say "no noise". No hospital's cap says
@@ -199,6 +201,7 @@ def _bounds(where: str, found: Any) -> dict[str, Any]:
     kinds = (int, float, list)
     table = _table(where, found, {"least": kinds, "most": kinds}, {})
     for name, value in table.items():
+        # TOML has inf and nan: as bounds they would let everything pass, or nothing.
         for number in value if isinstance(value, list) else [value]:
             _validate.finite(name, number, "0.0")
     return table

@@ -98,6 +98,7 @@ def listening(
     finally:
         os.umask(before)
     if group is not None:
+        # The group first: opened first, it would be open to the user's default group for a moment.
         shutil.chown(path, group=group)
         path.chmod(0o660)
     try:
@@ -108,6 +109,7 @@ def listening(
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    # A courier that keeps its connection open does not keep the gateway from ending.
     daemon_threads = True
     # Couriers that come while this many wait to be let in are turned away at once; 5 if not said.
     request_queue_size = 128

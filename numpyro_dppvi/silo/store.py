@@ -152,6 +152,7 @@ class Store:
         """
         _make(self.folder)
         with _disk.open_or_create(self.folder / ".lock") as file:
+            # The lock goes with the process: a gateway that was killed leaves none behind.
             if not _disk.try_lock(file):
                 raise RuntimeError(
                     f"another gateway runs on {self.folder}: stop it first, or write another "

@@ -54,8 +54,8 @@ class Study:
         guide: As of ``fit``.
         method: What a hospital does when visited. Write down what ``recommend`` recommends, so that
             what is reviewed does not depend on a version.
-        schedule: ``sequential``, ``synchronous``, ``random_subset(...)`` or ``Asynchronous``. Of
-            the latter the latencies are what is planned; hospitals answer at their own pace.
+        schedule: ``sequential``, ``synchronous``, ``random_subset(...)`` or ``Asynchronous``, whose
+            latencies say how often each hospital is visited; it answers at its own pace.
         num_rounds: Rounds.
         damping: The share of a change that is merged.
         model_kwargs: Public arguments of the model.
@@ -260,6 +260,7 @@ def load_prior(
 def _bytes(path: str | os.PathLike[str]) -> bytes:
     target = _validate.path("path", path)
     with os.fdopen(_disk.open_to_read(target, through_links=True), "rb") as file:
+        # One byte more than is allowed tells a file that is too large, without reading all of it.
         source = file.read(_MOST_BYTES + 1)
     if len(source) > _MOST_BYTES:
         raise ValueError(f"{target} is too large: it has more than {_MOST_BYTES} bytes.")
@@ -350,6 +351,7 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
     )
     given = study.budget
     budget = [given[n] for n in study.names] if isinstance(given, Mapping) else given
+    # A budget beside a method without noise is planned as well, because the plan refuses it.
     private = run.local.releases != "nothing" or budget is not None
     plan = planning.plan_run(run, budget, sizes, names=study.names) if private else None
     planning.warn_of_unsafe(run, plan)
@@ -393,6 +395,7 @@ def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity
         any_q,
         begin,
     )
+    # Forms are compared with messages leaf by leaf; only shapes and dtypes are read of them.
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
     q, factor, told, value = zeros
     return Form(q, factor, told, value, share=np.zeros((), jax.dtypes.canonicalize_dtype(float)))

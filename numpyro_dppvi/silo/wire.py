@@ -93,6 +93,8 @@ def read_head(data: bytes) -> Head:
         raise MalformedError("the message is too large")
     if len(data) < len(_MAGIC) + _LENGTH + _DIGEST or not data.startswith(b"dppvi\0"):
         raise MalformedError("this is no message")
+    # Said apart, so that two versions of this library can tell why they do not understand each
+    # other.
     if not data.startswith(_MAGIC):
         raise MalformedError("the message is of another version of the protocol")
     # First of all: nothing of a damaged message is parsed.
@@ -133,6 +135,7 @@ def read_arrays(data: bytes, head: Head, shapes: Shapes) -> dict[str, np.ndarray
     if len(data) != place + num_bytes(shapes) + _DIGEST:
         raise MalformedError("the message is longer or shorter than its arrays")
     arrays = {}
+    # In the header's order, which is that of names.
     for name in sorted(shapes):
         shape, dtype = shapes[name]
         size = math.prod(shape) * dtype.itemsize
@@ -171,6 +174,7 @@ def _word(dtype: np.dtype[Any]) -> str:
 def _check_fact(value: Any) -> None:
     if type(value) is str and len(value) <= _MOST_WORD and value.isascii() and value.isprintable():
         return
+    # type() and not isinstance: True is an int to Python, and another word in JSON.
     if type(value) is int and 0 <= value < _MOST_NUMBER:
         return
     raise MalformedError("a fact is neither a short word nor a count")
@@ -182,6 +186,7 @@ def num_bytes(shapes: Shapes) -> int:
 
 
 def _little(array: np.ndarray) -> bytes:
+    # On any machine: the header says nothing about byte order.
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
 
 
