@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 from numpyro.infer import Predictive
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from scipy import stats
 
 import numpyro_dppvi as dppvi
@@ -564,3 +565,35 @@ def test_a_result_goes_through_numpyros_predictive(result):
     predict = Predictive(regression, guide=result.guide, params=result.params, num_samples=3)
     assert predict(KEY, X=X_TEST)["y"].shape == (3, 2)
     assert result.posterior.predictive(KEY, 3, X=X_TEST)["y"].shape == (3, 2)
+
+
+def test_the_log_density_of_latents_that_know_of_each_other_is_the_joint_one():
+    """At base values u with one normal distribution over all, less the bijection's Jacobian."""
+
+    def model(x, y):
+        slope = numpyro.sample("slope", dist.Normal(0, 1))
+        spread = numpyro.sample("spread", dist.LogNormal(0, 1))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", dist.Normal(slope * x, spread), obs=y)
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=12).astype(np.float32)
+    result = dppvi.fit(
+        model,
+        AutoMultivariateNormal(model),
+        [{"x": x, "y": x + rng.normal(size=12).astype(np.float32)}],
+        rng_key=jax.random.key(0),
+        method=dppvi.NonPrivate(2, optax.adam(0.3)),
+        num_rounds=1,
+        progress_bar=False,
+    )
+    posterior = result.posterior
+    drawn = posterior.sample(jax.random.key(1), (5,))
+    ((name, member),) = posterior.family.members
+    normal = member.distribution(posterior.family.coordinates(posterior.natural)[name])
+    parts = [part.latent for part in dict(posterior.family.shared)[name]]
+    base = {"slope": drawn["slope"], "spread": jnp.log(drawn["spread"])}
+    expected = normal.log_prob(jnp.stack([base[part] for part in parts], axis=-1)) - base["spread"]
+    np.testing.assert_allclose(posterior.log_density(drawn), expected, rtol=1e-4, atol=1e-4)
+    apart = sum(posterior.distribution(part).log_prob(drawn[part]) for part in parts)
+    assert np.abs(np.asarray(apart - expected)).max() > 0.01

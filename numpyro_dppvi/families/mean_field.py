@@ -193,6 +193,20 @@ class MeanField:
             for place in self._places()
         }
 
+    def log_dependence(self, coordinates: Coordinates, base: Mapping[str, Array]) -> Array:
+        """Log density of base values by latent, less the sum of their marginals' log densities.
+
+        It is 0 where no member is shared.
+        """
+        marginals, of = self.distribution(coordinates), self.by_member(base)
+        terms = [
+            family.distribution(coordinates[name]).log_prob(of[name])
+            - sum(marginals[part.latent].log_prob(base[part.latent]) for part in parts)
+            for name, family in self.members
+            if (parts := dict(self.shared).get(name))
+        ]
+        return sum(terms, start=jnp.zeros(()))
+
     def member_of(self, latent: str) -> str:
         """The member that a latent belongs to."""
         return next(place.member for place in self._places() if place.latent == latent)

@@ -157,19 +157,21 @@ class Posterior:
                 f"values must hold exactly the latents, got {sorted(values)}: write "
                 f"values for {', '.join(self.names)}."
             )
-        # Latents are independent under q unless they share a member, of which distribution() gives
-        # the marginals.
-        terms = []
+        terms, base = [], {}
         for name in self.names:
-            value, shape = _number(f"values[{name!r}]", values[name]), self._latent(name).shape
-            # Not value.shape[-len(shape):], which is the whole shape where the latent is a scalar.
+            latent = self._latent(name)
+            value, shape = _number(f"values[{name!r}]", values[name]), latent.shape
             if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
                 raise ValueError(
                     f"values[{name!r}] must end in the latent's shape {shape}, got shape "
                     f"{value.shape}: write values in the shapes that sample(...) returns."
                 )
             terms.append(self.distribution(name).log_prob(value))
-        return sum(terms, start=jnp.zeros(()))
+            base[name] = value if latent.is_discrete else latent.transform.inv(value)
+        # The product of the marginals, and what latents of one member know of each other: Jacobians
+        # of the bijections are in both, and cancel.
+        dependence = self.family.log_dependence(self.family.coordinates(self.natural), base)
+        return sum(terms, start=dependence)
 
     def summary(self) -> str:
         """A table of every entry's mean, standard deviation and 90 % interval."""
