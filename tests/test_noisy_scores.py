@@ -167,7 +167,13 @@ def test_latents_of_one_scale_respond_by_no_more_than_was_seen(number):
     histograms = np.full((SIZE, noisy_scores.BINS), 1000 / noisy_scores.BINS)
     histograms[:number] = np.where(np.arange(noisy_scores.BINS) == 20, 1000, 0)
     seen = np.eye(SIZE) + 0.2 * noise(rng)
-    memory = remembered(shape=np.eye(SIZE), seen=seen, counts=histograms, counted=1000.0)
+    memory = remembered(
+        shape=np.eye(SIZE),
+        seen=seen,
+        shape_known=1e3 * np.eye(SIZE),
+        counts=histograms,
+        counted=1000.0,
+    )
     values, vectors = noisy_scores._responses(memory, coordinates(memory.shape))
     found = np.asarray((vectors * values) @ vectors.T)
     expected = np.eye(SIZE)
@@ -176,6 +182,11 @@ def test_latents_of_one_scale_respond_by_no_more_than_was_seen(number):
         inside = np.clip(inside, noisy_scores._DOUBTED, 1)
         expected[:number, :number] = (turn * inside) @ turn.T
     np.testing.assert_allclose(found, expected, atol=1e-5)
+    # Where noise hides all of it, the shape is believed.
+    values, _ = noisy_scores._responses(
+        memory._replace(shape_known=1e-3 * jnp.eye(SIZE)), coordinates(memory.shape)
+    )
+    np.testing.assert_allclose(values, 1, atol=1e-5)
 
 
 def counts(x, y, width):

@@ -53,6 +53,7 @@ _ALONE = 2.0  # an axis is taken for seen if it stands out by so many deviations
 _PAIR = 3.0  # the same for a pair of columns, if these are few
 _LOOK_SHARE = 0.4  # of a visit's squared norm, where columns far from zero are looked for
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
+_EDGE = 2.5  # of the noise in what was seen: beyond it the shape is believed
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -649,7 +650,13 @@ def _responses(memory: Memory, axes: _White) -> tuple[Array, Array]:
     alike = jnp.where(alike & (jnp.sum(alike) > 1), 1.0, 0.0)[_order(memory.shape)]
     among = alike[:, None] * alike * axes.information(memory.seen)
     values, vectors = jnp.linalg.eigh(among + jnp.diag(1 - alike))
-    return jnp.clip(values, _DOUBTED, 1), vectors
+    # Of many latents in much noise, what was seen says nothing: its eigenvalues spread as far as
+    # the edge of the noise, 2 sqrt(k) errors of an entry. Then the shape is believed after all.
+    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    noise = turn**2 @ (1 / jnp.maximum(p, 1e-9))
+    edge = 2 * jnp.sum(alike * noise) / jnp.sqrt(jnp.maximum(jnp.sum(alike), 1))
+    doubt = 1 / (1 + (edge / _EDGE) ** 4)
+    return 1 - doubt * (1 - jnp.clip(values, _DOUBTED, 1)), vectors
 
 
 def _order(shape: Array) -> Array:
