@@ -31,14 +31,13 @@ def test_a_line_is_what_was_run(monkeypatch):
     assert found.memory > 0
 
 
-def test_peers_that_are_not_installed_are_left_out(monkeypatch, capsys):
+def test_peers_that_are_not_installed_are_left_out(monkeypatch):
     monkeypatch.setattr(cost, "rates", lambda: (1e9, 1e6))
     monkeypatch.setattr(peers, "has_torch", lambda: False)
     absent = {name: lambda: pytest.fail("it was made") for name in ("torch.func", "Opacus")}
     assert not cost.measure(Built(lambda: lambda: None, peers=absent), 0, 2).ratios
     monkeypatch.setattr(cost, "WORKS", {})
-    cost.table()
-    assert "left out: pip install numpyro-dppvi[peers]" in capsys.readouterr().out
+    assert "left out: pip install numpyro-dppvi[peers]" in next(cost.lines())
 
 
 def test_a_median_stands_before_its_quartiles():
