@@ -345,6 +345,11 @@ def flatten(tree: PyTree, name: str) -> dict[str, np.ndarray]:
     return {_place(name, path): np.asarray(_numbers(leaf)) for path, leaf in leaves}
 
 
+def parts(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """The arrays of one tree among all of a file."""
+    return {key: x for key, x in arrays.items() if key == name or key.startswith(f"{name}/")}
+
+
 def unflatten(arrays: Mapping[str, np.ndarray], name: str, like: PyTree) -> PyTree:
     """Inverse of :func:`flatten`.
 
@@ -358,7 +363,7 @@ def unflatten(arrays: Mapping[str, np.ndarray], name: str, like: PyTree) -> PyTr
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     wanted = {_place(name, path): leaf for path, leaf in leaves}
-    found = {key for key in arrays if key == name or key.startswith(f"{name}/")}
+    found = set(parts(arrays, name))
     if found != set(wanted):
         odd = sorted(found ^ set(wanted))[0]
         where = "the file lacks" if odd in wanted else "the file has an unexpected"
@@ -378,7 +383,7 @@ def _numbers(leaf: Any) -> Any:
 
 
 def _leaf(name: str, array: np.ndarray, like: Any) -> Any:
-    dtype = jnp.result_type(like)
+    dtype = like.dtype if hasattr(like, "dtype") else jnp.result_type(like)
     is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
     shape = np.shape(_numbers(like)) if is_key else np.shape(like)
     if array.shape != shape:
@@ -388,4 +393,6 @@ def _leaf(name: str, array: np.ndarray, like: Any) -> Any:
         raise ValueError(f"array {name!r} holds {array.dtype}, where {np.dtype(kind)} belongs")
     if is_key:
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
-    return jnp.asarray(array, dtype)
+    # JAX would make 32 bits of what the server adds up in 64.
+    with jax.enable_x64(True) if dtype == np.float64 else contextlib.nullcontext():
+        return jnp.asarray(array, dtype)

@@ -17,6 +17,7 @@ from numpyro_dppvi import _html, _validate
 from numpyro_dppvi._typing import Array, MemberNatural, Natural, PRNGKey
 from numpyro_dppvi.analysis import replay
 from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration, factors
+from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.run.fitting import FitResult
@@ -286,6 +287,7 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     return ("prior", *clients), share
 
 
+@in_own_precision
 def precision(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
     """What a factor contributes to the precision of each entry, on average under q.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose, labels
+from numpyro_dppvi.families import precision
 from numpyro_dppvi.posterior.marginals import moments
 from numpyro_dppvi.privacy import PrivacyBudget, accounting
 from numpyro_dppvi.run.fitting import FitResult
@@ -281,7 +282,7 @@ def _parameters(axis: Any, result: FitResult) -> None:
     if not num_rounds:
         return
     of_round = functools.partial(moments, result.posterior.family)
-    means, widths = jax.vmap(of_round)(result.history.natural)
+    means, widths = jax.vmap(of_round)(precision.arrays(result.history.natural))
     names = labels({name: np.asarray(values[-1]) for name, values in means.items()})
     mean, width = (
         np.concatenate([np.asarray(x).reshape(num_rounds, -1) for x in tree.values()], axis=1)

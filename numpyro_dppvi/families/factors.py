@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, Parameters, PyTree, Tree
+from numpyro_dppvi.families.precision import in_own_precision
 
 
+@in_own_precision
 def multiply(*factors: Parameters) -> Parameters:
     """The product of factors: the sum of their natural parameters.
 
@@ -23,6 +25,7 @@ def multiply(*factors: Parameters) -> Parameters:
     return jax.tree.map(lambda *leaves: functools.reduce(jnp.add, leaves), *factors)
 
 
+@in_own_precision
 def divide(numerator: Parameters, denominator: Parameters) -> Parameters:
     """The quotient of two factors (such as a cavity): the difference of natural parameters.
 
@@ -37,6 +40,7 @@ def divide(numerator: Parameters, denominator: Parameters) -> Parameters:
     return jax.tree.map(jnp.subtract, numerator, denominator)
 
 
+@in_own_precision
 def power(factor: Parameters, exponent: Array | float) -> Parameters:
     """A factor raised to a power (damping, tempering): a multiple of its natural parameters.
 
@@ -64,6 +68,7 @@ def total(stacked: Parameters) -> Parameters:
     return of_blocks(block_totals(stacked))
 
 
+@in_own_precision
 def block_totals(stacked: Parameters) -> Parameters:
     """The products of blocks of factors, on a leading axis; their product is :func:`total`."""
 
@@ -78,11 +83,13 @@ def block_totals(stacked: Parameters) -> Parameters:
     return jax.tree.map(of, stacked)
 
 
+@in_own_precision
 def of_blocks(totals: Parameters) -> Parameters:
     """The product of all factors, from :func:`block_totals`."""
     return jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), totals)
 
 
+@in_own_precision
 def renewed(totals: Parameters, stacked: Parameters, changed: Array, new: Parameters) -> Parameters:
     """:func:`block_totals` with some factors replaced: for one, at the cost of its block.
 
@@ -107,6 +114,7 @@ def renewed(totals: Parameters, stacked: Parameters, changed: Array, new: Parame
     return jax.tree.map(of, totals, stacked, new)
 
 
+@in_own_precision
 def replaced(stacked: Parameters, changed: Array, new: Parameters) -> Parameters:
     """Factors on a leading axis, with new ones in the places of some.
 
@@ -122,12 +130,14 @@ def _num_factors(stacked: PyTree) -> int:
     return int(jax.tree.leaves(stacked)[0].shape[0])
 
 
+@in_own_precision
 def unit(like: Parameters, num_factors: int | None = None) -> Parameters:
     """The factor 1 in the shape of ``like``, stacked if ``num_factors`` is given."""
     lead = () if num_factors is None else (num_factors,)
     return jax.tree.map(lambda leaf: jnp.zeros(lead + jnp.shape(leaf), jnp.result_type(leaf)), like)
 
 
+@in_own_precision
 def inner(natural: PyTree, statistics: PyTree) -> Array:
     """The inner product of natural parameters and (expected) sufficient statistics, a scalar."""
     products = jax.tree.map(lambda n, t: jnp.sum(n * t), natural, statistics)
@@ -140,6 +150,7 @@ def count_nonzero(change: PyTree) -> Array:
     return functools.reduce(jnp.add, counts)
 
 
+@in_own_precision
 def is_finite(natural: PyTree) -> Array:
     """Whether every natural parameter is finite, a scalar boolean."""
     return functools.reduce(
@@ -147,6 +158,7 @@ def is_finite(natural: PyTree) -> Array:
     )
 
 
+@in_own_precision
 def select(condition: Array, if_true: Tree, if_false: Tree) -> Tree:
     """One of two factors, chosen by a scalar boolean.
 

@@ -13,6 +13,7 @@ from numpyro_dppvi._typing import Array, Coordinates, MemberNatural, Natural, PR
 from numpyro_dppvi.families import factors, joint
 from numpyro_dppvi.families.base import LocatedFamily, NormalFamily
 from numpyro_dppvi.families.full_normal import FullNormal
+from numpyro_dppvi.families.precision import in_own_precision, rounded
 
 
 class Part(NamedTuple):
@@ -53,14 +54,20 @@ class MeanField:
         """Coordinates of every member's standard distribution."""
         return Coordinates({name: family.standard() for name, family in self.members})
 
+    @in_own_precision
     def natural(self, coordinates: Coordinates) -> Natural:
         """Natural parameters by member."""
         return Natural({name: f.natural(coordinates[name]) for name, f in self.members})
 
     def coordinates(self, natural: Natural) -> Coordinates:
-        """Coordinates by member."""
+        """Coordinates by member, in the program's precision."""
+        return rounded(self._coordinates(natural))
+
+    @in_own_precision
+    def _coordinates(self, natural: Natural) -> Coordinates:
         return Coordinates({name: f.coordinates(natural[name]) for name, f in self.members})
 
+    @in_own_precision
     def statistics(self, coordinates: Coordinates) -> PyTree:
         """Expected statistics by member."""
         return {name: family.statistics(coordinates[name]) for name, family in self.members}
@@ -69,21 +76,28 @@ class MeanField:
         """The sum of the entropies."""
         return jnp.sum(jnp.stack([f.entropy(coordinates[name]) for name, f in self.members]))
 
+    @in_own_precision
     def log_partition(self, natural: Natural) -> Array:
         """The sum of the log partitions."""
         return jnp.sum(jnp.stack([f.log_partition(natural[name]) for name, f in self.members]))
 
     def jeffreys(self, p: Natural, q: Natural) -> Array:
         """The Jeffreys divergence KL(p || q) + KL(q || p) in nats."""
+        return rounded(self._jeffreys(p, q))
+
+    @in_own_precision
+    def _jeffreys(self, p: Natural, q: Natural) -> Array:
         # KL(p || q) = <eta_p - eta_q, E_p[T]> - A(eta_p) + A(eta_q). In the sum, the A cancel and
         # <eta_p - eta_q, E_p[T] - E_q[T]> is left.
-        means = [self.statistics(self.coordinates(natural)) for natural in (p, q)]
+        means = [self.statistics(self._coordinates(natural)) for natural in (p, q)]
         return factors.inner(factors.divide(p, q), factors.divide(*means))
 
+    @in_own_precision
     def in_domain(self, natural: Natural) -> Array:
         """Whether every member's distribution is proper."""
         return jnp.all(jnp.stack([f.in_domain(natural[name]) for name, f in self.members]))
 
+    @in_own_precision
     def project(self, natural: Natural, whole: frozenset[str] = frozenset()) -> Natural:
         """Projects each member; members in ``whole`` by ``project_whole`` if they have it."""
         return Natural(

@@ -82,6 +82,7 @@ class FisherScoring:
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
     damped: ClassVar[bool] = False
+    wide: ClassVar[bool] = True
     num_local_steps: ClassVar[int] = 1
     expectation: ClassVar[Automatic] = Automatic()
     # A release is planned and charged as one clipped gradient: a record's part of it has norm 1 at

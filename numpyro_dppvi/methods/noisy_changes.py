@@ -112,6 +112,7 @@ class ParameterPerturbation:
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
     damped: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
     averages: ClassVar[bool] = False
 
     clip_norm: float | tuple[float, ...] = 0.002
@@ -163,6 +164,7 @@ class LocalAveraging:
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
     damped: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
     averages: ClassVar[bool] = True
 
     num_shards: int | tuple[int, ...]
@@ -217,6 +219,7 @@ class VirtualClients:
     keeps_factors: ClassVar[bool] = True
     central: ClassVar[bool] = False
     damped: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
     averages: ClassVar[bool] = False
 
     num_shards: int | tuple[int, ...]

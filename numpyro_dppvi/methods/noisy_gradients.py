@@ -97,6 +97,7 @@ class DPOptimization:
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
     damped: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
 
     clip_norm: float | tuple[float, ...] = 2.5
     num_local_steps: int = 3
@@ -193,6 +194,7 @@ class GlobalVI:
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = True
     damped: ClassVar[bool] = False
+    wide: ClassVar[bool] = False
     num_local_steps: ClassVar[int] = 1
 
     clip_norm: float | tuple[float, ...] = 2.5

@@ -26,6 +26,7 @@ from numpyro_dppvi._typing import Array, Natural, PyTree
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
+from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.methods import ratios
 from numpyro_dppvi.methods.ratios import Look, Ratios
 from numpyro_dppvi.methods.visits import Received
@@ -151,6 +152,7 @@ class _White(NamedTuple):
 _Part: TypeAlias = Callable[[Array, int, Array | float], tuple[Array, Array]]
 
 
+@in_own_precision
 def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
     """What is remembered before the first visit: the prior."""
     ((name, normal),) = family.members
@@ -159,7 +161,8 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
     prior_sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(-2 * unpack(q[name].quadratic))))
     return Memory(
         # Beside the prior's mean: where logits are all 0, densities made of |x| have no derivative.
-        loc=normal.location(family.coordinates(q)[name]) + 1e-3 * prior_sd,
+        # By no more than that: of a wide prior in raw units, a thousandth is several logits.
+        loc=normal.location(family.coordinates(q)[name]) + 1e-6 * prior_sd,
         prior_sd=prior_sd,
         level=0.6 * one,
         shape=jnp.eye(size),
@@ -180,6 +183,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
     )
 
 
+@in_own_precision
 def told(memory: Memory, place: Array | int) -> Told:
     """Where to take scores, in which coordinates, and how to share out the release."""
     visits = memory.visits[place]
@@ -215,6 +219,7 @@ def _look(memory: Memory, visits: Array) -> Look:
     return jax.tree.map(lambda *leaves: jnp.select(which, leaves, 0.0), *looks)
 
 
+@in_own_precision
 def take(
     received: Received, released: PyTree, memory: Memory, places: Array, noise_aware: bool = True
 ) -> tuple[Natural, Memory]:

@@ -41,6 +41,7 @@ class NonPrivate:
     keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = False
     damped: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
 
     num_local_steps: int = 50
     optimizer: Optimizer | None = None

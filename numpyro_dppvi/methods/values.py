@@ -95,6 +95,7 @@ class Method(Protocol):
         central: Whether the server takes the steps, prior and all, one a round of all clients:
             nothing is repaired or refined then, and all clients draw latents alike.
         damped: Whether a factor follows what is released by the damping's share of it.
+        wide: Whether the server adds up factors in 64 bits, whatever the program's precision.
         num_local_steps: Steps of a visit.
         expectation: The rule for the expected log likelihood.
     """
@@ -104,6 +105,7 @@ class Method(Protocol):
     keeps_factors: ClassVar[bool]
     central: ClassVar[bool]
     damped: ClassVar[bool]
+    wide: ClassVar[bool]
 
     @property
     def num_local_steps(self) -> int:

@@ -16,7 +16,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro_dppvi import _files, _validate, guides, latents
 from numpyro_dppvi._typing import Model, Natural
 from numpyro_dppvi._validate import UnsupportedModelError, shown
-from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families import MeanField, precision
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.identity import Identity, difference, identities
 from numpyro_dppvi.posterior.prior import Prior
@@ -174,6 +174,8 @@ def read(
     _check_latents(path, facts, theirs, space, family)
     # The model decides on names and shapes of arrays, and the file has to have these and no others.
     like = family.natural(family.standard())
+    if any(array.dtype == np.float64 for array in _files.parts(arrays, "natural").values()):
+        like = precision.widened(like)
     with _damages(path):
         natural = _files.unflatten(arrays, "natural", like)
         prior = None

@@ -11,7 +11,7 @@ import jax
 
 from numpyro_dppvi import latents
 from numpyro_dppvi._typing import Model, Natural
-from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families import MeanField, precision
 from numpyro_dppvi.latents.identity import Identity, difference, identities
 from numpyro_dppvi.posterior.file import Pieces
 from numpyro_dppvi.posterior.prior import Prior
@@ -54,7 +54,7 @@ def pickled(pieces: Pieces) -> Pickled:
         )
     prior = pieces.prior
     return Pickled(
-        natural=pieces.natural,
+        natural=jax.device_get(pieces.natural),
         family=pieces.family,
         # Bijections are values that pickle takes; the functions made of them are not.
         transforms={latent.name: latent.transform for latent in pieces.space.latents},
@@ -62,7 +62,7 @@ def pickled(pieces: Pieces) -> Pickled:
         model_kwargs=dict(pieces.model_kwargs),
         attrs=dict(pieces.attrs),
         records=dict(pieces.records),
-        prior=None if prior is None else (prior.natural, dict(prior.attrs)),
+        prior=None if prior is None else (jax.device_get(prior.natural), dict(prior.attrs)),
     )
 
 
@@ -87,7 +87,7 @@ def unpickled(model: Model, kept: Pickled) -> Pieces:
     prior = None
     if kept.prior is not None:
         natural, attrs = kept.prior
-        prior = Prior(natural, kept.family, space, attrs)
+        prior = Prior(precision.arrays(natural), kept.family, space, attrs)
     return Pieces(
-        kept.natural, kept.family, space, kept.model_kwargs, kept.attrs, kept.records, prior
+        precision.arrays(kept.natural), kept.family, space, kept.model_kwargs, kept.attrs, kept.records, prior
     )

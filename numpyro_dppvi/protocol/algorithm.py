@@ -19,6 +19,7 @@ import numpy as np
 
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Model, Natural, PRNGKey
+from numpyro_dppvi.families import precision
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.methods import noisy_gradients, values
 from numpyro_dppvi.methods.values import Method
@@ -209,7 +210,7 @@ class Assembly(NamedTuple):
         problem, params = self.problem, self.params
         prior_key, start_key = initial.keys(_validate.rng_key(rng_key), self.init_scale)
         first = rounds.first_prior(problem, params, prior_key)
-        check_proper(problem.family, first)
+        check_proper(problem.family, precision.rounded(first))
         begin = initial.narrow(problem.family, first, start_key, self.init_scale)
         asynchronous = schedules.starts_from_pulled(self.schedule)
         return rounds.first_state(problem, params, first, begin, asynchronous=asynchronous)
@@ -311,7 +312,7 @@ def prepare(
         method,
         plan,
         client_sizes,
-        prior.exact,
+        precision.widened(prior.exact) if method.wide else precision.rounded(prior.exact),
         # A factor that is computed anew from all releases so far is put in whole.
         damping=damping if method.damped else 1.0,
         prior_left_out=prior_left_out,

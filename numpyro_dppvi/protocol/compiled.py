@@ -7,6 +7,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
+from numpyro_dppvi.families.precision import in_own_precision
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -43,6 +45,9 @@ class Compiled(Generic[_P, _R]):
     def _jit(self, **settings: Any) -> Any:
         return jax.jit(self._function, static_argnames=self._static, **settings)
 
+    # Traced and lowered with 64 bits on where arguments have them: JAX lowers some operations of 64
+    # bits to others of 32 where they are off.
+    @in_own_precision
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Calls the compiled function."""
         # Inside another program an array operation returns a tracer, whatever the arguments are.

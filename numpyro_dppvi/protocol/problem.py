@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.guides import PriorFactor
@@ -51,6 +53,11 @@ class RoundParams(NamedTuple):
     damping: Array
     learning_rate: Array
     prior_left_out: Array
+
+    @property
+    def precision(self) -> np.dtype:
+        """The program's: that of models, records and all that is sent to clients."""
+        return np.dtype(self.damping.dtype)
 
     def prior_of(self, problem: Problem) -> PriorFactor:
         """The prior, by what of it lies in the family."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
-from numpyro_dppvi.families import factors
+from numpyro_dppvi.families import factors, precision
 from numpyro_dppvi.methods.visits import Outcome
 from numpyro_dppvi.protocol import client, initial, server
 from numpyro_dppvi.protocol.client import ClientState
@@ -58,7 +58,7 @@ class RoundInfo(NamedTuple):
 @compiled("problem")
 def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
     """The prior's factor to begin with."""
-    return server.first_prior(problem, params.prior_of(problem), rng_key)
+    return server.first_prior(problem, params, rng_key)
 
 
 @compiled("problem", "asynchronous")
@@ -170,7 +170,9 @@ def one_round(
             # The noise of a visit has a key of its own by round, group and client: a client that is
             # visited twice in a round must not add the same noise twice.
             own = client.secret_key_of_visit(problem, keys[1], group=index, client=number)
-            return respond(number, mine, request, own, noise)
+            # What the server adds up may be wider; a client and its model are as they are anywhere.
+            with precision.program(params.precision):
+                return respond(number, mine, request, own, noise)
 
         outcomes = _side_by_side(problem, params, lambda at: visit(*at), (numbers, noise))
         # From here to the answer nothing is seen but what was released.

@@ -10,7 +10,7 @@ import optax
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
-from numpyro_dppvi.families import MeanField, factors
+from numpyro_dppvi.families import MeanField, factors, precision
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.methods import local_solve, objective
 from numpyro_dppvi.methods.visits import Received
@@ -191,10 +191,11 @@ def request(
     rng_key = visit_key(problem, rng_key, client)
     # With an aggregator there is one factor, of all clients together, and one memory.
     place = 0 if problem.aggregated else client
-    told = problem.method.told(state.memory, place)
+    own = params.precision
+    told = precision.rounded(problem.method.told(state.memory, place), own)
     # Such a client divides out its shards' factors, which the server has never seen.
     if problem.layout.private:
-        return Request(q, None, rng_key, params.learning_rate, told)
+        return Request(precision.rounded(q, own), None, rng_key, params.learning_rate, told)
     factor = factors.multiply(
         jax.tree.map(lambda leaf: leaf[place], state.factors), _left_out(params, state)
     )
@@ -202,6 +203,7 @@ def request(
         # A solve begins at its q: both move, and the cavity q / factor does not.
         ahead = _ahead(state, q)
         q, factor = factors.multiply(q, ahead), factors.multiply(factor, ahead)
+    q, factor = precision.rounded((q, factor), own)
     return Request(q, factor, rng_key, params.learning_rate, told)
 
 
@@ -321,6 +323,7 @@ def _as_if_from_q(
     return jax.tree.map(jnp.add, changes, _left_out(params, state))
 
 
+@precision.in_own_precision
 def merge(
     family: MeanField,
     prior: Natural,
@@ -401,7 +404,7 @@ def _prior_loss(
 
 def refine_prior(
     problem: Problem,
-    parts: PriorFactor,
+    params: RoundParams,
     q: Natural,
     prior: Natural,
     rng_key: PRNGKey,
@@ -411,7 +414,7 @@ def refine_prior(
 
     Args:
         problem: What is compiled in.
-        parts: Which part of the prior lies in the family, and which latents' part does not.
+        params: What is not.
         q: The current approximation.
         prior: The prior's current factor, its exact part included.
         rng_key: Key for draws of the latents.
@@ -423,7 +426,9 @@ def refine_prior(
     # As for a client with the factor prior / exact and the inexact densities as its likelihood:
     # the exact part stays in the cavity, where it is neither fitted nor lost.
     # q / (prior / exact) = exact * all clients' factors.
-    family, cavity = problem.family, factors.divide(q, factors.divide(prior, parts.exact))
+    family, own, parts = problem.family, params.precision, params.prior_of(problem)
+    cavity = factors.divide(q, factors.divide(prior, parts.exact))
+    cavity, begin = precision.rounded((cavity, family.coordinates(q)), own)
 
     def loss(key: PRNGKey, coordinates: Coordinates) -> Array:
         return _prior_loss(problem, parts, cavity, key, coordinates)
@@ -432,8 +437,9 @@ def refine_prior(
     # Fresh draws at every step, and a rate that falls to a fiftieth, so that their noise averages
     # out.
     keys = jax.random.split(rng_key, num_steps)
-    end = local_solve.solve(keys, family.coordinates(q), jax.grad(loss, argnums=1), optimizer)
-    change = factors.divide(family.natural(end), q)
+    with precision.program(own):
+        end = local_solve.solve(keys, begin, jax.grad(loss, argnums=1), optimizer)
+    change = factors.divide(family.natural(precision.as_wide_as(q, end)), q)
     # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
     change = Natural(
         {
@@ -448,8 +454,7 @@ def _with_refined_prior(
     problem: Problem, params: RoundParams, state: ServerState, rng_key: PRNGKey
 ) -> ServerState:
     """The state after a damped update of the prior's factor, which needs no data: it is free."""
-    parts = params.prior_of(problem)
-    change = refine_prior(problem, parts, state.natural, state.prior, rng_key)
+    change = refine_prior(problem, params, state.natural, state.prior, rng_key)
     refined = factors.multiply(state.prior, factors.power(change, params.damping))
     # As in a merge, a step after which q would be improper is not taken. A proper prior does not
     # rule that out, because the clients' factors are noisy.
@@ -457,12 +462,13 @@ def _with_refined_prior(
     return state._replace(prior=factors.select(good, refined, state.prior))
 
 
-def first_prior(problem: Problem, parts: PriorFactor, rng_key: PRNGKey) -> Natural:
+def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
     """The prior's first factor: exact where it can be, else its variational projection."""
+    parts = params.prior_of(problem)
     if not parts.refined:
         return parts.exact
     # Latents that the exact part says nothing of would have no distribution to start from.
     start = factors.multiply(parts.exact, problem.family.standard_of(parts.rest))
     # All of the start but its exact part leaves the cavity: it is only where the solve starts.
-    change = refine_prior(problem, parts, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS)
+    change = refine_prior(problem, params, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS)
     return factors.multiply(start, change)

@@ -18,6 +18,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
+from numpyro_dppvi.families import precision
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.noisy_gradients import DPOptimization
 from numpyro_dppvi.methods.values import AnyMethod
@@ -119,7 +120,7 @@ class FitResult:
                 f"{_validate.shown(round_number)}."
             )
         natural = jax.tree.map(lambda leaf: leaf[round_number - 1], self.history.natural)
-        return dataclasses.replace(self.posterior, natural=natural)
+        return dataclasses.replace(self.posterior, natural=precision.arrays(natural))
 
     def privacy_statement(self) -> PrivacyStatement:
         """What the run cost: as text (``print``), ``.to_markdown()`` and ``.to_json()``."""

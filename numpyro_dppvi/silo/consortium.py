@@ -22,6 +22,7 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Natural
+from numpyro_dppvi.families import precision
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan, PrivacyStatement
 from numpyro_dppvi.protocol import schedules, server
@@ -460,7 +461,7 @@ class _Server:
         """With a row more of history."""
         past, after = now.history, now.known.natural
         if len(past.movement):
-            before = jax.tree.map(lambda leaf: leaf[-1], past.natural)
+            before = precision.arrays(jax.tree.map(lambda leaf: leaf[-1], past.natural))
         else:
             before = self.prepared.first_state().server.natural
         movement = self.prepared.assembly.problem.family.jeffreys(before, after)
