@@ -20,6 +20,7 @@ from numpyro.distributions.util import cholesky_of_inverse
 from numpyro_dppvi._typing import Array, LowerProduct, PRNGKey
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.diagonal_normal import NormalNatural, mirrored
+from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.families.reading import full, plain
 
 # By default, accelerators multiply matrices with 11-bit significands or fewer. Errors would
@@ -204,12 +205,14 @@ def scale_tril(coordinates: FullNormalCoordinates) -> Array:
     return jnp.exp(coordinates.log_scale)[..., None] * unit
 
 
+@in_own_precision
 def pack(matrix: Array) -> Array:
     """Packs symmetric matrices, shape ``(..., n, n)`` to ``(..., n (n + 1) / 2)``."""
     rows, columns, weight = _triangle(matrix.shape[-1])
     return matrix[..., rows, columns] * weight.astype(matrix.dtype)
 
 
+@in_own_precision
 def unpack(packed: Array) -> Array:
     """Inverse of :func:`pack`."""
     size = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2

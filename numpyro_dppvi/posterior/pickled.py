@@ -89,5 +89,11 @@ def unpickled(model: Model, kept: Pickled) -> Pieces:
         natural, attrs = kept.prior
         prior = Prior(precision.arrays(natural), kept.family, space, attrs)
     return Pieces(
-        precision.arrays(kept.natural), kept.family, space, kept.model_kwargs, kept.attrs, kept.records, prior
+        precision.arrays(kept.natural),
+        kept.family,
+        space,
+        kept.model_kwargs,
+        kept.attrs,
+        kept.records,
+        prior,
     )
