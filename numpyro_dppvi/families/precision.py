@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi._typing import Array, Tree
+from numpyro_dppvi._typing import Tree
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -86,8 +86,8 @@ def unpickled(model: Model, kept: Pickled) -> Pieces:
         )
     prior = None
     if kept.prior is not None:
-        natural, attrs = kept.prior
-        prior = Prior(precision.arrays(natural), kept.family, space, attrs)
+        factor, attrs = kept.prior
+        prior = Prior(precision.arrays(factor), kept.family, space, attrs)
     return Pieces(
         precision.arrays(kept.natural),
         kept.family,
