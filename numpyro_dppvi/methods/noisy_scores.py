@@ -47,6 +47,7 @@ _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of in
 _TRUST = 2.0  # the longest step, in white length
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
 _LEVEL_DRIFT = 0.3  # relative change of the level in a round
+_LENGTHS = 0.5  # a change of lengths is believed if its relative error is less
 _DOUBT = 1.5  # the misfit counts from so many of its standard deviations on
 _FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, relatively
 _CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
@@ -54,7 +55,7 @@ _ALONE = 2.0  # an axis is taken for seen if it stands out by so many deviations
 _PAIR = 3.0  # the same for a pair of columns, if these are few
 _LOOK_SHARE = 0.4  # of a visit's squared norm, where columns far from zero are looked for
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
-_EDGE = 2.5  # of the noise in what was seen: beyond it the shape is believed
+_EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -343,7 +344,7 @@ def _observed(
     fractions = (jnp.sum(flags, axis=0) / records + 1) / 2
     memory = memory._replace(level=level)
     memory = _misfit(memory, fractions, jnp.sqrt(jnp.sum(std**2)) / records / 2, share)
-    memory = _clips(received, memory, said, axes, shape, seen, fractions, error, share)
+    memory = _clips(received, memory, said, axes, shape, seen, known, fractions, error, share)
 
     # Each client's own scores, averaged with what is known of them.
     sums, std = part(released["score"], 0, clip)
@@ -377,6 +378,7 @@ def _clips(
     axes: _White,
     shape: Array,
     seen: Array,
+    known: Array,
     fractions: Array,
     error: Array,
     share: Array,
@@ -390,6 +392,7 @@ def _clips(
         axes: The coordinates of the release.
         shape: The new shape, in prior units.
         seen: The mean of all released shapes, in ``axes``.
+        known: What is known of it, in ``axes``.
         fractions: Of observed scores, of drawn ones and of information, what was clipped.
         error: Noise on an entry of the information.
         share: Of all records, those behind the release.
@@ -413,10 +416,15 @@ def _clips(
     # New coordinates make scores longer or shorter, by what was seen itself, not by its shape: if
     # the clip followed the length of what it clips, both would run away.
     turned = axes.back @ _coordinates(shape).white
-    lengths = jnp.trace(turned.T @ seen @ turned), jnp.trace(seen)
+    lengths = jnp.stack([jnp.trace(turned.T @ seen @ turned), jnp.trace(seen)])
+    # The trace of T' N^(1/2) e N^(1/2) T has the deviation sqrt(2) |T' N T|. What noise hides is
+    # taken to stay: of noise alone clips would wander, and they make the noise.
+    noise = jnp.linalg.inv(known + 1e-9 * jnp.eye(size))
+    errors = jnp.stack([jnp.sum((turned.T @ noise @ turned) ** 2), jnp.sum(noise**2)])
+    unsure = jnp.sum(2 * errors / jnp.maximum(lengths, 1e-9) ** 2) / _LENGTHS**2
     longer = jnp.where(
-        (lengths[0] > 0) & (lengths[1] > 0),
-        jnp.sqrt(jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0)),
+        jnp.all(lengths > 0),
+        jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0) ** (0.5 / (1 + unsure)),
         1.0,
     )
     # Lengths are of the order of sqrt(d level), of sqrt(d) if clips have made the level small.
@@ -454,8 +462,11 @@ def _shape_seen(
     # too: until they are resolved, all factors claim less.
     by = 1 / (error**2 / memory.level**2 + 1 / jnp.maximum(p, 1e-6) ** 2)
     ratio = jnp.sum(by * jnp.diagonal(now)) / jnp.sum(by) / memory.level
-    drift = share * _LEVEL_DRIFT**2
-    gain = drift / (drift + 2 / jnp.sum(by))
+    drift, noise = share * _LEVEL_DRIFT**2, 2 / jnp.sum(by)
+    # What is not known of the level by now: the variance at which what a visit tells makes up for
+    # the drift since the one before, var = drift + var noise / (var + noise).
+    var = (drift + jnp.sqrt(drift**2 + 4 * drift * noise)) / 2
+    gain = var / (var + noise)
     level = memory.level * jnp.clip(1 + gain * (ratio - 1), 0.2, 5.0)
     error = jnp.maximum(error / level, 1e-6)
     old = p[:, None] * p
