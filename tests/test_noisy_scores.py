@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import norm
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi.families import FullNormal, MeanField
+from numpyro_dppvi.families import FullNormal, FullNormalCoordinates, MeanField
 from numpyro_dppvi.methods import noisy_scores
 
 SIZE = 4
@@ -17,6 +17,7 @@ SIZE = 4
 coordinates = jax.jit(noisy_scores._coordinates)
 learn = jax.jit(noisy_scores._shape_seen)
 shrink = jax.jit(noisy_scores._shrunk)
+longer = jax.jit(noisy_scores._longer)
 
 
 def remembered(**changes):
@@ -129,6 +130,40 @@ def test_noise_alone_changes_no_shape():
     assert np.abs(off).max() < 0.05
     much = shrink(axes, seen, 0.5 * jnp.eye(SIZE))
     np.testing.assert_allclose(much, np.eye(SIZE), atol=1e-5)
+
+
+def test_clips_follow_lengths_that_are_known_and_no_noise():
+    """A stretched axis makes scores longer, unless noise hides how long they are."""
+    rng = np.random.default_rng(5)
+    axes, shape = coordinates(jnp.eye(SIZE)), np.diag([0.01, 1, 1, 1])
+    # An axis that is stretched by 10 has 100 times its information: (100 a + 3) / (a + 3).
+    exact = longer(axes, shape, jnp.diag(jnp.array([0.04, 1, 1, 1])), 1e6 * jnp.eye(SIZE))
+    np.testing.assert_allclose(exact, np.sqrt(7 / 3.04), rtol=1e-4)
+    # Noise ten times what is to be seen, whose traces alone differ by up to the limit of ten.
+    seen = [np.eye(SIZE) + 10 * noise(rng) for _ in range(50)]
+    changes = [float(longer(axes, shape, jnp.asarray(x), 0.1 * jnp.eye(SIZE))) for x in seen]
+    assert np.sqrt(np.mean(np.log(changes) ** 2)) < 0.1
+
+
+def test_the_level_is_found_in_noise_of_its_own_size():
+    """A filter whose gain forgot what is unknown took a hundred visits for what ten can tell."""
+    rng = np.random.default_rng(6)
+    memory, axes, error = remembered(shape=np.eye(SIZE), level=0.6), coordinates(jnp.eye(SIZE)), 0.2
+    for _ in range(20):
+        now = jnp.asarray(0.1 * np.eye(SIZE) + error * noise(rng))
+        level, seen, known = learn(memory, axes, now, jnp.asarray(error), jnp.asarray(0.1))
+        memory = memory._replace(level=level, seen=seen, shape_known=known)
+    assert 0.05 < float(memory.level) < 0.2
+
+
+def test_scores_begin_hardly_beside_the_prior_mean():
+    """Of a prior 3000 wide a thousandth is 3 logits, where outcomes say nothing any more."""
+    family = MeanField((("w", FullNormal((2,))),))
+    wide = family.natural(
+        {"w": FullNormalCoordinates(jnp.zeros(2), jnp.log(jnp.array([3000.0, 1])), jnp.zeros(1))}
+    )
+    loc = np.asarray(noisy_scores.nothing(family, wide, 1).loc)
+    assert np.all((loc > 0) & (loc < 0.01))
 
 
 def test_a_step_adds_its_error_to_what_scores_leave_unknown():

@@ -413,30 +413,38 @@ def _clips(
     sure = jnp.maximum(memory.misfit - _DOUBT / jnp.sqrt(memory.misfit_known), 0)
     bent = sure * records / (noise_std * jnp.sqrt(share) + 1e-4 * records)
     factor = jnp.clip(jnp.maximum(drawn, bent), 0.3, 3.0) ** (0.6 * trust)
-    # New coordinates make scores longer or shorter, by what was seen itself, not by its shape: if
-    # the clip followed the length of what it clips, both would run away.
-    turned = axes.back @ _coordinates(shape).white
-    lengths = jnp.stack([jnp.trace(turned.T @ seen @ turned), jnp.trace(seen)])
-    # The trace of T' N^(1/2) e N^(1/2) T has the deviation sqrt(2) |T' N T|. What noise hides is
-    # taken to stay: of noise alone clips would wander, and they make the noise.
-    noise = jnp.linalg.inv(known + 1e-9 * jnp.eye(size))
-    errors = jnp.stack([jnp.sum((turned.T @ noise @ turned) ** 2), jnp.sum(noise**2)])
-    unsure = jnp.sum(2 * errors / jnp.maximum(lengths, 1e-9) ** 2) / _LENGTHS**2
-    longer = jnp.where(
-        jnp.all(lengths > 0),
-        jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0) ** (0.5 / (1 + unsure)),
-        1.0,
-    )
     # Lengths are of the order of sqrt(d level), of sqrt(d) if clips have made the level small.
     level = jnp.maximum(memory.level, 1)
     bounds = math.sqrt(size) * _CLIPS[0], jnp.sqrt(size * level) * _CLIPS[1]
     info_target = jnp.clip(error * np.sqrt(size), *_INFO_TARGETS)
     stretch = jnp.exp(jnp.clip(3 * (fractions[2] - info_target), -0.7, 0.7))
     return memory._replace(
-        clip=jnp.clip(memory.clip * longer * factor, *bounds),
+        clip=jnp.clip(memory.clip * _longer(axes, shape, seen, known) * factor, *bounds),
         info_clip=jnp.clip(memory.info_clip * stretch**trust, *_INFO_CLIPS),
         misfit=memory.misfit / jnp.maximum(factor, 1.0),  # a higher clip leaves less beyond it
     )
+
+
+def _longer(axes: _White, shape: Array, seen: Array, known: Array) -> Array:
+    """How much longer scores are in the coordinates of a new shape, as far as is known.
+
+    Args:
+        axes: The coordinates of the release.
+        shape: The new shape, in prior units.
+        seen: The mean of all released shapes, in ``axes``.
+        known: What is known of it, in ``axes``.
+    """
+    # By what was seen itself, not by its shape: if the clip followed the length of what it clips,
+    # both would run away.
+    turned = axes.back @ _coordinates(shape).white
+    lengths = jnp.stack([jnp.trace(turned.T @ seen @ turned), jnp.trace(seen)])
+    # The trace of T' N^(1/2) e N^(1/2) T has the deviation sqrt(2) |T' N T|. What noise hides is
+    # taken to stay: of noise alone clips would wander, and they make the noise.
+    noise = jnp.linalg.inv(known + 1e-9 * jnp.eye(len(shape)))
+    errors = jnp.stack([jnp.sum((turned.T @ noise @ turned) ** 2), jnp.sum(noise**2)])
+    unsure = jnp.sum(2 * errors / jnp.maximum(lengths, 1e-9) ** 2) / _LENGTHS**2
+    ratio = jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0)
+    return jnp.where(jnp.all(lengths > 0), ratio ** (0.5 / (1 + unsure)), 1.0)
 
 
 def _shape_seen(
