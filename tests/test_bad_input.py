@@ -69,7 +69,7 @@ def assert_refuses(exception: type[Exception], words: list[str], call, *args, **
     assert cause is None or str(int(CANARY))[:6] not in str(cause)
 
 
-def fit(**changes: Any) -> dppvi.FitResult:
+def fit(**changes: Any) -> dppvi.run.FitResult:
     """A fit that would be fine without the changes."""
     arguments = {
         "model": linear,

@@ -54,7 +54,7 @@ RUNS = {
     },
     "virtual": {"method": dppvi.VirtualClients((2, 3, 4), 0.1, **QUICK)},
     "averaging": {
-        "method": dppvi.LocalAveraging((2, 3, 4), 0.1, **QUICK),
+        "method": dppvi.methods.LocalAveraging((2, 3, 4), 0.1, **QUICK),
         "schedule": dppvi.synchronous,
     },
     "a sum of virtual clients'": {
@@ -288,7 +288,7 @@ def test_a_client_says_nothing_of_its_records_or_keys_when_it_is_printed(x64):
 
 def test_discrete_noise_is_drawn_by_the_client():
     pytest.importorskip("opendp")
-    method = dppvi.VirtualClients(3, 0.1, noise=dppvi.DiscreteGaussian(), **QUICK)
+    method = dppvi.VirtualClients(3, 0.1, noise=dppvi.privacy.DiscreteGaussian(), **QUICK)
     mine, asked = first_client(prepared(method, insecure_noise_seed=None)[0])
     (_, one), (_, other) = mine.respond(asked), mine.respond(asked)
     one, other = one.value["w"].linear, other.value["w"].linear

@@ -110,5 +110,5 @@ class TestNames:
 def test_files_from_elsewhere_may_hold_any_attributes(ledger, name, text):
     first = fit(NAMED).posterior
     attrs = {**first.attrs, "clients": "[]", name: text}
-    prior = dppvi.Posterior(**{**vars(first), "attrs": attrs}).as_prior()
+    prior = dppvi.posterior.Posterior(**{**vars(first), "attrs": attrs}).as_prior()
     fit(NAMED, prior=prior, ledger_file=ledger)

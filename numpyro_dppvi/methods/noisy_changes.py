@@ -77,7 +77,7 @@ def _check_fields(self: Any) -> None:
     if not isinstance(self.noise, Noise):
         raise TypeError(
             "noise must be Gaussian() or DiscreteGaussian(), got "
-            f"{_validate.shown(self.noise)}: write noise=DiscreteGaussian(), say."
+            f"{_validate.shown(self.noise)}: write noise=privacy.DiscreteGaussian(), say."
         )
     values.set_each(self, "clip_norm", _validate.positive)
     values.set_steps(self)

@@ -38,7 +38,8 @@ from numpyro_dppvi.protocol.client import Client, ClientState
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundInfo, RoundState
 from numpyro_dppvi.protocol.server import ServerState, TrustedAggregator
-from numpyro_dppvi.records import Shards, SpreadShards, record_shapes
+from numpyro_dppvi.records import Shards, SpreadShards
+from numpyro_dppvi.records.shards import record_shapes
 
 # Clients whose sizes differ compute their sums in chunks of at least so many rows.
 _FEWEST_ROWS = 64
@@ -476,7 +477,7 @@ def first_ledger(plan: PrivacyPlan | None, file: LedgerFile | None) -> Ledger:
     if not isinstance(file, LedgerFile | None):
         raise TypeError(
             f"ledger_file must be a LedgerFile, got {_validate.shown(file)}: write "
-            "ledger_file=LedgerFile('ledger.jsonl')."
+            "ledger_file=privacy.LedgerFile('ledger.jsonl')."
         )
     if plan is None and file is not None:
         raise ValueError(

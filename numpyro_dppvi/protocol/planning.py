@@ -127,7 +127,9 @@ def plan_privacy(
     if num_latents is not None:
         num_latents = _validate.positive_int("num_latents", num_latents)
     if ledger_file is not None:
-        _validate.instance("ledger_file", ledger_file, LedgerFile, "LedgerFile('ledger.jsonl')")
+        _validate.instance(
+            "ledger_file", ledger_file, LedgerFile, "privacy.LedgerFile('ledger.jsonl')"
+        )
     run = resolve(
         method,
         num_clients=len(sizes),

@@ -20,8 +20,8 @@ from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.worth import of_joining, of_widths, worth
 from numpyro_dppvi.protocol import server
 from numpyro_dppvi.protocol.server import TrustedAggregator
-from numpyro_dppvi.records import record_shapes
 from numpyro_dppvi.records.clients import names_and_sizes
+from numpyro_dppvi.records.shards import record_shapes
 from numpyro_dppvi.records.tables import Table, by_argument
 
 # Beyond these, FisherScoring's posteriors were too narrow in simulations (benchmarks/believe.py).

@@ -11,12 +11,12 @@ from numpyro_dppvi._typing import Model, PRNGKey, Records
 from numpyro_dppvi.records import (
     Partition,
     Shards,
-    record_arrays,
     split_evenly,
     stack,
     stack_clients,
 )
 from numpyro_dppvi.records.clients import check_counts, client_names
+from numpyro_dppvi.records.shards import record_arrays
 from numpyro_dppvi.records.tables import (
     Asked,
     Table,

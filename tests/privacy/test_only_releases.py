@@ -364,7 +364,7 @@ LOCAL = {"num_local_steps": 2, "expectation": dppvi.MonteCarlo(2)}
 METHODS = {
     "gradients": (dppvi.DPOptimization(sampler=dppvi.PoissonSampling(0.5), **LOCAL),),
     "virtual clients": (dppvi.VirtualClients(2, **LOCAL),),
-    "joint local averaging": (dppvi.LocalAveraging(2, **LOCAL), True),
+    "joint local averaging": (dppvi.methods.LocalAveraging(2, **LOCAL), True),
     "joint natural gradients": (
         dppvi.VirtualClients(2, 0.1, **LOCAL, optimizer=dppvi.NaturalGradient()),
         True,

@@ -42,7 +42,8 @@ STUDIES = {
         "local=dppvi.DPOptimization(num_local_steps=2))",
     },
     "by natural gradients": {
-        "arguments": "budget=dppvi.PrivacyBudget(4.0), damping=0.9, method=dppvi.LocalAveraging("
+        "arguments": "budget=dppvi.PrivacyBudget(4.0), damping=0.9, "
+        "method=dppvi.methods.LocalAveraging("
         "(12, 9, 15), 1.0, num_local_steps=1, optimizer=dppvi.NaturalGradient())",
     },
 }
@@ -53,7 +54,7 @@ STUDIES["an aggregator"] = {
 }
 STUDIES["an aggregator of averages"] = {
     "arguments": "budget=dppvi.PrivacyBudget(4.0), schedule=dppvi.synchronous, "
-    "method=dppvi.LocalAveraging(3, 0.1, num_local_steps=2), "
+    "method=dppvi.methods.LocalAveraging(3, 0.1, num_local_steps=2), "
     "trusted_aggregator=dppvi.TrustedAggregator(max_dropouts=1)",
     "caps": TRUSTED,
 }
