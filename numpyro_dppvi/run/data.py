@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Model, PRNGKey, Records
+from numpyro_dppvi.latents.arguments import Asked, asked_of
 from numpyro_dppvi.records import (
     Partition,
     Shards,
@@ -18,10 +19,8 @@ from numpyro_dppvi.records import (
 from numpyro_dppvi.records.clients import check_counts, client_names
 from numpyro_dppvi.records.shards import record_arrays
 from numpyro_dppvi.records.tables import (
-    Asked,
     Table,
     arguments_of,
-    asked_of,
     is_table,
     matrix_columns,
 )
@@ -124,7 +123,7 @@ def _is_one_party(data: Any, asked: Asked) -> bool:
     # {'X': table, 'y': table} can be one party's matrices or two clients called X and y: the
     # model's arguments decide. An empty mapping is refused where arrays are read.
     each_is_records = all(_is_records(part) for part in data.values())
-    return not data or not each_is_records or asked.names.issuperset(data)
+    return not data or not each_is_records or set(data) <= set(asked.names)
 
 
 def _check_one_party(data: Any, asked: Asked) -> None:
