@@ -78,7 +78,6 @@ def log_likelihood_of_records(
     draws: Mapping[str, Array],
     rows: Mapping[str, Any],
     constants: Mapping[str, Any],
-    batch_size: int | None = None,
 ) -> Array:
     """Log density of every record, all of its outcomes together, its discrete latents summed out.
 
@@ -97,7 +96,7 @@ def log_likelihood_of_records(
         found = jax.lax.map(lambda theta: of_rows(theta, dict(rows)), dict(draws))
         return {"records": found}
 
-    found = _in_batches(jax.jit(call), rows, _num(draws), jax.random.key(0), batch_size)
+    found = _in_batches(jax.jit(call), rows, _num(draws), jax.random.key(0), None)
     return found["records"]
 
 
