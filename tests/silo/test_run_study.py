@@ -19,6 +19,7 @@ from numpyro_dppvi.silo import consortium, messages, progress, wire
 from numpyro_dppvi.silo.messages import Code, Refused
 from numpyro_dppvi.silo.settings import read
 from numpyro_dppvi.silo.sockets import listening
+from tests.alone import client_of
 from tests.grids import grid
 from tests.silo import hospitals, mutations
 from tests.silo.hospitals import NAMES, QUICK, VIRTUAL, gateways, in_process
@@ -651,7 +652,7 @@ def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
     state = prepared.first_state()
     assembly = prepared.assembly
     shards = dppvi.records.stack_clients(hospitals.records())
-    mine = assembly.client(0, state, shards)
+    mine = client_of(assembly, 0, state, shards)
     asked = consortium._request(
         assembly.problem, assembly.params, state.server, state.server.natural, 0, jax.random.key(0)
     )
@@ -676,7 +677,7 @@ def test_whatever_the_server_asks_with_a_record_moves_a_release_by_its_sensitivi
         records = hospitals.records()
         if record is not None:
             records[0]["X"][0] = record
-        clients.append(assembly.client(0, state, dppvi.records.stack_clients(records)))
+        clients.append(client_of(assembly, 0, state, dppvi.records.stack_clients(records)))
     solver = assembly.problem.method.solver(assembly.params.learning_rate)
     asked = consortium._request(
         assembly.problem, assembly.params, state.server, state.server.natural, 0, jax.random.key(0)
