@@ -88,7 +88,7 @@ def recommend(
             dtypes count, so made-up records or one client's will do.
         client_sizes: Number of records of each client, or a mapping of these by the clients'
             names.
-        budget: One budget for all clients, or one a client: a list, or a mapping by name.
+        budget: One budget for all clients, or one per client: a list, or a mapping by name.
         guide: The guide that is to be used.
         model_kwargs: The model's public arguments.
         prior: The posterior of an earlier study, if it is to be the prior.

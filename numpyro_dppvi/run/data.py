@@ -80,7 +80,7 @@ def lay_out(
     _check_per_client(data)
     if clients is not None:
         raise ValueError(
-            "data is already one mapping a client, so clients must not be given, got "
+            "data is already one mapping per client, so clients must not be given, got "
             f"{_validate.shown(clients)}: leave it out."
         )
     called = names or tuple(f"client {number}" for number in range(len(data)))
@@ -157,6 +157,6 @@ def _check_per_client(data: Any) -> None:
         return
     raise TypeError(
         "data must be a mapping from the model's arguments to arrays or a table with such columns, "
-        "or a list of these, one a client, or a mapping of these by the clients' names, got "
+        "or a list of these, one per client, or a mapping of these by the clients' names, got "
         f'{received}: write data={{"X": X, "y": y}}.'
     )

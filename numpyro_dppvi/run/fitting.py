@@ -207,7 +207,7 @@ def fit(
         clients: With one mapping or table: a number of clients to split its rows over at random,
             or a ``Partition``. Not given when data is already per client.
         method: A method or a baseline; ``None`` for what :func:`recommend` recommends.
-        budget: A ``PrivacyBudget``, or one a client: a list in the order of the clients, or a
+        budget: A ``PrivacyBudget``, or one per client: a list in the order of the clients, or a
             mapping by their names. With ``ledger_file=`` it covers all runs that the file has, too.
 
     Most people can stop here. Other arguments:

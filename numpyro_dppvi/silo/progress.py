@@ -135,8 +135,8 @@ def read(path: Path, prepared: Prepared) -> Progress:
     facts, arrays = _files.read(path, _KIND, kinds=_FACTS, most=most)
     if facts["study"] != prepared.digest:
         raise ValueError(
-            f"the checkpoint {path} is of a study with another file: write another path, or take "
-            "the study as it was."
+            f"the checkpoint {path} belongs to another study file: write another path, or restore "
+            "that file."
         )
     try:
         return _progress(begin, facts, arrays)

@@ -48,7 +48,7 @@ class Study:
         hospitals: Each hospital's name and its number of records, which is public.
         records: Shape and dtype of one record of each argument of the model, such as
             ``{"X": ((8,), "float32"), "y": ((), "int32")}``.
-        budget: A ``PrivacyBudget``, or one a hospital by name.
+        budget: A ``PrivacyBudget``, or one per hospital by name.
         seed: Public: of draws of latents and of the start, as ``fit``'s ``rng_key``. Noise has
             secret keys of each hospital's own.
         guide: As of ``fit``.

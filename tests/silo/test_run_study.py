@@ -359,7 +359,7 @@ def test_a_checkpoint_of_another_study_is_refused(consortium_in_turn, consortium
     path = tmp_path / "server.npz"
     with gateways(hospitals.beside(pinned, tmp_path)) as opened:
         silo.run_study(pinned, in_process(opened), checkpoint=path)
-    with pytest.raises(ValueError, match="of a study with another file"):
+    with pytest.raises(ValueError, match="belongs to another study file"):
         silo.run_study(consortium_at_once[0], in_process({}), checkpoint=path)
 
 
