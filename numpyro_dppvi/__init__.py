@@ -87,14 +87,8 @@ __all__ = [
 ]
 
 _PACKAGES = (
-    "analysis",
-    "families",
-    "methods",
-    "posterior",
-    "privacy",
-    "protocol",
-    "records",
-    "run",
+    *("analysis", "families", "methods", "posterior"),
+    *("privacy", "protocol", "records", "run"),
 )
 
 # Names that stood here in 0.1, and the package that has them now.
