@@ -60,7 +60,7 @@ def score(w: jax.Array, data: TabularData) -> Score:
     return Score(*(float(x) for x in held_out(w, data.X_test, data.y_test)))
 
 
-def fit(where: Setting, seed: int, **arguments: Any) -> tuple[dppvi.FitResult, Score]:
+def fit(where: Setting, seed: int, **arguments: Any) -> tuple[dppvi.run.FitResult, Score]:
     """One fit with noise from the operating system, and its score from 100 draws."""
     result = dppvi.fit(
         logistic_regression,

@@ -78,7 +78,7 @@ def report(case: Case, num_runs: int, seed: int = 0) -> audit.Report:
     return audit.audit(case.claim, *scores)
 
 
-def _claim(plan: dppvi.PrivacyPlan) -> audit.Claim:
+def _claim(plan: dppvi.privacy.PrivacyPlan) -> audit.Claim:
     client = plan.clients[-1]
     return lambda delta: accounting.epsilon(client.composition, delta, client.budget.relation)
 
@@ -276,13 +276,15 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
     yield "global steps, two clients' joint noise", global_steps
     yield (
         "parameter perturbation, 2 rounds",
-        lambda: changes(dppvi.ParameterPerturbation(100.0, **LOCAL), push=0.0),
+        lambda: changes(dppvi.methods.ParameterPerturbation(100.0, **LOCAL), push=0.0),
     )
     for trusted in (False, True):
         words = ", joint noise" if trusted else ""
         yield (
             f"local averaging, 2 rounds{words}",
-            lambda trusted=trusted: changes(dppvi.LocalAveraging(20, 100.0, **LOCAL), trusted),
+            lambda trusted=trusted: changes(
+                dppvi.methods.LocalAveraging(20, 100.0, **LOCAL), trusted
+            ),
         )
         yield (
             f"virtual clients, 2 rounds{words}",

@@ -45,7 +45,9 @@ LONG = (Phase(600, 100, 0.02, 1.0), Phase(200, 200, 0.005, 1.0), Phase(100, 200,
 Marginals = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def pvi(example: Example, clients: int, phases: Sequence[Phase] = PHASES) -> dppvi.Posterior:
+def pvi(
+    example: Example, clients: int, phases: Sequence[Phase] = PHASES
+) -> dppvi.posterior.Posterior:
     """Partitioned inference without privacy; a phase goes on from the factors of the last one."""
     records = {name: np.asarray(jnp.asarray(rows)) for name, rows in example.records.items()}
     num_records = len(next(iter(records.values())))
@@ -103,7 +105,7 @@ def nuts(example: Example) -> dict[str, np.ndarray]:
     return {name: np.asarray(draws) for name, draws in mcmc.get_samples().items()}
 
 
-def marginals(posterior: dppvi.Posterior) -> Marginals:
+def marginals(posterior: dppvi.posterior.Posterior) -> Marginals:
     """Unconstrained means and standard deviations by latent."""
     coordinates = posterior.family.coordinates(posterior.natural)
     return {
@@ -119,7 +121,7 @@ def difference(found: Marginals, reference: Marginals) -> tuple[float, float]:
     return float(max(shifts)), 100 * float(max(ratios))
 
 
-def from_nuts(posterior: dppvi.Posterior, draws: dict[str, np.ndarray]) -> float:
+def from_nuts(posterior: dppvi.posterior.Posterior, draws: dict[str, np.ndarray]) -> float:
     """The largest shift of a latent's mean from NUTS, in NUTS's standard deviations."""
     mine = posterior.sample(jax.random.key(3), (4000,))
     shifts = [

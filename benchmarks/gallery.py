@@ -57,7 +57,7 @@ class Found(NamedTuple):
     rounds: int = 0
 
 
-def fitted(study: Study) -> dppvi.FitResult:
+def fitted(study: Study) -> dppvi.run.FitResult:
     """The fit with its defaults, without privacy."""
     return dppvi.fit(
         study.model,

@@ -2,8 +2,8 @@
 
 The names here are those of a study: ``fit`` and ``plan_privacy``, with a method, a budget and a
 schedule, and what is done with the result. ``pvi`` gives the algorithm as ``init / step /
-posterior``. Its parts are in the packages ``analysis``, ``families``, ``methods``, ``privacy``,
-``protocol``, ``records`` and ``run``.
+posterior``. Types of results and what few studies need are in the packages ``analysis``,
+``families``, ``methods``, ``posterior``, ``privacy``, ``protocol``, ``records`` and ``run``.
 """
 
 import importlib
@@ -11,7 +11,6 @@ import importlib.metadata
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from numpyro_dppvi import families, privacy
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.analysis import citation, compare, diagnose, plots, score, select
 from numpyro_dppvi.methods import (
@@ -19,24 +18,18 @@ from numpyro_dppvi.methods import (
     DPOptimization,
     FisherScoring,
     GlobalVI,
-    LocalAveraging,
     MonteCarlo,
     NaturalGradient,
     NonPrivate,
-    ParameterPerturbation,
     VirtualClients,
 )
-from numpyro_dppvi.posterior import Posterior, Prior, load
+from numpyro_dppvi.posterior import load
 from numpyro_dppvi.privacy import (
     BudgetExceededError,
-    DiscreteGaussian,
     FixedSizeSampling,
     FullBatch,
-    LedgerFile,
     PoissonSampling,
     PrivacyBudget,
-    PrivacyPlan,
-    PrivacyStatement,
 )
 from numpyro_dppvi.protocol import (
     Asynchronous,
@@ -49,7 +42,7 @@ from numpyro_dppvi.protocol import (
     synchronous,
 )
 from numpyro_dppvi.records import Partition, partition
-from numpyro_dppvi.run import FitResult, fit
+from numpyro_dppvi.run import fit
 
 __version__ = importlib.metadata.version("numpyro-dppvi")
 
@@ -72,11 +65,9 @@ __all__ = [
     "DPOptimization",
     "FisherScoring",
     "GlobalVI",
-    "LocalAveraging",
     "MonteCarlo",
     "NaturalGradient",
     "NonPrivate",
-    "ParameterPerturbation",
     "VirtualClients",
     # schedules
     "Asynchronous",
@@ -85,24 +76,20 @@ __all__ = [
     "sequential",
     "synchronous",
     # privacy
-    "DiscreteGaussian",
     "FixedSizeSampling",
     "FullBatch",
-    "LedgerFile",
     "PoissonSampling",
     "PrivacyBudget",
-    "PrivacyPlan",
-    "PrivacyStatement",
-    "privacy",
-    # records, results and errors
+    # records and errors
     "BudgetExceededError",
-    "FitResult",
     "Partition",
-    "Posterior",
-    "Prior",
     "UnsupportedModelError",
-    "families",
 ]
+
+_PACKAGES = (
+    *("analysis", "families", "methods", "posterior"),
+    *("privacy", "protocol", "records", "run"),
+)
 
 # Names that stood here in 0.1, and the package that has them now.
 _MOVED = {
@@ -111,26 +98,35 @@ _MOVED = {
     "Citation": "analysis",
     "Comparison": "analysis",
     "Diagnostics": "analysis",
+    "DiscreteGaussian": "privacy",
+    "factors": "families",
+    "FitResult": "run",
     "GaussHermite": "methods",
     "History": "run",
     "Ledger": "privacy",
+    "LedgerFile": "privacy",
+    "LocalAveraging": "methods",
     "Outcome": "run",
+    "ParameterPerturbation": "methods",
+    "Posterior": "posterior",
+    "Prior": "posterior",
+    "PrivacyPlan": "privacy",
+    "PrivacyStatement": "privacy",
     "PVIState": "protocol",
     "RoundInfo": "protocol",
     "SecretKeys": "privacy",
     "Selection": "analysis",
     "Shards": "records",
     "SphericalCubature": "methods",
-    "Status": "run",
-    "factors": "families",
     "split_evenly": "records",
     "stack": "records",
     "stack_clients": "records",
+    "Status": "run",
 }
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_PACKAGES]
 
 
 if not TYPE_CHECKING:  # a type checker would take any name at all for one of ours

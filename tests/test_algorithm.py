@@ -244,7 +244,7 @@ def test_all_rounds_share_one_compilation():
     "method",
     [
         dppvi.DPOptimization(sampler=dppvi.PoissonSampling(0.3), num_local_steps=2),
-        dppvi.LocalAveraging(num_shards=2, num_local_steps=2),
+        dppvi.methods.LocalAveraging(num_shards=2, num_local_steps=2),
     ],
     ids=["sampled", "sharded"],
 )
@@ -518,7 +518,7 @@ def test_a_step_outside_the_budget_is_refused_and_changes_nothing():
 
 
 GRADIENTS = dppvi.DPOptimization(1.0, 3)
-SHARDED = dppvi.LocalAveraging(4, 1.0)
+SHARDED = dppvi.methods.LocalAveraging(4, 1.0)
 PLANNED = {"method": GRADIENTS, "client_sizes": [30, 30], "trusted_aggregator": False}
 
 
@@ -535,7 +535,7 @@ PLANNED = {"method": GRADIENTS, "client_sizes": [30, 30], "trusted_aggregator": 
         ({}, {"client_sizes": [30, 20]}, "num_records is 30 for client 1"),
         ({}, {"method": SHARDED}, "mechanism is Gaussian"),
         ({"method": SHARDED}, {}, "mechanism is Gaussian"),
-        ({"method": SHARDED}, {"method": dppvi.LocalAveraging(5, 1.0)}, "num_shards is 4"),
+        ({"method": SHARDED}, {"method": dppvi.methods.LocalAveraging(5, 1.0)}, "num_shards is 4"),
         ({"method": SHARDED}, {"method": dppvi.VirtualClients(4, 1.0)}, "weight is 0.25"),
         (
             {"method": SHARDED, "trusted_aggregator": True},

@@ -69,7 +69,7 @@ def assert_refuses(exception: type[Exception], words: list[str], call, *args, **
     assert cause is None or str(int(CANARY))[:6] not in str(cause)
 
 
-def fit(**changes: Any) -> dppvi.FitResult:
+def fit(**changes: Any) -> dppvi.run.FitResult:
     """A fit that would be fine without the changes."""
     arguments = {
         "model": linear,
@@ -172,7 +172,7 @@ CLIENTS = {
     "sizes": Bad(["clients", "whole number", "got a list"], {"clients": [4, 8]}),
     "labels": Bad(["clients", "whole number", "float64 of shape (12,)"], {"clients": y}),
     "data is per client": Bad(
-        ["one mapping a client", "clients", "got 2", "leave it out"],
+        ["one mapping per client", "clients", "got 2", "leave it out"],
         {"data": [WHOLE, WHOLE], "clients": 2},
     ),
     "a partition of other rows": Bad(

@@ -276,12 +276,12 @@ class TestSharing:
 
     def test_discrete_noise_counts_what_was_before(self):
         pytest.importorskip("opendp")
-        method = dppvi.VirtualClients(num_shards=2, noise=dppvi.DiscreteGaussian())
+        method = dppvi.VirtualClients(num_shards=2, noise=dppvi.privacy.DiscreteGaussian())
         plan = dppvi.plan_privacy(method, BUDGET, num_rounds=2, client_sizes=[20])
         before = plan.clients[0].composition
         more = dppvi.PrivacyBudget(4.0, BUDGET.delta)
         noise = dppvi.privacy.calibrate.discrete_noise_multiplier(more, 2, before)
-        event = dppvi.DiscreteGaussian().dp_event(noise)
+        event = dppvi.privacy.DiscreteGaussian().dp_event(noise)
         together = accounting.compose([*before, (event, 2)])
         assert 0.998 * 4 <= accounting.epsilon(together, BUDGET.delta, "replace_one") <= 4
 

@@ -60,7 +60,7 @@ def test_the_default_cites_gradients_and_the_closed_form(default):
             {"method": of(dppvi.FixedSizeSampling(8))},
             {"ashman2022pvi", "abadi2016dpsgd", "doroshenko2022dots", "zhu2022characteristic"},
         ),
-        ({"method": dppvi.LocalAveraging(4)}, {"ashman2022pvi", "balle2018gaussian"}),
+        ({"method": dppvi.methods.LocalAveraging(4)}, {"ashman2022pvi", "balle2018gaussian"}),
         ({"method": dppvi.NonPrivate(1), "budget": None}, {"ashman2022pvi"}),
         (
             {"method": dppvi.BayesianCommitteeMachine("split", dppvi.DPOptimization())},

@@ -15,6 +15,7 @@ from numpyro_dppvi.privacy import LedgerFile
 from numpyro_dppvi.protocol import algorithm, client, server
 from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Release
+from tests.alone import client_of
 
 SIZES = (12, 9, 15)
 KEY = jax.random.key(5)
@@ -54,7 +55,7 @@ RUNS = {
     },
     "virtual": {"method": dppvi.VirtualClients((2, 3, 4), 0.1, **QUICK)},
     "averaging": {
-        "method": dppvi.LocalAveraging((2, 3, 4), 0.1, **QUICK),
+        "method": dppvi.methods.LocalAveraging((2, 3, 4), 0.1, **QUICK),
         "schedule": dppvi.synchronous,
     },
     "a sum of virtual clients'": {
@@ -159,7 +160,7 @@ def one_at_a_time(assembly, shards):
     problem, params = assembly.problem, assembly.params
     first = assembly.first_state(KEY)
     known = first.server
-    clients = [assembly.client(m, first, shards) for m in range(len(SIZES))]
+    clients = [client_of(assembly, m, first, shards) for m in range(len(SIZES))]
     for number in range(NUM_ROUNDS):
         known, key = begin_round(problem, params, known, jax.random.fold_in(KEY, number))
         for index, group in enumerate(assembly.groups(number)):
@@ -228,7 +229,7 @@ def test_the_server_knows_nothing_of_what_clients_keep():
 def first_client(assembly, ledger_file=None):
     """The first client of a run, and a request to it."""
     first = assembly.first_state(KEY)
-    mine = assembly.client(0, first, dppvi.records.stack_clients(data()), ledger_file)
+    mine = client_of(assembly, 0, first, dppvi.records.stack_clients(data()), ledger_file)
     asked = request(assembly.problem, assembly.params, first.server, first.server.natural, 0, KEY)
     return mine, asked
 
@@ -288,7 +289,7 @@ def test_a_client_says_nothing_of_its_records_or_keys_when_it_is_printed(x64):
 
 def test_discrete_noise_is_drawn_by_the_client():
     pytest.importorskip("opendp")
-    method = dppvi.VirtualClients(3, 0.1, noise=dppvi.DiscreteGaussian(), **QUICK)
+    method = dppvi.VirtualClients(3, 0.1, noise=dppvi.privacy.DiscreteGaussian(), **QUICK)
     mine, asked = first_client(prepared(method, insecure_noise_seed=None)[0])
     (_, one), (_, other) = mine.respond(asked), mine.respond(asked)
     one, other = one.value["w"].linear, other.value["w"].linear

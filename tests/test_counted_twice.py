@@ -47,7 +47,7 @@ def no_other_warning():
 
 
 class TestOneLedgerFile:
-    words = "records of client 0, client 1 and client 2 have shaped, as the ledger file .* says"
+    words = "used those of client 0, client 1 and client 2, as the ledger file .* shows"
 
     def again(self, prior, ledger, **changes):
         changes = {"budget": dppvi.PrivacyBudget(2.0), **changes}
@@ -56,7 +56,7 @@ class TestOneLedgerFile:
     def test_is_refused_before_anything_is_charged(self, ledger):
         prior = fit(ledger_file=ledger).posterior.as_prior()
         before = ledger.read_bytes()
-        with pytest.raises(ValueError, match=f"must be of other records, got .* {self.words}"):
+        with pytest.raises(ValueError, match=f"must come from other records, got .* {self.words}"):
             self.again(prior, ledger)
         assert ledger.read_bytes() == before
 
@@ -70,7 +70,7 @@ class TestOneLedgerFile:
     def test_clients_that_were_not_visited_may_go_on_from_it(self, ledger):
         prior = fit(schedule=only(0, 1), ledger_file=ledger).posterior.as_prior()
         self.again(prior, ledger, schedule=only(2))
-        with pytest.raises(ValueError, match="that records of client 1 have shaped"):
+        with pytest.raises(ValueError, match="that used those of client 1,"):
             self.again(prior, ledger, schedule=only(1, 2), budget=dppvi.PrivacyBudget(3.0))
 
     def test_another_run_or_another_file_is_no_matter(self, ledger):
@@ -110,5 +110,5 @@ class TestNames:
 def test_files_from_elsewhere_may_hold_any_attributes(ledger, name, text):
     first = fit(NAMED).posterior
     attrs = {**first.attrs, "clients": "[]", name: text}
-    prior = dppvi.Posterior(**{**vars(first), "attrs": attrs}).as_prior()
+    prior = dppvi.posterior.Posterior(**{**vars(first), "attrs": attrs}).as_prior()
     fit(NAMED, prior=prior, ledger_file=ledger)

@@ -125,7 +125,7 @@ def test_noise_of_perturbed_changes_is_the_one_that_theory_says():
     noise_std = np.array([0.5, 1.0, 2.0])
     precision = np.array(SIZES) / NOISE**2
     with jax.enable_x64(True):
-        method = dppvi.ParameterPerturbation(**PRECISE, clip_norm=1e4)
+        method = dppvi.methods.ParameterPerturbation(**PRECISE, clip_norm=1e4)
         result = run(method, budget=dppvi.PrivacyBudget(math.inf), num_rounds=num_rounds)
         family, target = result.posterior.family, np.stack([precision] * 2, axis=1)
         again = replay.replay_of(result, jax.random.key(0))

@@ -205,7 +205,9 @@ def varying_intercepts(group, y):
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
 @pytest.mark.parametrize(
-    "method", [dppvi.ParameterPerturbation(), dppvi.DPOptimization()], ids=["natural", "gradient"]
+    "method",
+    [dppvi.methods.ParameterPerturbation(), dppvi.DPOptimization()],
+    ids=["natural", "gradient"],
 )
 def test_noise_does_not_blow_a_hierarchy_up(method, epsilon):
     """Five clients of eight records, one group each, and far more noise than signal.

@@ -24,8 +24,8 @@ PRIOR_LOC, PRIOR_SCALE, NOISE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7]), 1
 NO_NOISE = dppvi.PrivacyBudget(math.inf)
 UNBOUNDED = 1e9
 SHARDED = [
-    dppvi.ParameterPerturbation(),
-    dppvi.LocalAveraging(4),
+    dppvi.methods.ParameterPerturbation(),
+    dppvi.methods.LocalAveraging(4),
     dppvi.VirtualClients(4),
 ]
 NATURAL = dppvi.VirtualClients(4, num_local_steps=1, optimizer=dppvi.NaturalGradient())
@@ -91,7 +91,7 @@ def compiled_visit(method, num_rows, num_columns, num_shards):
     virtual = isinstance(method, dppvi.VirtualClients)
     layout = layout._replace(private=virtual)
     own = factors.unit(prior, num_shards) if virtual else factors.unit(prior)
-    weight = 1 / num_shards if isinstance(method, dppvi.LocalAveraging) else 1.0
+    weight = 1 / num_shards if isinstance(method, dppvi.methods.LocalAveraging) else 1.0
     problem = Problem(space, family, method, layout)
 
     @jax.jit
@@ -132,7 +132,7 @@ def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method
     X, y = logistic_data(24)
     base = message(method, X, y, num_shards)
     _, family, prior = compiled_visit(method, *X.shape, num_shards)
-    weight = 1 / num_shards if isinstance(method, dppvi.LocalAveraging) else 1.0
+    weight = 1 / num_shards if isinstance(method, dppvi.methods.LocalAveraging) else 1.0
     worst = 0.0
     rng = np.random.default_rng(2)
     for trial in range(40):
@@ -164,7 +164,7 @@ def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
     clip, damping, row = 0.3, 0.5, 5
     method = type(method)(**{**vars(method), "clip_norm": clip})
     num_shards = getattr(method, "num_shards", 1)
-    weight = 1 / num_shards if isinstance(method, dppvi.LocalAveraging) else 1.0
+    weight = 1 / num_shards if isinstance(method, dppvi.methods.LocalAveraging) else 1.0
     X, y = logistic_data(24)
     setting = {
         "client_sizes": [12, 12],
@@ -281,7 +281,7 @@ def test_the_noise_of_a_local_average_falls_with_the_number_of_shards():
     stds = {}
     X, y = logistic_data(96, 200)
     for num_shards in (1, 4, 16):
-        method = dppvi.LocalAveraging(num_shards, clip_norm=0.1)
+        method = dppvi.methods.LocalAveraging(num_shards, clip_norm=0.1)
         plan = dppvi.plan_privacy(method, budget, num_rounds=5, client_sizes=[96])
         stds[num_shards] = plan.noise_std[0]
         quiet = flat(message(method, X, y, num_shards).release)
@@ -298,7 +298,7 @@ def test_the_noise_of_a_local_average_falls_with_the_number_of_shards():
 @pytest.mark.parametrize(
     "num_shards", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3)), (2, 5)]
 )
-@grid("kind", [dppvi.LocalAveraging, dppvi.VirtualClients], quick=[1])
+@grid("kind", [dppvi.methods.LocalAveraging, dppvi.VirtualClients], quick=[1])
 def test_in_a_conjugate_family_the_number_of_shards_does_not_matter(
     x64, normal_data, kind, num_shards
 ):
@@ -344,7 +344,7 @@ def test_with_an_aggregator_each_share_falls_and_the_sum_stays(method):
 
 
 def test_unequal_shards_under_an_aggregator_are_covered_by_the_largest_weight():
-    method = dppvi.LocalAveraging((2, 8), clip_norm=1.0)
+    method = dppvi.methods.LocalAveraging((2, 8), clip_norm=1.0)
     plan = dppvi.plan_privacy(
         method,
         dppvi.PrivacyBudget(1.0),
@@ -354,7 +354,7 @@ def test_unequal_shards_under_an_aggregator_are_covered_by_the_largest_weight():
         trusted_aggregator=True,
     )
     alone = dppvi.plan_privacy(
-        dppvi.LocalAveraging(2, clip_norm=1.0),
+        dppvi.methods.LocalAveraging(2, clip_norm=1.0),
         dppvi.PrivacyBudget(1.0),
         num_rounds=3,
         client_sizes=[40],
@@ -373,7 +373,7 @@ def test_a_fixed_point_of_local_averaging_is_one_of_global_inference(x64):
         logistic,
         None,
         data,
-        method=dppvi.LocalAveraging(3, UNBOUNDED, **PRECISE),
+        method=dppvi.methods.LocalAveraging(3, UNBOUNDED, **PRECISE),
         budget=NO_NOISE,
         num_rounds=2,
         damping=1.0,
@@ -423,11 +423,11 @@ def test_virtual_clients_without_privacy_are_so_many_synchronous_clients(x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [dppvi.LocalAveraging, dppvi.VirtualClients])
+@pytest.mark.parametrize("kind", [dppvi.methods.LocalAveraging, dppvi.VirtualClients])
 def test_one_shard_is_parameter_perturbation(kind):
     """In the first round exactly, noise included; later too where the client's factor is public."""
     X, y = logistic_data(40)
-    rounds = 3 if kind is dppvi.LocalAveraging else 1
+    rounds = 3 if kind is dppvi.methods.LocalAveraging else 1
     run = functools.partial(
         fit,
         logistic,
@@ -439,7 +439,7 @@ def test_one_shard_is_parameter_perturbation(kind):
         insecure_noise_seed=3,
         schedule=dppvi.synchronous,
     )
-    sharded, plain = run(method=kind(1, 0.2)), run(method=dppvi.ParameterPerturbation(0.2))
+    sharded, plain = run(method=kind(1, 0.2)), run(method=dppvi.methods.ParameterPerturbation(0.2))
     for a, b in zip(
         jax.tree.leaves(sharded.posterior.natural),
         jax.tree.leaves(plain.posterior.natural),
@@ -501,7 +501,7 @@ def test_those_who_drop_out_are_charged_only_for_what_they_released():
         None,
         {"X": X, "y": y},
         clients=3,
-        method=dppvi.LocalAveraging(2),
+        method=dppvi.methods.LocalAveraging(2),
         budget=dppvi.PrivacyBudget(1.0),
         schedule=dppvi.random_subset(2, seed=1),
         trusted_aggregator=dppvi.TrustedAggregator(max_dropouts=1),

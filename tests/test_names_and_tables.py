@@ -280,7 +280,9 @@ def test_equal_clients_share_a_line_with_their_names():
     sizes = {f"city {number}": 100 for number in range(5)}
     plan = dppvi.plan_privacy(dppvi.DPOptimization(), BUDGET, num_rounds=2, client_sizes=sizes)
     assert "\n  city 0, city 1, city 2 and 2 more  100 " in str(plan)
-    statement = dppvi.PrivacyStatement("DPOptimization", plan, plan.ledger(), insecure_seed=False)
+    statement = dppvi.privacy.PrivacyStatement(
+        "DPOptimization", plan, plan.ledger(), insecure_seed=False
+    )
     line = next(line for line in str(statement).splitlines() if "city 0, city" in line)
     header = next(line for line in str(statement).splitlines() if "epsilon spent" in line)
     assert line.index(" 100 ") + 4 == header.index(" records") + len(" records")
@@ -294,7 +296,7 @@ def test_the_ledger_calls_clients_by_name(result):
 
 def test_a_ledger_file_calls_clients_by_name(tmp_path):
     file = tmp_path / "ledger.jsonl"
-    method = dppvi.ParameterPerturbation(num_local_steps=1)
+    method = dppvi.methods.ParameterPerturbation(num_local_steps=1)
     data = {"Helsinki": HELSINKI, "Turku": TURKU}
     options = {"rng_key": KEY, "method": method, "budget": BUDGET, "ledger_file": file}
     with dry_rounds():
@@ -308,7 +310,7 @@ def test_a_ledger_file_calls_clients_by_name(tmp_path):
 def test_plan_and_statement_of_a_ledger_file_call_clients_by_name(tmp_path):
     """Although the second run knows no names."""
     file = tmp_path / "ledger.jsonl"
-    method = dppvi.ParameterPerturbation(num_local_steps=1)
+    method = dppvi.methods.ParameterPerturbation(num_local_steps=1)
     options = {"rng_key": KEY, "method": method, "ledger_file": file, "num_rounds": 1}
     with dry_rounds():
         dppvi.fit(model, None, {"Helsinki": HELSINKI, "Turku": TURKU}, budget=BUDGET, **options)
@@ -321,10 +323,10 @@ def test_plan_and_statement_of_a_ledger_file_call_clients_by_name(tmp_path):
         dppvi.PrivacyBudget(4 * BUDGET.epsilon, BUDGET.delta),
         num_rounds=1,
         client_sizes=[len(HELSINKI), len(TURKU)],
-        ledger_file=dppvi.LedgerFile(file),
+        ledger_file=dppvi.privacy.LedgerFile(file),
     )
     assert plan.names == ("Helsinki", "Turku")
-    statement = dppvi.PrivacyStatement("x", plan, result.ledger, insecure_seed=False)
+    statement = dppvi.privacy.PrivacyStatement("x", plan, result.ledger, insecure_seed=False)
     assert [row["name"] for row in statement.as_dict()["clients"]] == ["Helsinki", "Turku"]
 
 

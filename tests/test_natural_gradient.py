@@ -94,7 +94,7 @@ def test_a_gamma_that_is_conjugate_comes_out_whole_too(x64):
 
 
 VIRTUAL = (dppvi.VirtualClients, 20.0)
-AVERAGING = (dppvi.LocalAveraging, (600.0, 1400.0, 900.0))
+AVERAGING = (dppvi.methods.LocalAveraging, (600.0, 1400.0, 900.0))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_diagnostics_replay_the_noise_in_the_same_units():
 def test_noise_under_an_aggregator_covers_whoever_moves_the_mean_furthest():
     """Theorem 6 with a clip a client: 2 max(C_m / N_m), in equal shares."""
     plan = dppvi.plan_privacy(
-        dppvi.LocalAveraging((10, 40, 20), (0.1, 0.8, 0.2)),
+        dppvi.methods.LocalAveraging((10, 40, 20), (0.1, 0.8, 0.2)),
         dppvi.PrivacyBudget(1.0),
         num_rounds=4,
         client_sizes=[10, 40, 20],
@@ -248,8 +248,8 @@ class TestUnsafe:
     @grid(
         "method",
         [
-            dppvi.ParameterPerturbation(0.1, 1, dppvi.NaturalGradient()),
-            dppvi.LocalAveraging(6, 0.1, 1, dppvi.NaturalGradient()),
+            dppvi.methods.ParameterPerturbation(0.1, 1, dppvi.NaturalGradient()),
+            dppvi.methods.LocalAveraging(6, 0.1, 1, dppvi.NaturalGradient()),
         ],
         quick=[0],
     )

@@ -6,7 +6,6 @@ import sys
 import time
 
 import nbformat
-import numpy as np
 import pytest
 from nbclient import NotebookClient
 
@@ -87,7 +86,6 @@ def test_where_nothing_is_shown_nothing_is_computed(monkeypatch):
 
 
 def test_it_goes_on_where_a_checkpoint_was(monkeypatch):
-    monkeypatch.setattr(module, "_SHARE_OF_TIME", np.inf)
     written = show(monkeypatch, True, first=3)
     assert "75%" in written
     assert "4/4" in written
@@ -101,7 +99,6 @@ def test_without_privacy_there_is_no_epsilon(monkeypatch):
 
 
 def test_epsilon_is_the_largest_of_the_ledger(monkeypatch):
-    monkeypatch.setattr(module, "_SHARE_OF_TIME", np.inf)
     written = show(monkeypatch, True)
     shown = [float(e) for e in re.findall(r"epsilon ([\d.]+),", written)]
     spent = [float(f"{ledger_after(n).spent().max():.3g}") for n in range(1, NUM_ROUNDS + 1)]
@@ -109,53 +106,26 @@ def test_epsilon_is_the_largest_of_the_ledger(monkeypatch):
 
 
 def test_what_other_runs_have_spent_counts(monkeypatch):
-    monkeypatch.setattr(module, "_SHARE_OF_TIME", np.inf)
     written = show(monkeypatch, True, spent=ledger_after(2), first=0)
     # Two rounds of another run and one of this one have cost what three rounds cost.
     first = re.search(r"epsilon ([\d.]+),", written)[1]
     assert float(first) == float(f"{ledger_after(3).spent().max():.3g}")
 
 
-class Clock:
-    """A clock that stands still but for what is let pass."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def perf_counter(self):
-        return self.now
-
-
-@pytest.mark.parametrize("sampler", [dppvi.FullBatch(), dppvi.PoissonSampling(0.1)])
-def test_accounting_for_the_bar_takes_a_hundredth_of_the_time(monkeypatch, sampler):
-    clock, calls = Clock(), []
-
-    def slow(*args):
-        calls.append(clock.now)
-        clock.now += 2.0
-        return 0.5
-
-    num_rounds = 190
-    plan = dppvi.plan_privacy(
-        dppvi.DPOptimization(sampler=sampler),
-        dppvi.PrivacyBudget(1.0),
-        num_rounds=num_rounds,
-        client_sizes=[100],
-    )
-    monkeypatch.setattr(accounting, "epsilon", slow)
-    monkeypatch.setattr(module, "time", clock)
-    meter = module._meter(plan, plan.ledger(), 1)
-    # The dataclass has read the real clock.
-    meter.start = clock.now
-    texts = []
-    for number in range(num_rounds - 1):
-        clock.now += 5.0
-        texts.append(meter.read(number, np.ones(1, int)))
-        assert 2.0 * len(calls) <= 2.0 + 0.01 * (clock.now - 100.0)  # the first is a guess
-    assert 3 <= len(calls) <= 6
-    fresh = max(number for number, text in enumerate(texts) if text == "epsilon 0.5")
-    assert fresh < num_rounds - 2
-    assert texts[-1] == f"epsilon 0.5 after round {fresh + 1}"
+@pytest.mark.parametrize("most", ["clients", "sampled"])
+def test_an_epsilon_that_takes_time_is_not_shown(monkeypatch, most):
+    plan = PLAN
+    if most == "clients":
+        monkeypatch.setattr(module, "_MOST_CLIENTS", NUM_CLIENTS - 1)
+    else:
+        method = dppvi.DPOptimization(sampler=dppvi.PoissonSampling(0.1))
+        plan = dppvi.plan_privacy(
+            method, BUDGETS, num_rounds=NUM_ROUNDS, client_sizes=[100] * NUM_CLIENTS
+        )
+    monkeypatch.setattr(accounting, "epsilon", None)
+    written = show(monkeypatch, True, plan=plan)
+    assert "3 clients, moved" in written
+    assert "epsilon" not in written
 
 
 NOTEBOOK = """

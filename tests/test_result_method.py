@@ -17,8 +17,8 @@ LOCAL = dppvi.DPOptimization(num_local_steps=2)
 TOGETHER = {"schedule": dppvi.synchronous, "trusted_aggregator": True}
 RUNS = {
     "gradients": (LOCAL, {}),
-    "perturbed": (dppvi.ParameterPerturbation(num_local_steps=2), {}),
-    "averaging": (dppvi.LocalAveraging(4, num_local_steps=2), TOGETHER),
+    "perturbed": (dppvi.methods.ParameterPerturbation(num_local_steps=2), {}),
+    "averaging": (dppvi.methods.LocalAveraging(4, num_local_steps=2), TOGETHER),
     "virtual": (dppvi.VirtualClients(4, num_local_steps=2), {}),
     "committee": (dppvi.BayesianCommitteeMachine("same", LOCAL), {}),
     "split committee": (dppvi.BayesianCommitteeMachine("split", LOCAL), {}),

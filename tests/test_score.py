@@ -257,7 +257,7 @@ def test_a_ledger_file_is_charged_before_anything_is_computed(posteriors, tmp_pa
     spent = []
 
     def computes(*_):
-        file = dppvi.LedgerFile(path)
+        file = dppvi.privacy.LedgerFile(path)
         spent.append(file.open(dppvi.privacy.Ledger((budget,) * 2)).spent())
         raise RuntimeError("killed")
 

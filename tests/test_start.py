@@ -31,7 +31,7 @@ Y = np.random.default_rng(1).normal(1.0, 2.0, size=(23, 2))
 DATA = [{"y": part} for part in np.split(Y, [4, 11])]
 METHODS = {
     "optimization": dppvi.DPOptimization(num_local_steps=1),
-    "averaging": dppvi.LocalAveraging((4, 2, 3), num_local_steps=1),
+    "averaging": dppvi.methods.LocalAveraging((4, 2, 3), num_local_steps=1),
     "virtual": dppvi.VirtualClients((4, 2, 3), num_local_steps=1),
 }
 
@@ -194,8 +194,8 @@ def test_damping_forgets_it_geometrically(x64):
     ("method", "aggregated"),
     [
         (dppvi.VirtualClients, True),
-        pytest.param(dppvi.LocalAveraging, False, marks=pytest.mark.slow),
-        pytest.param(dppvi.LocalAveraging, True, marks=pytest.mark.slow),
+        pytest.param(dppvi.methods.LocalAveraging, False, marks=pytest.mark.slow),
+        pytest.param(dppvi.methods.LocalAveraging, True, marks=pytest.mark.slow),
         pytest.param(dppvi.VirtualClients, False, marks=pytest.mark.slow),
     ],
 )

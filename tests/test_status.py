@@ -117,7 +117,7 @@ def test_solves_that_end_in_no_numbers_are_told_and_the_budget_is_spent(private)
 
 def test_a_failure_that_noise_hides_is_not_told():
     """Whether a solve before the noise failed is the client's secret."""
-    method = dppvi.ParameterPerturbation(num_local_steps=2, optimizer=optax.sgd(np.inf))
+    method = dppvi.methods.ParameterPerturbation(num_local_steps=2, optimizer=optax.sgd(np.inf))
     result = run(method, budget=dppvi.PrivacyBudget(1.0, 1e-5))
     assert result.history.failed.tolist() == [0, 0, 0]
     assert "finite" not in str(result.status)

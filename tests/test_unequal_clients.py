@@ -230,7 +230,7 @@ def test_noise_follows_its_clients_own_clip_and_probability(x64):
         assert 0.995 * mine.budget.epsilon <= mine.epsilon <= mine.budget.epsilon
 
 
-@grid("kind", [dppvi.LocalAveraging, dppvi.VirtualClients], quick=[1])
+@grid("kind", [dppvi.methods.LocalAveraging, dppvi.VirtualClients], quick=[1])
 def test_changes_are_clipped_to_their_clients_own_clip(x64, kind):
     clips = (0.005, 0.01, 0.04)  # of changes that would be twice as long
     method = kind((3, 2, 4), clips, num_local_steps=3)
@@ -240,7 +240,7 @@ def test_changes_are_clipped_to_their_clients_own_clip(x64, kind):
     pvi = dppvi.pvi(normal_mean, None, data[0], method=method, plan=plan, damping=1.0, **setting)
     end, _ = rounds.run_round(*taken(pvi, dppvi.records.stack_clients(data), rounds, "run_round"))
     sent = np.stack([np.ravel(leaf) for leaf in end.server.factors["mu"]])
-    weight = 1 if kind is dppvi.LocalAveraging else np.array([3, 2, 4])
+    weight = 1 if kind is dppvi.methods.LocalAveraging else np.array([3, 2, 4])
     # Equal shards: the mean is as long as one of them, and the sum as all.
     np.testing.assert_allclose(np.linalg.norm(sent, axis=0), weight * np.array(clips), rtol=1e-4)
 

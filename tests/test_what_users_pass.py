@@ -233,12 +233,12 @@ RELEASE = {"noise_multiplier": 4.0, "num_releases": 3}
 
 
 @functools.cache
-def fitted() -> dppvi.FitResult:
+def fitted() -> dppvi.run.FitResult:
     return dppvi.fit(**FIT)
 
 
 @functools.cache
-def fitted_posterior() -> dppvi.Posterior:
+def fitted_posterior() -> dppvi.posterior.Posterior:
     return fitted().posterior
 
 
@@ -366,7 +366,7 @@ METHODS: dict[str, Call] = {
         method.__name__: Call(
             method,
             {
-                **({} if method is dppvi.ParameterPerturbation else {"num_shards": 2}),
+                **({} if method is dppvi.methods.ParameterPerturbation else {"num_shards": 2}),
                 "clip_norm": 1.0,
                 "num_local_steps": 2,
                 "optimizer": None,
@@ -374,7 +374,11 @@ METHODS: dict[str, Call] = {
                 "noise": privacy.Gaussian(),
             },
         )
-        for method in (dppvi.ParameterPerturbation, dppvi.LocalAveraging, dppvi.VirtualClients)
+        for method in (
+            dppvi.methods.ParameterPerturbation,
+            dppvi.methods.LocalAveraging,
+            dppvi.VirtualClients,
+        )
     },
 }
 
@@ -433,7 +437,7 @@ CALLS: dict[str, Call] = {
     "GaussHermite": Call(dppvi.methods.GaussHermite, {"num_nodes": 2}),
     "SphericalCubature": Call(dppvi.methods.SphericalCubature),
     "FullBatch": Call(dppvi.FullBatch),
-    "DiscreteGaussian": Call(dppvi.DiscreteGaussian),
+    "DiscreteGaussian": Call(dppvi.privacy.DiscreteGaussian),
     "privacy.Gaussian": Call(privacy.Gaussian),
     "PoissonSampling": Call(dppvi.PoissonSampling, {"sampling_prob": 0.1}),
     "FixedSizeSampling": Call(dppvi.FixedSizeSampling, {"batch_size": 2}),
@@ -559,7 +563,7 @@ CALLS: dict[str, Call] = {
     ),
     "plan_privacy, discrete": Call(
         lambda epsilon, clip_norm: plans(
-            method=dppvi.VirtualClients(2, clip_norm, noise=dppvi.DiscreteGaussian()),
+            method=dppvi.VirtualClients(2, clip_norm, noise=dppvi.privacy.DiscreteGaussian()),
             budget=dppvi.PrivacyBudget(epsilon),
         ),
         {"epsilon": 1.0, "clip_norm": 1.0},
@@ -645,7 +649,7 @@ CALLS: dict[str, Call] = {
     "Ledger.spent": Call(PLAN.ledger().spent, {"delta": 1e-5}),
     "Ledger": Call(lambda **fields: dppvi.privacy.Ledger(**fields).spent(), {"budgets": (BUDGET,)}),
     "PrivacyStatement": Call(
-        lambda **fields: str(dppvi.PrivacyStatement(**fields)),
+        lambda **fields: str(dppvi.privacy.PrivacyStatement(**fields)),
         {
             "method": "DPOptimization",
             "plan": PLAN,
@@ -653,9 +657,9 @@ CALLS: dict[str, Call] = {
             "insecure_seed": False,
         },
     ),
-    "LedgerFile": Call(dppvi.LedgerFile, {"path": "ledger"}),
+    "LedgerFile": Call(dppvi.privacy.LedgerFile, {"path": "ledger"}),
     "LedgerFile.open": Call(
-        lambda path: dppvi.LedgerFile(path).open(PLAN.ledger()),
+        lambda path: dppvi.privacy.LedgerFile(path).open(PLAN.ledger()),
         {"path": "ledger"},
         {"path": ("folder",)},
     ),
@@ -1240,7 +1244,7 @@ class TestFlags:
     def test_of_a_statement(self, value):
         # A seed of 0 is a seed: it must not be told as none.
         with pytest.raises(TypeError, match="insecure_seed must be True or False, got"):
-            dppvi.PrivacyStatement("DPOptimization", PLAN, PLAN.ledger(), value)
+            dppvi.privacy.PrivacyStatement("DPOptimization", PLAN, PLAN.ledger(), value)
 
     @pytest.mark.parametrize("value", [True, 0.5, math.nan, -1, "1", None, [1], np.array(1)])
     def test_max_dropouts_is_a_whole_number(self, value):
@@ -1355,7 +1359,7 @@ class TestData:
 
 class TestNumbers:
     @pytest.mark.parametrize("clip_norm", [1e-40, 1e39, 1e-320, 1e308, (1.0, 1e-46)])
-    @pytest.mark.parametrize("method", [dppvi.DPOptimization, dppvi.ParameterPerturbation])
+    @pytest.mark.parametrize("method", [dppvi.DPOptimization, dppvi.methods.ParameterPerturbation])
     def test_clip_norms_are_neither_0_nor_infinite_in_32_bits(self, method, clip_norm):
         with pytest.raises(ValueError, match="clip_norm must lie between 1e-30 and 1e\\+30, got"):
             method(clip_norm=clip_norm)
@@ -1365,7 +1369,7 @@ class TestNumbers:
         [
             # One over two thousand million shards, and a million records a person: products of
             # numbers that are fine.
-            (dppvi.LocalAveraging(2 * 10**9, 1e-30), BUDGET, 2 * 10**9),
+            (dppvi.methods.LocalAveraging(2 * 10**9, 1e-30), BUDGET, 2 * 10**9),
             (
                 dppvi.DPOptimization(1e30),
                 dppvi.PrivacyBudget(1.0, max_records_per_person=10**6),

@@ -27,7 +27,7 @@ NUM_CLIENTS, CLIENT_SIZE, NUM_ROUNDS = 10, 2442, 10
 PAPER = {"accuracy": 0.8382, "log-likelihood": -0.3494}
 
 
-def scores(posterior: dppvi.Posterior, data: TabularData) -> tuple[float, float]:
+def scores(posterior: dppvi.posterior.Posterior, data: TabularData) -> tuple[float, float]:
     """Accuracy and mean log-likelihood on public rows, from 100 draws as in the paper."""
     draws = posterior.sample(jax.random.key(1), (100,))["w"]
     accuracy, log_likelihood = held_out(draws, data.X_test, data.y_test)
@@ -94,7 +94,7 @@ def print_table(
 
 def write_files(
     folder: Path,
-    result: dppvi.FitResult,
+    result: dppvi.run.FitResult,
     data: TabularData,
     rounds: list[tuple[float, float]],
     non_private: dict[str, float],

@@ -90,7 +90,7 @@ class Runner:
             for number in _scored_rounds(total)
         ]
 
-    def _score(self, result: dppvi.FitResult, number: int, seed: int) -> tuple[float, float]:
+    def _score(self, result: dppvi.run.FitResult, number: int, seed: int) -> tuple[float, float]:
         key = jax.random.fold_in(jax.random.key(1000 + seed), number)
         draws = result.posterior_at(number).sample(key, (NUM_DRAWS,))
         accuracy, log_likelihood = (float(x) for x in self._scores(draws))
@@ -105,7 +105,7 @@ def _scored_rounds(total: int) -> Iterator[int]:
     return iter(spaced.tolist())
 
 
-def _epsilons(result: dppvi.FitResult) -> Callable[[int], float]:
+def _epsilons(result: dppvi.run.FitResult) -> Callable[[int], float]:
     """The largest epsilon of all clients after a number of rounds."""
     client = result.plan.clients[0]
     per_round = client.num_releases / len(result.history.movement)

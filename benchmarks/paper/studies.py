@@ -75,7 +75,9 @@ class Settings:
             return dppvi.VirtualClients(self._shards(sizes), *steps, expectation=rule)
         if self.kind == "averaging":
             shards = self._shards(sizes)
-            return dppvi.LocalAveraging(shards, self._clips(shards), *steps[1:], expectation=rule)
+            return dppvi.methods.LocalAveraging(
+                shards, self._clips(shards), *steps[1:], expectation=rule
+            )
         if self.kind == "global":
             return dppvi.GlobalVI(self.clip_norm, optimizer, self._sampler(), rule)
         local = dppvi.DPOptimization(*steps, self._sampler(), rule)

@@ -55,7 +55,7 @@ def convergence(
             Without them, a panel shows the parameters that moved farthest. The last panel is
             always the movement of the posterior.
         references: Horizontal lines by name, for each label of a score.
-        ax: Axes to draw on, one a panel: one for each score (or for the parameters) and one for
+        ax: Axes to draw on, one per panel: one for each score (or for the parameters) and one for
             the movement, as from ``matplotlib.pyplot.subplots(1, 2)``.
 
     Returns:
@@ -99,7 +99,7 @@ def privacy(result: FitResult, diagnostics: Diagnostics | None = None, *, ax: An
     Args:
         result: The result of ``fit``.
         diagnostics: The result of ``diagnose``; computed by default, which takes some seconds.
-        ax: Axes to draw on, one a panel: what was spent, and the noise where that is known.
+        ax: Axes to draw on, one per panel: what was spent, and the noise where that is known.
 
     Returns:
         A ``matplotlib.figure.Figure``; ``ax`` where it is given.
@@ -207,7 +207,7 @@ def _panels(number: int, ax: Any, height: float = _PANEL[1]) -> tuple[Any, Any]:
 
 
 def _own(ax: Any, number: int) -> list[Any]:
-    """The user's axes, one a panel."""
+    """The user's axes, one per panel."""
     from matplotlib.axes import Axes
 
     is_array = isinstance(ax, np.ndarray)

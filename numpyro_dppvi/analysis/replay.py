@@ -40,7 +40,7 @@ class Replay(NamedTuple):
     """What to run again; all of it is public or was released. See :func:`replay_of`.
 
     Attributes:
-        problem: What the run's rounds were compiled from, with one shard a client.
+        problem: What the run's rounds were compiled from, with one shard per client.
         params: What each round was handed; noise and rate differ where a run was continued.
         targets: The clients' factors, on a leading axis: what stands in for their likelihoods.
         first: What server and clients begin with.

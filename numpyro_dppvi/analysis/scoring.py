@@ -154,8 +154,8 @@ def score(
 
     Args:
         posterior: The posterior.
-        data: The held-back records: one mapping a client, or one mapping for a single client.
-        budget: A ``PrivacyBudget``, or one a client, with unit ``"record"``.
+        data: The held-back records: one mapping per client, or one mapping for a single client.
+        budget: A ``PrivacyBudget``, or one per client, with unit ``"record"``.
         rng_key: A JAX key for draws of the latents, never for the noise.
         score_range: Lower and upper end of a record's score, such as ``(-6.0, 0.0)``. Chosen
             without looking at records. By default it comes from outcomes that the posterior itself
@@ -234,7 +234,7 @@ def score(
 
 
 def release(rng_key: PRNGKey, vectors: Array, mask: Array, mechanism: GaussianSum) -> np.ndarray:
-    """One client's noisy sum of clipped vectors, one a record.
+    """One client's noisy sum of clipped vectors, one per record.
 
     Args:
         rng_key: A secret key, for this release alone.
@@ -258,7 +258,7 @@ def _like_fit(space: LatentSpace, shards: Shards) -> dict[str, Array]:
         for name, row in space.row.items()
     ):
         raise ValueError(
-            f"data must hold the arrays of the fit, which are of a record {_in_words(space.row)}, "
+            f"data must hold the arrays of the fit, for each record {_in_words(space.row)}, "
             f"got {_in_words(mine)}: write the same columns for the held-back records."
         )
     return {name: shards.records[name].astype(row.dtype) for name, row in space.row.items()}

@@ -1,67 +1,87 @@
-"""Checks that data and public arguments fit the model's signature."""
+"""A model's signature: which arguments it asks for, and whether data and public arguments fit."""
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError, shown
+
+
+class Asked(NamedTuple):
+    """The arguments that a model asks for.
+
+    Attributes:
+        names: Their names, in order.
+        needed: Those without a default that it does not have yet.
+        unset: Those left at their default ``None``, such as a forgotten outcome.
+        anything: Whether it takes arguments of any name.
+    """
+
+    names: tuple[str, ...]
+    needed: tuple[str, ...]
+    unset: tuple[str, ...]
+    anything: bool
+
+
+def asked_of(model: Model, known: Collection[str] = ()) -> Asked:
+    """Reads the arguments of a model, and nothing else of it.
+
+    Args:
+        model: The model.
+        known: Arguments that it has already, such as public ones.
+
+    Raises:
+        UnsupportedModelError: If it has no signature, or takes an argument by position only.
+    """
+    try:
+        parameters = inspect.signature(model).parameters.values()
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        raise UnsupportedModelError(
+            f"model must be a function with numpyro.sample statements, got {shown(model)}: pass "
+            "the function itself."
+        ) from None
+    for p in parameters:
+        if p.kind is p.POSITIONAL_ONLY:
+            raise UnsupportedModelError(
+                f"the model takes {p.name!r} by position only, but data is passed by name: remove "
+                "the '/' from its signature."
+            )
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    left = [p for p in named if p.name not in known]
+    return Asked(
+        names=tuple(p.name for p in named),
+        needed=tuple(p.name for p in left if p.default is p.empty),
+        unset=tuple(p.name for p in left if p.default is None),
+        anything=any(p.kind is p.VAR_KEYWORD for p in parameters),
+    )
 
 
 def check_arguments(
     model: Model, records: Mapping[str, Any], model_kwargs: Mapping[str, Any]
 ) -> None:
     """Refuses data that the model has no argument for, and arguments without a value."""
-    parameters = _parameters(model)
     both = sorted(set(records) & set(model_kwargs))
     if both:
         raise UnsupportedModelError(
             f"{both[0]!r} is in both data and model_kwargs: keep it in data if it holds records, "
             "in model_kwargs if it is public."
         )
-    unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
-    if unnamed:
-        raise UnsupportedModelError(
-            f"the model takes {unnamed[0]!r} by position only, but data is passed by name: remove "
-            "the '/' from its signature."
-        )
+    asked = asked_of(model, {*records, *model_kwargs})
     # A model with **kwargs takes every name: nothing can be said of unknown or missing ones.
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    if asked.anything:
         return
-    names = [name for name, p in parameters.items() if p.kind is not p.VAR_POSITIONAL]
     for where, given in (("data", records), ("model_kwargs", model_kwargs)):
-        unknown = [name for name in given if name not in parameters]
+        unknown = [name for name in given if name not in asked.names]
         if unknown:
             raise UnsupportedModelError(
                 f"the model has no argument {unknown[0]!r}, which is in {where}; it takes "
-                f"{', '.join(names)}: rename the entry of {where}."
+                f"{', '.join(asked.names)}: rename the entry of {where}."
             )
-    missing = [
-        name
-        for name in names
-        if parameters[name].default is inspect.Parameter.empty
-        and name not in records
-        and name not in model_kwargs
-    ]
-    if missing:
+    if asked.needed:
+        missing = asked.needed[0]
         raise UnsupportedModelError(
-            f"the model needs the argument {missing[0]!r}, which is in neither data nor "
-            f"model_kwargs: add data={{{missing[0]!r}: ...}} if it holds records, or "
-            f"model_kwargs={{{missing[0]!r}: ...}} if it is public."
+            f"the model needs the argument {missing!r}, which is in neither data nor "
+            f"model_kwargs: add data={{{missing!r}: ...}} if it holds records, or "
+            f"model_kwargs={{{missing!r}: ...}} if it is public."
         )
-
-
-def _parameters(model: Model) -> Mapping[str, inspect.Parameter]:
-    try:
-        return inspect.signature(model).parameters
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        raise UnsupportedModelError(
-            f"model must be a function with numpyro.sample statements, got {shown(model)}: pass "
-            "the function itself."
-        ) from None
-
-
-def absent_arguments(model: Model, given: set[str]) -> tuple[str, ...]:
-    """Arguments with the default ``None`` that were not given, perhaps a forgotten outcome."""
-    parameters = _parameters(model)
-    return tuple(name for name, p in parameters.items() if p.default is None and name not in given)

@@ -109,10 +109,10 @@ def refuse_weights(name: str, summed: str) -> None:
 
 def refuse_imputed(unseen: Site, outcome: str) -> None:
     """Refuses missing entries on which an outcome depends."""
-    instead = "give them a normal distribution or integrate them out in the model"
+    instead = "Give them a normal distribution, or integrate them out in the model"
     if unseen.discrete:
-        instead = "mark the statement, infer={'enumerate': 'parallel'}, and they are summed out"
+        instead = "Mark the statement, infer={'enumerate': 'parallel'}, and they are summed out"
     raise UnsupportedModelError(
-        f"the outcome {outcome!r} depends on {unseen.name!r}, the missing entries by obs_mask, of "
-        f"which each record would have its own and which clients cannot share: {instead}."
+        f"the outcome {outcome!r} depends on {unseen.name!r}, the missing entries by obs_mask: "
+        f"each record has its own, which clients cannot share. {instead}."
     )

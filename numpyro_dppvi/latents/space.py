@@ -18,7 +18,7 @@ from numpyro_dppvi._typing import Array, Model, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents import domains
-from numpyro_dppvi.latents.arguments import absent_arguments, check_arguments
+from numpyro_dppvi.latents.arguments import asked_of, check_arguments
 from numpyro_dppvi.latents.fingerprint import evaluated, fingerprint
 from numpyro_dppvi.latents.layers import FirstLayers, first_layers
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
@@ -287,7 +287,7 @@ def from_model(
     kwargs = dict(model_kwargs or {})
     found = structure(model, abstract, kwargs)
     sites, plates = found.sites, found.plates
-    refuse_sites(found, absent_arguments(model, {*abstract, *kwargs}))
+    refuse_sites(found, asked_of(model, {*abstract, *kwargs}).unset)
 
     def run_rows(values: Mapping[str, Array], rows: Mapping[str, Array], seed: Any = 0) -> Trace:
         num_rows = len(next(iter(rows.values())))

@@ -294,8 +294,8 @@ def _too_many(names: Sequence[str], number: int) -> str:
     few = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
     return (
         f"a record's own latents ({few}) have {shown} joint values to sum over, and there may "
-        f"be {MAX_TERMS} at most: write a chain as one sample statement a step, in a Python loop, "
-        "or sum them out in the model (a logsumexp in a numpyro.factor)."
+        f"be {MAX_TERMS} at most: write a chain as one sample statement per step, in a Python "
+        "loop, or sum them out in the model (a logsumexp in a numpyro.factor)."
     )
 
 

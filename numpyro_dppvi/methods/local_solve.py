@@ -31,7 +31,7 @@ def solve(
     ``stable_update``: one draw from the tail of a wide q can overflow where the next ones do not.
 
     Args:
-        keys: Keys, or a tree of them, with a leading axis of one entry a step; each step's entry
+        keys: Keys, or a tree of them, with a leading axis of one entry per step; each step's entry
             is handed to ``gradient``.
         start: Where to start.
         gradient: The loss's gradient.
@@ -70,7 +70,7 @@ class Solver(Protocol):
             family: The family of q.
             q: The current approximation.
             own: What is divided out of q for the cavity.
-            keys: Keys, or a tree of them, with a leading axis of one entry a step.
+            keys: Keys, or a tree of them, with a leading axis of one entry per step.
             records_gradient: The gradient of the record losses in q's coordinates.
         """
         ...

@@ -73,7 +73,7 @@ class NaturalGradient:
             family: The family of q.
             q: The current approximation.
             own: What is divided out of q for the cavity.
-            keys: Keys, or a tree of them, with a leading axis of one entry a step.
+            keys: Keys, or a tree of them, with a leading axis of one entry per step.
             records_gradient: The gradient of the record losses in q's coordinates.
 
         Returns:

@@ -30,7 +30,7 @@ def _small_rate(self: Any, num_releases: int, damping: float) -> float:
 
 
 def _plan_of_changes(self: Any, study: Study) -> PrivacyPlan:
-    """Noisy sums of changes, one a visit."""
+    """Noisy sums of changes, one per visit."""
     num_shards = values.shards_by_client(self, study.client_sizes)
     return plan.of_changes(
         study.budgets,
@@ -77,7 +77,7 @@ def _check_fields(self: Any) -> None:
     if not isinstance(self.noise, Noise):
         raise TypeError(
             "noise must be Gaussian() or DiscreteGaussian(), got "
-            f"{_validate.shown(self.noise)}: write noise=DiscreteGaussian(), say."
+            f"{_validate.shown(self.noise)}: write noise=privacy.DiscreteGaussian(), say."
         )
     values.set_each(self, "clip_norm", _validate.positive)
     values.set_steps(self)
@@ -95,7 +95,7 @@ class ParameterPerturbation:
 
     Args:
         clip_norm: Bound on the L2 norm of the change of all natural parameters, one number or one
-            a client; with :class:`NaturalGradient` in units of q's standard deviations.
+            per client; with :class:`NaturalGradient` in units of q's standard deviations.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
@@ -136,18 +136,18 @@ class ParameterPerturbation:
 
 @dataclass(frozen=True)
 class LocalAveraging:
-    """Clients average the changes of local models, one a shard of their records (Algorithm 2).
+    """Clients average the changes of local models, one per shard of their records (Algorithm 2).
 
     Every shard starts from q, with the client's own cavity and a likelihood that is raised to the
     number of shards. The mean of the clipped changes is released with noise over the number of
     shards: more shards, less noise, but a noisier mean (Theorem 4).
 
     Args:
-        num_shards: One number for all clients, or one a client; at most a client's records.
+        num_shards: One number for all clients, or one per client; at most a client's records.
         clip_norm: Bound on the L2 norm of one shard's change of all natural parameters; with
             :class:`NaturalGradient` in units of q's standard deviations. It wants choosing for a
             model, by simulation on public or made-up records. One number for all clients, or one
-            a client.
+            per client.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,
@@ -198,11 +198,11 @@ class VirtualClients:
     they follow the clipped changes without noise, and never leave.
 
     Args:
-        num_shards: One number for all clients, or one a client; at most a client's records.
+        num_shards: One number for all clients, or one per client; at most a client's records.
         clip_norm: Bound on the L2 norm of one shard's change of all natural parameters; with
             :class:`NaturalGradient` in units of q's standard deviations. It wants choosing for a
             model, by simulation on public or made-up records. One number for all clients, or one
-            a client.
+            per client.
         num_local_steps: Optimiser steps a visit; they cost no privacy.
         optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
         expectation: The rule for the expected log likelihood: quadrature where the model allows it,

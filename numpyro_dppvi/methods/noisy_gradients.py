@@ -29,7 +29,7 @@ _CENTRAL_LEARNING_RATE = 0.02
 
 
 def plan_of_gradients(self: Any, study: Study) -> PrivacyPlan:
-    """Noisy sums of per-record gradients, one a step."""
+    """Noisy sums of per-record gradients, one per step."""
     return plan.of_gradients(
         study.budgets,
         self.sampler,
@@ -74,7 +74,7 @@ class DPOptimization:
 
     Args:
         clip_norm: Bound on the joint L2 norm of one record's gradient in (location, log standard
-            deviation) of all latents; one number for all clients, or one a client.
+            deviation) of all latents; one number for all clients, or one per client.
         num_local_steps: Noisy gradients a visit; each is charged.
         optimizer: Any optax optimiser; its state starts afresh at every visit. ``None`` is Adam at
             :func:`noisy_learning_rate`, which suits any number of clients and rounds. Make it

@@ -128,7 +128,7 @@ def rule_for(
     if isinstance(expectation, GaussHermite) and not possible:
         raise UnsupportedModelError(
             "expectation must be a rule that this model and guide allow, got GaussHermite(): it "
-            "needs a likelihood that sees normal latents through one linear predictor a record. "
+            "needs a likelihood that sees normal latents through one linear predictor per record. "
             "Write expectation=MonteCarlo(10), or leave it out."
         )
     return expectation

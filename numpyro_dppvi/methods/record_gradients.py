@@ -194,7 +194,7 @@ def _of_layer(
     mirrored = jnp.pad(behind[1::2], [(0, len(behind) % 2), *[(0, 0)] * (behind.ndim - 1)])
     pairs = behind[::2] - mirrored
     along, weights = jnp.mean(behind, axis=0), jnp.exp(at.log_scale) * noise[::2] / len(noise)
-    # W is a vector, and x'W one number a record: what multiplies x is a number, too.
+    # W is a vector, and x'W one number per record: what multiplies x is a number, too.
     if behind.ndim == 2:
         across = jnp.einsum("mr,mi->ri", pairs, weights, precision=jax.lax.Precision.HIGHEST)
         return NormalCoordinates(inputs * along[:, None], inputs * across)

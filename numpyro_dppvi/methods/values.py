@@ -55,7 +55,7 @@ class Study(NamedTuple):
     """What a plan is made of; all of it is public.
 
     Attributes:
-        budgets: One a client.
+        budgets: One per client.
         num_visits: Visits of each client in the rounds to be planned.
         client_sizes: Records of each client.
         num_shares: With a trusted aggregator, how many clients' noise makes up that of a sum.
@@ -92,7 +92,7 @@ class Method(Protocol):
         aggregator: What a trusted aggregator is to it.
         keeps_factors: Whether every shard has a factor of its own even if the server sees each
             client's changes.
-        central: Whether the server takes the steps, prior and all, one a round of all clients:
+        central: Whether the server takes the steps, prior and all, one per round of all clients:
             nothing is repaired or refined then, and all clients draw latents alike.
         damped: Whether a factor follows what is released by the damping's share of it.
         wide: Whether the server adds up factors in 64 bits, whatever the program's precision.
@@ -277,7 +277,7 @@ def program_of(method: Any) -> Any:
 
 
 def set_each(method: Any, name: str, check: Callable[[str, Any], Any]) -> None:
-    """Checks a field that holds one number for all clients or one a client."""
+    """Checks a field that holds one number for all clients or one per client."""
     each = _validate.one_or_each(name, getattr(method, name), check)
     object.__setattr__(method, name, each)
 
@@ -309,7 +309,7 @@ def check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) -> 
     named = isinstance(expectation, Automatic | GaussHermite)
     if not named and (isinstance(expectation, type) or not callable(expectation)):
         raise TypeError(
-            "expectation must be MonteCarlo(...) or another function to points, got "
+            "expectation must be MonteCarlo(...) or a function that returns points, got "
             f"{_validate.shown(expectation)}: write expectation=MonteCarlo(10), say."
         )
 

@@ -81,7 +81,7 @@ class Outcome(NamedTuple):
     Attributes:
         release: What leaves the client, made by the privacy mechanism: any tree of arrays. The
             method's ``take`` says what it changes a factor by.
-        kept: The clipped changes without noise, one a shard, that the shards' private factors
+        kept: The clipped changes without noise, one per shard, that the shards' private factors
             follow. They never leave. ``None`` if the client's factor is public.
         failed: Whether the solve did not end in finite numbers; a function of the released
             gradients. Always false for methods that add noise after the solve, which hides it.
@@ -348,7 +348,7 @@ class OfRecords(NamedTuple):
     def released_sum(
         self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
     ) -> PyTree:
-        """The noisy sum of clipped contributions of all records, one key a record.
+        """The noisy sum of clipped contributions of all records, one key per record.
 
         The keys are secret, and drawn without regard to records. One record more or less may give
         others other keys, but that changes nothing in how their sum is distributed.

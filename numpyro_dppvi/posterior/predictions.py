@@ -1,6 +1,5 @@
 """Predictions and log likelihoods at draws of the latents, in batches of rows."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpyro.infer import log_likelihood as numpyro_log_likelihood
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.latents import HANDLERS, from_model
+from numpyro_dppvi.latents.arguments import asked_of
 from numpyro_dppvi.latents.outputs import unconditioned
 from numpyro_dppvi.latents.trace import indexable, resized
 
@@ -78,7 +78,6 @@ def log_likelihood_of_records(
     draws: Mapping[str, Array],
     rows: Mapping[str, Any],
     constants: Mapping[str, Any],
-    batch_size: int | None = None,
 ) -> Array:
     """Log density of every record, all of its outcomes together, its discrete latents summed out.
 
@@ -97,7 +96,7 @@ def log_likelihood_of_records(
         found = jax.lax.map(lambda theta: of_rows(theta, dict(rows)), dict(draws))
         return {"records": found}
 
-    found = _in_batches(jax.jit(call), rows, _num(draws), jax.random.key(0), batch_size)
+    found = _in_batches(jax.jit(call), rows, _num(draws), jax.random.key(0), None)
     return found["records"]
 
 
@@ -277,25 +276,17 @@ def _check_names(
     caller: str,
     example: str,
 ) -> None:
-    parameters = inspect.signature(model).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [name for name in given if name not in parameters and not takes_any]
+    # What was public in the fit is remembered, and need not be passed again.
+    asked = asked_of(model, {*remembered, *given})
+    unknown = [name for name in given if name not in asked.names and not asked.anything]
     if unknown:
         raise TypeError(
             f"{caller} got {unknown[0]!r}, which is not an argument of the model: write one of "
-            f"{', '.join(parameters)}."
+            f"{', '.join(asked.names)}."
         )
-    # What was public in the fit is remembered, and need not be passed again.
-    missing = [
-        name
-        for name, p in parameters.items()
-        if p.default is p.empty
-        and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-        and name not in {*remembered, *given}
-    ]
-    if missing:
+    if asked.needed:
+        missing = asked.needed[0]
         raise TypeError(
-            f"{caller} needs the model's argument {missing[0]!r}: write "
-            f"{example.format(missing[0])}, with made-up values if it is the outcome, or give that "
-            "the default None in the model."
+            f"{caller} needs the model's argument {missing!r}: write {example.format(missing)}, "
+            "with made-up values if it is the outcome, or give that the default None in the model."
         )

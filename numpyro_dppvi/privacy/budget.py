@@ -88,7 +88,7 @@ class PrivacyBudget:
 
 
 Budgets: TypeAlias = PrivacyBudget | Sequence[PrivacyBudget] | Mapping[str, PrivacyBudget]
-"""One budget for all clients, one a client in their order, or one a client by its name."""
+"""One budget for all clients, one per client in their order, or one per client by its name."""
 
 
 def budget_of_each(

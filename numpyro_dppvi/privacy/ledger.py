@@ -178,7 +178,7 @@ def check_names(names: tuple[Any, ...], num_clients: int) -> tuple[str, ...]:
     """Returns clients' names as they were, or refuses what a ledger file could not keep.
 
     Args:
-        names: One a client.
+        names: One per client.
         num_clients: How many clients there are.
 
     Raises:

@@ -37,9 +37,6 @@ from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.ledger import Entry, Ledger, check_names
 
 _SCHEMA = "numpyro_dppvi/ledger/2"
-# The older schema has neither names of runs nor lines about checkpoints. Such a file is read, and
-# continued in the newer schema.
-_OLDER_SCHEMA = "numpyro_dppvi/ledger/1"
 # Appended to a line that a killed process left unfinished.
 _UNFINISHED = b" unfinished"
 # The most bytes of a line of an entry, of a client in a line of budgets and names, and its slack.
@@ -48,7 +45,7 @@ _LINE, _CLIENT, _MORE = 2**14, 2**11, 2**20
 _MOST = 2**28
 # The possible beginnings of lines, to recognise unfinished ones.
 _LONG = (b'{"schema": "', b'{"budgets": [')
-_BEGINNINGS = (*_LONG, b'{"run": "', b'{"client": ')
+_BEGINNINGS = (*_LONG, b'{"run": "')
 # Fields of a budget that all runs on a file must share; epsilon and delta may change.
 _PROTECTED = ("relation", "unit", "max_records_per_person")
 _EVENTS = {
@@ -331,12 +328,11 @@ class _Found:
             return
         try:
             fields = json.loads(line)
-            older = self.budgets is None and fields["schema"] == _OLDER_SCHEMA
-            claimed = None if older else fields.pop("check")
-            if not older and claimed != _check(self.check, _dumps(fields)):
+            claimed = fields.pop("check")
+            if claimed != _check(self.check, _dumps(fields)):
                 raise ValueError("a changed line")
             # Parsing JSON forgives spaces, duplicate keys and the like; comparing bytes does not.
-            if line != _dumps(fields if older else {**fields, "check": claimed}):
+            if line != _dumps({**fields, "check": claimed}):
                 raise ValueError("a line with something added")
             self._take(fields)
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -362,7 +358,7 @@ class _Found:
         return "is not a ledger file" if self.budgets is None else "is damaged"
 
     def _take(self, fields: Mapping[str, Any]) -> None:
-        if self.budgets is None and fields["schema"] not in (_SCHEMA, _OLDER_SCHEMA):
+        if self.budgets is None and fields["schema"] != _SCHEMA:
             raise ValueError("another schema")
         # Lines are told apart by their fields, all of them: one with a field more is no line of
         # ours.
@@ -379,8 +375,7 @@ class _Found:
 
 
 def _entry(fields: Mapping[str, Any], num_clients: int) -> Entry:
-    # Files of the first version have no runs.
-    if fields.keys() - {"run"} != {"client", "round", "num_releases", "event"}:
+    if fields.keys() != {"run", "client", "round", "num_releases", "event"}:
         raise ValueError("other fields")
     _validate.positive_int("num_releases", fields["num_releases"])
     if _whole(fields["client"]) >= num_clients:
@@ -390,7 +385,7 @@ def _entry(fields: Mapping[str, Any], num_clients: int) -> Entry:
         _whole(fields["client"]),
         event_from_json(fields["event"]),
         _whole(fields["num_releases"]),
-        _name(fields.get("run", "")),
+        _name(fields["run"]),
     )
 
 

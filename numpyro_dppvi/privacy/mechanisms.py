@@ -214,7 +214,8 @@ def _check_std(noise_std: float) -> None:
     if noise_std != 0 and not _LEAST_STD <= noise_std <= _MOST_STD:
         raise ValueError(
             f"noise must have a standard deviation between {_LEAST_STD:g} and {_MOST_STD:g}, "
-            f"got {noise_std:g}: write a clip_norm nearer to 1, or fewer max_records_per_person."
+            f"got {noise_std:g}: write a clip_norm nearer to 1, or a smaller "
+            "max_records_per_person."
         )
 
 

@@ -519,11 +519,10 @@ def table(
     it is known what their budgets buy, one for the width of their intervals alone.
     """
     shared = any(client.mechanism.num_shares > 1 for client in clients)
-    # Equal clients share a line, or the table of a large consortium would fill pages.
     header = ["client", "records", "batch", "clip", "noise std", "releases", "epsilon", "delta"]
     header += ["to participants"] * shared + ["alone"] * (bought is not None)
     rows = [header]
-    for first, last in _runs(clients):
+    for first, last in words.alike(clients):
         client, mechanism = clients[first], clients[first].mechanism
         rows.append(
             [
@@ -540,14 +539,3 @@ def table(
             ]
         )
     return rows
-
-
-def _runs(clients: Sequence[ClientPlan]) -> list[tuple[int, int]]:
-    """First and last number of every group of consecutive clients with equal plans."""
-    runs: list[tuple[int, int]] = []
-    for number, client in enumerate(clients):
-        if runs and clients[runs[-1][0]] == client:
-            runs[-1] = (runs[-1][0], number)
-        else:
-            runs.append((number, number))
-    return runs

@@ -331,16 +331,12 @@ def _client_rows(
     clients: list[dict[str, Any]], shared: bool, names: Sequence[str]
 ) -> list[list[str]]:
     """One row of cells for every group of consecutive clients that differ in names alone."""
-    rows: list[list[str]] = []
-    start = 0
-    for number, client in enumerate(clients):
-        # A group ends where the next client differs in anything but number and name.
-        following = clients[number + 1] if number + 1 < len(clients) else {}
-        if {**following, **_NOBODY} == {**client, **_NOBODY}:
-            continue
+    rows = []
+    for first, last in words.alike({**client, **_NOBODY} for client in clients):
+        client = clients[first]
         rows.append(
             [
-                words.clients(start, number, names),
+                words.clients(first, last, names),
                 str(client["records"]),
                 str(client["releases"]),
                 f"{client['clip_norm']:g}",
@@ -351,5 +347,4 @@ def _client_rows(
                 *[words.rounded_up(client["epsilon_to_participant"])] * shared,
             ]
         )
-        start = number + 1
     return rows

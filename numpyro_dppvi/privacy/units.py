@@ -43,7 +43,7 @@ def records_changed(budget: PrivacyBudget) -> int:
     if budget.unit == "client":
         raise ValueError(
             "unit must be 'record' for methods that clip each record's gradient, got 'client': "
-            "write method=LocalAveraging(num_shards=10) or another method that clips what a "
+            "write method=VirtualClients(num_shards=10) or another method that clips what a "
             "client sends, or leave unit out."
         )
     return budget.max_records_per_person

@@ -1,8 +1,9 @@
 """Formats numbers and sentences for plans and statements; costs are never rounded down."""
 
+import itertools
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
@@ -13,13 +14,13 @@ _NAMED = 3
 _EXACT = Context(prec=400)  # enough digits for any float
 
 
-def rounded_up(value: float, decimals: int = 4) -> str:
-    """A non-negative number rounded up to some decimals, and to at least four digits."""
+def rounded_up(value: float) -> str:
+    """A non-negative number rounded up to four decimals, or more where it has fewer digits."""
     if not math.isfinite(value):
         return str(value)
     # Decimal(value) is the float to its last digit, so that rounding up is up indeed.
     exact = Decimal(value)
-    decimals = max(decimals, 3 - exact.adjusted() if value else 0)
+    decimals = max(4, 3 - exact.adjusted() if value else 0)
     unit = Decimal(1).scaleb(-decimals)
     return f"{exact.quantize(unit, rounding=ROUND_CEILING, context=_EXACT):f}"
 
@@ -50,6 +51,16 @@ def clients(first: int, last: int, names: Sequence[str] = ()) -> str:
         return str(first) if first == last else f"{first}-{last}"
     named, more = names[first : last + 1][:_NAMED], last + 1 - first - _NAMED
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
+
+
+def alike(each: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    """First and last number of every group of consecutive equal entries, one line of a table."""
+    # Equal clients share a line, or the table of a large consortium would fill pages.
+    first = 0
+    for _, group in itertools.groupby(each):
+        last = first + len(list(group)) - 1
+        yield first, last
+        first = last + 1
 
 
 def listed(numbers: Sequence[int], names: Sequence[str] = ()) -> str:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi import _validate, guides, latents
-from numpyro_dppvi._typing import Model, Natural, PRNGKey
+from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.methods import noisy_gradients, values
@@ -39,7 +39,8 @@ from numpyro_dppvi.protocol.client import Client, ClientState
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundInfo, RoundState
 from numpyro_dppvi.protocol.server import ServerState, TrustedAggregator
-from numpyro_dppvi.records import Shards, SpreadShards, record_shapes
+from numpyro_dppvi.records import Shards, SpreadShards
+from numpyro_dppvi.records.shards import record_shapes
 
 # Clients whose sizes differ compute their sums in chunks of at least so many rows.
 _FEWEST_ROWS = 64
@@ -226,35 +227,34 @@ class Assembly(NamedTuple):
     def client(
         self,
         number: int,
-        state: RoundState,
-        shards: Shards,
+        records: Mapping[str, Array],
+        num_records: Array,
+        state: ClientState,
         ledger_file: LedgerFile | None = None,
     ) -> Client:
         """One of the clients by itself, with secret keys of its own.
 
         Args:
             number: Which one.
-            state: What it begins with is its own part of this.
-            shards: Its records are its own part of these.
+            records: Its records, padded to as many rows as the largest client has.
+            num_records: How many rows count.
+            state: What it begins with.
             ledger_file: Where it is charged on disk, too.
         """
-        own = jax.tree.map(
-            lambda leaf: leaf[number], (self.params.clients, dict(shards.records), state.clients)
-        )
         plan = None if self.plan is None else self.plan.clients[number]
         alone = None if plan is None else PrivacyPlan((plan,))
         return Client(
             number=number,
             problem=self.problem,
-            params=own[0],
-            records=own[1],
-            num_records=shards.num_records[number],
+            params=jax.tree.map(lambda leaf: leaf[number], self.params.clients),
+            records=records,
+            num_records=num_records,
             secret_keys=self.secret_keys,
             plan=plan,
             # It answers for its own budget alone: what others release is no charge to it.
             ledger=first_ledger(alone, ledger_file),
             ledger_file=ledger_file,
-            state=own[2],
+            state=state,
         )
 
 
@@ -477,7 +477,7 @@ def first_ledger(plan: PrivacyPlan | None, file: LedgerFile | None) -> Ledger:
     if not isinstance(file, LedgerFile | None):
         raise TypeError(
             f"ledger_file must be a LedgerFile, got {_validate.shown(file)}: write "
-            "ledger_file=LedgerFile('ledger.jsonl')."
+            "ledger_file=privacy.LedgerFile('ledger.jsonl')."
         )
     if plan is None and file is not None:
         raise ValueError(

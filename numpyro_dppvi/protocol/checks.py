@@ -23,8 +23,8 @@ def check_aggregator(method: Any, trusted: TrustedAggregator | None) -> None:
     if values.draws_exactly(method) and trusted is not None:
         raise ValueError(
             "trusted_aggregator must be left out with noise=DiscreteGaussian(), because the "
-            "clients' shares of discrete noise add up to no discrete Gaussian: leave it out, or "
-            "write noise=Gaussian()."
+            "clients' shares do not add up to a discrete Gaussian: leave it out, or write "
+            "noise=Gaussian()."
         )
     if method.aggregator == "needed" and trusted is None:
         raise ValueError(
@@ -136,7 +136,7 @@ def check_shards(
     if isinstance(shards, Shards) and jax.process_count() > 1:
         raise ValueError(
             f"in a run of {jax.process_count()} processes (jax.distributed) each visits clients of "
-            "its own, got shards that each has whole: write shards=spread(shards)."
+            "its own, got shards of which each holds all: write shards=spread(shards)."
         )
     # The first two axes are clients and rows.
     found = {name: (leaf.shape[2:], leaf.dtype) for name, leaf in shards.records.items()}

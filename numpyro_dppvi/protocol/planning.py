@@ -90,7 +90,7 @@ def plan_privacy(
 
     Args:
         method: A private method.
-        budget: One budget for all clients, or one a client: a list, or a mapping by name.
+        budget: One budget for all clients, or one per client: a list, or a mapping by name.
         num_rounds: Rounds of the run.
         client_sizes: Number of records of each client, or a mapping of these by the clients'
             names; these are public. Without names, clients have those in the ledger file.
@@ -127,7 +127,9 @@ def plan_privacy(
     if num_latents is not None:
         num_latents = _validate.positive_int("num_latents", num_latents)
     if ledger_file is not None:
-        _validate.instance("ledger_file", ledger_file, LedgerFile, "LedgerFile('ledger.jsonl')")
+        _validate.instance(
+            "ledger_file", ledger_file, LedgerFile, "privacy.LedgerFile('ledger.jsonl')"
+        )
     run = resolve(
         method,
         num_clients=len(sizes),
@@ -170,7 +172,7 @@ def plan_run(
 
     Args:
         run: How the method is run.
-        budget: One for all clients, or one a client.
+        budget: One for all clients, or one per client.
         sizes: Records of each client.
         spent: What other runs on the same ledger file have released.
         names: The clients' names; empty if they have none.

@@ -20,8 +20,8 @@ from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.worth import of_joining, of_widths, worth
 from numpyro_dppvi.protocol import server
 from numpyro_dppvi.protocol.server import TrustedAggregator
-from numpyro_dppvi.records import record_shapes
 from numpyro_dppvi.records.clients import names_and_sizes
+from numpyro_dppvi.records.shards import record_shapes
 from numpyro_dppvi.records.tables import Table, by_argument
 
 # Beyond these, FisherScoring's posteriors were too narrow in simulations (benchmarks/believe.py).
@@ -88,7 +88,7 @@ def recommend(
             dtypes count, so made-up records or one client's will do.
         client_sizes: Number of records of each client, or a mapping of these by the clients'
             names.
-        budget: One budget for all clients, or one a client: a list, or a mapping by name.
+        budget: One budget for all clients, or one per client: a list, or a mapping by name.
         guide: The guide that is to be used.
         model_kwargs: The model's public arguments.
         prior: The posterior of an earlier study, if it is to be the prior.

@@ -122,7 +122,7 @@ class Asynchronous:
         _check_round(round_number, num_clients)
         if len(self.latencies) != num_clients:
             raise ValueError(
-                f"latencies must be one a client, got {len(self.latencies)} for {num_clients} "
+                f"latencies must be one per client, got {len(self.latencies)} for {num_clients} "
                 "clients."
             )
         first, last = round_number * num_clients, (round_number + 1) * num_clients

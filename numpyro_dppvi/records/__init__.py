@@ -9,7 +9,7 @@ several devices.
 
 from numpyro_dppvi.records.clients import Partition, split_evenly
 from numpyro_dppvi.records.placement import SpreadShards, spread
-from numpyro_dppvi.records.shards import Shards, record_arrays, record_shapes, stack, stack_clients
+from numpyro_dppvi.records.shards import Shards, stack, stack_clients
 from numpyro_dppvi.records.unequal import partition
 
 __all__ = [
@@ -17,8 +17,6 @@ __all__ = [
     "Shards",
     "SpreadShards",
     "partition",
-    "record_arrays",
-    "record_shapes",
     "split_evenly",
     "spread",
     "stack",

@@ -1,50 +1,16 @@
 """Tables, such as DataFrames: which of their columns a model asks for."""
 
-import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from numpyro_dppvi._typing import Model
+from numpyro_dppvi.latents.arguments import Asked, asked_of
 
 # A table is whatever has columns by name, such as a DataFrame of pandas or polars; neither is
 # imported here, and their types would be Any to a type checker without them.
 Table: TypeAlias = Any
 
 _SHOWN = 8
-
-
-class Asked(NamedTuple):
-    """The arguments that a model asks for.
-
-    Attributes:
-        names: Their names.
-        needed: Those without a default that are in no ``model_kwargs``.
-        anything: Whether it takes arguments of any name.
-    """
-
-    names: frozenset[str]
-    needed: tuple[str, ...]
-    anything: bool
-
-
-def asked_of(model: Model, model_kwargs: Mapping[str, Any]) -> Asked:
-    """Reads the arguments of a model, and nothing else of it."""
-    try:
-        parameters = inspect.signature(model).parameters
-    except (TypeError, ValueError):  # refused in words of its own when the model is read
-        return Asked(frozenset(), (), True)
-    kinds = inspect.Parameter
-    named = {
-        name: p
-        for name, p in parameters.items()
-        if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
-    }
-    needed = [name for name, p in named.items() if p.default is kinds.empty]
-    return Asked(
-        frozenset(named),
-        tuple(name for name in needed if name not in model_kwargs),
-        len(named) < len(parameters),
-    )
 
 
 def is_table(value: Any) -> bool:

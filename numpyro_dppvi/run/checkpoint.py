@@ -267,7 +267,7 @@ class Journal:
             # below to build arrays and a path: they are checked before anything else.
             self._check_rounds(first, facts)
             state = self._state(first, facts, arrays)
-            history = _history(past, arrays, rounds)
+            history = history_of(past, arrays, rounds)
         except ValueError as error:
             raise ValueError(_damaged(self.path, error)) from error
         # Computed anew from this call's plan: a file whose charges were lowered does not go on.
@@ -453,7 +453,8 @@ def _released(state: PVIState) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def _history(past: History, arrays: Mapping[str, np.ndarray], rounds: int) -> History:
+def history_of(past: History, arrays: Mapping[str, np.ndarray], rounds: int) -> History:
+    """The history in a file, in the shapes of ``past``: no file can ask for more memory."""
     like = jax.tree.map(lambda leaf: np.zeros((rounds, *leaf.shape[1:]), leaf.dtype), past)
     return jax.tree.map(np.asarray, _files.unflatten(arrays, "history", like))
 

@@ -13,7 +13,7 @@ from numpyro_dppvi.posterior.prior import Prior, listed
 from numpyro_dppvi.privacy import LedgerFile, words
 
 _INSTEAD = (
-    "to go on with the same records, continue that run: checkpoint= as then, with a larger "
+    "to go on with the same records, continue that run: the same checkpoint=, with a larger "
     "num_rounds and budget"
 )
 
@@ -61,9 +61,9 @@ def check(
     if again:
         assert ledger_file is not None
         raise ValueError(
-            "prior must be of other records, got the posterior of a run that records of "
-            f"{words.listed(again, names)} have shaped, as the ledger file {ledger_file.path} "
-            f"says: they would count twice, and intervals be too narrow. Leave prior out, or "
+            "prior must come from other records, got the posterior of a run that used those of "
+            f"{words.listed(again, names)}, as the ledger file {ledger_file.path} shows: they "
+            "would count twice, and intervals would be too narrow. Leave prior out, or, "
             f"{_INSTEAD}; new records of the same clients need a ledger file of their own."
         )
     known = set(_names(prior))
@@ -71,8 +71,8 @@ def check(
     if again:
         warnings.warn(
             f"{words.listed(again, names)} took part in the study whose posterior is the prior: "
-            "records that are in both count twice, which makes intervals too narrow. All is well "
-            f"if these are new records; {_INSTEAD}.",
+            "records that are in both count twice, which makes intervals too narrow. If these are "
+            f"new records, all is well; {_INSTEAD}.",
             UserWarning,
             stacklevel=2,
         )

@@ -8,20 +8,19 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Model, PRNGKey, Records
+from numpyro_dppvi.latents.arguments import Asked, asked_of
 from numpyro_dppvi.records import (
     Partition,
     Shards,
-    record_arrays,
     split_evenly,
     stack,
     stack_clients,
 )
 from numpyro_dppvi.records.clients import check_counts, client_names
+from numpyro_dppvi.records.shards import record_arrays
 from numpyro_dppvi.records.tables import (
-    Asked,
     Table,
     arguments_of,
-    asked_of,
     is_table,
     matrix_columns,
 )
@@ -81,7 +80,7 @@ def lay_out(
     _check_per_client(data)
     if clients is not None:
         raise ValueError(
-            "data is already one mapping a client, so clients must not be given, got "
+            "data is already one mapping per client, so clients must not be given, got "
             f"{_validate.shown(clients)}: leave it out."
         )
     called = names or tuple(f"client {number}" for number in range(len(data)))
@@ -124,7 +123,7 @@ def _is_one_party(data: Any, asked: Asked) -> bool:
     # {'X': table, 'y': table} can be one party's matrices or two clients called X and y: the
     # model's arguments decide. An empty mapping is refused where arrays are read.
     each_is_records = all(_is_records(part) for part in data.values())
-    return not data or not each_is_records or asked.names.issuperset(data)
+    return not data or not each_is_records or set(data) <= set(asked.names)
 
 
 def _check_one_party(data: Any, asked: Asked) -> None:
@@ -158,6 +157,6 @@ def _check_per_client(data: Any) -> None:
         return
     raise TypeError(
         "data must be a mapping from the model's arguments to arrays or a table with such columns, "
-        "or a list of these, one a client, or a mapping of these by the clients' names, got "
+        "or a list of these, one per client, or a mapping of these by the clients' names, got "
         f'{received}: write data={{"X": X, "y": y}}.'
     )

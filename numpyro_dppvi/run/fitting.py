@@ -208,7 +208,7 @@ def fit(
         clients: With one mapping or table: a number of clients to split its rows over at random,
             or a ``Partition``. Not given when data is already per client.
         method: A method or a baseline; ``None`` for what :func:`recommend` recommends.
-        budget: A ``PrivacyBudget``, or one a client: a list in the order of the clients, or a
+        budget: A ``PrivacyBudget``, or one per client: a list in the order of the clients, or a
             mapping by their names. With ``ledger_file=`` it covers all runs that the file has, too.
 
     Most people can stop here. Other arguments:
@@ -266,10 +266,10 @@ def fit(
         constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
         # The method is chosen and the run planned from its shapes, sizes and names alone.
         laid = lay_out(data, clients, split_key, model, constants)
-        shards, sizes, names = laid.shards, laid.sizes, laid.names
-        shapes = pooled_shapes(shards, sum(sizes))
+        sizes = laid.sizes
+        shapes = pooled_shapes(laid.shards, sum(sizes))
         if isinstance(budget, Mapping):
-            budget = budget_of_each(budget, len(sizes), names)
+            budget = budget_of_each(budget, len(sizes), laid.names)
         if method is None:
             method = DPOptimization()
             # One visit is not enough for what is recommended, nor are networks its kind of model.
@@ -299,19 +299,8 @@ def fit(
             init_scale=init_scale,
         )
         file = None if charges is None else LedgerFile(charges)
-        task = _Task(
-            model,
-            guide,
-            shapes,
-            sizes,
-            names,
-            constants,
-            prior,
-            insecure_noise_seed,
-            file,
-            laid.columns,
-        )
-    return _fitted(task, run, budget, laid, keys, path, progress_bar)
+        task = _Task(model, guide, shapes, laid, constants, prior, insecure_noise_seed, file)
+    return _fitted(task, run, budget, keys, path, progress_bar)
 
 
 def _first_budget(
@@ -340,20 +329,17 @@ class _Task(NamedTuple):
     model: Model
     guide: Any
     shapes: Mapping[str, jax.ShapeDtypeStruct]
-    client_sizes: tuple[int, ...]
-    client_names: tuple[str, ...]
+    laid: LaidOut
     model_kwargs: Mapping[str, Any]
     prior: Prior | None
     noise_seed: int | None
     ledger_file: LedgerFile | None
-    columns: Mapping[str, tuple[str, ...]]
 
 
 def _fitted(
     task: _Task,
     run: planning.RunSpec,
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
-    laid: LaidOut,
     keys: Sequence[PRNGKey],
     path: Path | None,
     progress_bar: bool | None,
@@ -369,19 +355,19 @@ def _fitted(
                 kept = checkpoints.read(path, task.ledger_file)
             plan = None
             if run.local.releases != "nothing" or budget is not None:
-                sizes, names = task.client_sizes, task.client_names
+                sizes, names = task.laid.sizes, task.laid.names
                 plan = parts.plan_of(run, budget, sizes, names, kept, task.ledger_file)
             planning.warn_of_unsafe(run, plan)
             # Nothing is charged before the loop, so that what is refused until then costs nothing.
             algorithm = _algorithm(task, run, plan)
             visited = {int(client) for groups in run.groups for client in np.unique(groups)}
-            counted_twice.check(task.prior, task.client_names, visited, task.ledger_file)
+            counted_twice.check(task.prior, task.laid.names, visited, task.ledger_file)
             state = algorithm.init(keys[0])
             # Of where the run begins; what follows asks it for model, family and prior.
             begun = algorithm.posterior(state)
             # Both look at records. They pass or fail, and their messages show none.
-            shards = laid.shards
-            latents.check_missing(begun.space, shards.records, laid.called)
+            shards = task.laid.shards
+            latents.check_missing(begun.space, shards.records, task.laid.called)
             latents.check_records(begun.space, shards.records, shards.mask)
             if plan is not None:
                 plan = _with_caution(plan, run, begun)
@@ -389,7 +375,7 @@ def _fitted(
             if path is not None:
                 journal = _journal(path, kept, task, run, plan, begun, keys[1])
                 state, past = journal.resume(state, past)
-            spent, num_clients = _before(state), len(task.client_sizes)
+            spent, num_clients = _before(state), len(task.laid.sizes)
             show = stack.enter_context(
                 progress(
                     run.groups,
@@ -445,11 +431,11 @@ def _journal(
             run,
             run.groups,
             plan,
-            task.client_sizes,
+            task.laid.sizes,
             rng_key,
             task.noise_seed,
             task.ledger_file is not None,
-            task.client_names,
+            task.laid.names,
         )
 
     continued = None
@@ -517,10 +503,10 @@ def _packed(
         ),
         state=state,
         run=run,
-        client_sizes=task.client_sizes,
+        client_sizes=task.laid.sizes,
         insecure_noise_seed=task.noise_seed,
-        client_names=task.client_names,
-        columns=task.columns,
+        client_names=task.laid.names,
+        columns=task.laid.columns,
     )
     return with_facts(result, done.state.ledger.run)
 
@@ -538,7 +524,7 @@ def _algorithm(task: _Task, run: planning.RunSpec, plan: PrivacyPlan | None) -> 
         task.guide,
         task.shapes,
         method=run.local,
-        client_sizes=task.client_sizes,
+        client_sizes=task.laid.sizes,
         plan=plan,
         # The groups that were planned and are charged, not those of a second asking.
         schedule=schedules.Planned(run.schedule, run.groups),

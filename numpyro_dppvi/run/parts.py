@@ -20,8 +20,8 @@ class Part(NamedTuple):
 
     Attributes:
         num_rounds: Rounds of the run by the end of the part.
-        budgets: One a client, or one if all are equal; empty without privacy.
-        before: What other runs had released when the part was planned, one a client; empty for
+        budgets: One per client, or one if all are equal; empty without privacy.
+        before: What other runs had released when the part was planned, one per client; empty for
             nothing.
     """
 

@@ -2,11 +2,8 @@
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
-import dp_accounting as dpa
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -14,10 +11,8 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan, accounting
 from numpyro_dppvi.privacy.accounting import Composition
 
-# The bar's accounting may take so much of the run's time. How long an accountant takes is not
-# known before its first answer: a closed form is a matter of a millisecond, others take longer.
-_SHARE_OF_TIME = 0.01
-_CLOSED_FORM_SECONDS, _OTHER_SECONDS = 1e-3, 1.0
+# With more clients than this, the bar shows no epsilon.
+_MOST_CLIENTS = 100
 
 
 @contextlib.contextmanager
@@ -50,8 +45,9 @@ def progress(
     """
     by_itself = False if _in_notebook() else None  # tqdm's None: hidden but on a terminal
     hidden = by_itself if shown is None else not _validate.flag("progress_bar", shown)
-    visits = [np.bincount(of_round.ravel(), minlength=num_clients) for of_round in groups]
-    meter = _meter(plan, spent, num_clients)
+    by_round = [np.bincount(of_round.ravel(), minlength=num_clients) for of_round in groups]
+    before = [spent.composition(number) for number in range(num_clients)]
+    visits = np.zeros(num_clients, int)  # in this call
     total = None if is_limit else len(groups)
     with tqdm(total=total, initial=first, desc="rounds", disable=hidden) as bar:
 
@@ -59,12 +55,12 @@ def progress(
             # Accounting takes time, and nobody would see the answer.
             if bar.disable:
                 return
-            by_client = visits[number]
-            facts = [f"{np.count_nonzero(by_client)} clients"]
-            if meter is not None:
-                facts.append(meter.read(number, by_client))
-            facts.append(f"moved {movement:.3g} nats")
-            bar.set_postfix_str(", ".join(facts), refresh=False)
+            nonlocal visits
+            visits = visits + by_round[number]
+            cost = None if plan is None else _spent(plan, before, visits)
+            facts = [f"{np.count_nonzero(by_round[number])} clients", cost]
+            said = [fact for fact in (*facts, f"moved {movement:.3g} nats") if fact]
+            bar.set_postfix_str(", ".join(said), refresh=False)
             bar.update()
 
         yield update
@@ -76,60 +72,19 @@ def _in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-@dataclass
-class _Meter:
-    """The largest epsilon of all clients so far, as fresh as the time for it allows."""
-
-    plan: PrivacyPlan
-    before: tuple[Composition, ...]
-    visited: np.ndarray
-    seconds_each: float
-    start: float = field(default_factory=time.perf_counter)
-    seconds: float = 0.0
-    text: str = ""
-    computed: int = -1
-
-    def read(self, number: int, visits: np.ndarray) -> str:
-        """The text to show after a round."""
-        self.visited = self.visited + visits
-        elapsed = time.perf_counter() - self.start
-        # Asked only where the answer fits into its share of the time, by what the last one took.
-        if self._is_known() or self.seconds + self.seconds_each <= _SHARE_OF_TIME * elapsed:
-            before = time.perf_counter()
-            self.text = f"epsilon {self._epsilon():.3g}"
-            self.seconds_each = time.perf_counter() - before
-            self.seconds += self.seconds_each
-            self.computed = number
-            return self.text
-        return f"{self.text} after round {self.computed + 1}" if self.text else "epsilon to come"
-
-    def _is_known(self) -> bool:
-        """Whether all is spent that was planned, whose epsilon calibration has computed."""
-        # The accountant's answers are cached, so that this one costs nothing.
-        planned = [client.num_visits for client in self.plan.clients]
-        return not any(self.before) and np.array_equal(self.visited, planned)
-
-    def _epsilon(self) -> float:
-        # Clients of equal plans and visits have one epsilon, which is computed once.
-        kinds = set()
-        clients = zip(self.plan.clients, self.before, self.visited.tolist(), strict=True)
-        for client, before, visits in clients:
-            mine = (client.mechanism.dp_event, visits * client.releases_per_visit)
-            kinds.add((accounting.compose([*before, mine]), client.budget))
-        return max(
-            accounting.epsilon(composition, budget.delta, budget.relation)
-            for composition, budget in kinds
-        )
-
-
-def _meter(plan: PrivacyPlan | None, spent: Ledger, num_clients: int) -> _Meter | None:
-    if plan is None:
+def _spent(plan: PrivacyPlan, before: Sequence[Composition], visits: np.ndarray) -> str | None:
+    """The largest epsilon of all clients so far, where that is known in milliseconds."""
+    if len(before) > _MOST_CLIENTS:
         return None
-    # A Gaussian mechanism without sampling has a closed form.
-    closed = all(isinstance(c.mechanism.dp_event, dpa.GaussianDpEvent) for c in plan.clients)
-    return _Meter(
-        plan,
-        tuple(spent.composition(number) for number in range(num_clients)),
-        np.zeros(num_clients, int),
-        _CLOSED_FORM_SECONDS if closed else _OTHER_SECONDS,
-    )
+    kinds = {  # clients of equal plans and visits have one epsilon
+        (
+            accounting.compose([*others, (mine.mechanism.dp_event, n * mine.releases_per_visit)]),
+            mine.budget,
+        )
+        for others, mine, n in zip(before, plan.clients, visits.tolist(), strict=True)
+    }
+    # A closed form takes a millisecond; other accountants can take longer than a round.
+    if not all(accounting.is_gaussian(composition) for composition, _ in kinds):
+        return None
+    most = max(accounting.epsilon(c, budget.delta, budget.relation) for c, budget in kinds)
+    return f"epsilon {most:.3g}"

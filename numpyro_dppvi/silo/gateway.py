@@ -295,16 +295,8 @@ def _opened(mine: Settings, prepared: Prepared, records: Mapping[str, np.ndarray
     if problem.layout.private:
         # This hospital's; the public start has those of all, and no record is in them yet.
         private = jax.tree.map(lambda leaf: leaf[number], prepared.first_state().clients.private)
-    client = Client(
-        number=number,
-        problem=problem,
-        params=jax.tree.map(lambda leaf: leaf[number], assembly.params.clients),
-        records=padded,
-        num_records=jnp.asarray(study.hospitals[mine.name], jnp.int32),
-        secret_keys=assembly.secret_keys,
-        plan=plan,
-        state=ClientState(private),
-    )
+    num_records = jnp.asarray(study.hospitals[mine.name], jnp.int32)
+    client = assembly.client(number, padded, num_records, ClientState(private))
     return OpenStudy(prepared, number, client, prepared.steps(number))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi.records import record_arrays
+from numpyro_dppvi.records.shards import record_arrays
 from numpyro_dppvi.silo.settings import Checks, Column, Settings
 
 

@@ -34,7 +34,10 @@ def write(folder: str | os.PathLike[str], hospitals: Mapping[str, int]) -> Path:
         check_name("hospitals", name)
     # The folder of that name is the consortium's.
     if "flower" in {name.lower() for name in hospitals}:
-        raise ValueError("hospitals must not be called flower, got that: write another name.")
+        raise ValueError(
+            "hospitals must not be called flower, which is the name of the "
+            "consortium's folder: write another name."
+        )
     if place.exists():
         raise ValueError(f"folder must be a new one, and {place} is there: write another name.")
     place.mkdir(parents=True)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from numpyro_dppvi import _files
@@ -16,6 +15,7 @@ from numpyro_dppvi.privacy import Ledger
 from numpyro_dppvi.protocol import algorithm
 from numpyro_dppvi.protocol.server import ServerState
 from numpyro_dppvi.run import loop
+from numpyro_dppvi.run.checkpoint import history_of
 from numpyro_dppvi.run.history import History
 from numpyro_dppvi.silo import wire
 from numpyro_dppvi.silo.study import Prepared
@@ -135,8 +135,8 @@ def read(path: Path, prepared: Prepared) -> Progress:
     facts, arrays = _files.read(path, _KIND, kinds=_FACTS, most=most)
     if facts["study"] != prepared.digest:
         raise ValueError(
-            f"the checkpoint {path} is of a study with another file: write another path, or take "
-            "the study as it was."
+            f"the checkpoint {path} belongs to another study file: write another path, or restore "
+            "that file."
         )
     try:
         return _progress(begin, facts, arrays)
@@ -148,14 +148,12 @@ def _progress(begin: Progress, facts: Mapping[str, Any], arrays: Mapping[str, An
     rounds = facts["rounds"]
     if rounds < 0 or facts["slot"] < 0:
         raise ValueError("it counts below 0")
-    like = jax.tree.map(lambda leaf: np.zeros((rounds, *leaf.shape[1:]), leaf.dtype), begin.history)
-    # Trees in the shapes that the study gives them: the file can make nobody allocate more.
     projected, rejected, failed = arrays["counts"].tolist()
-    history = _files.unflatten(arrays, "history", like)
+    history = history_of(begin.history, arrays, rounds)
     return Progress(
         slot=facts["slot"],
         known=_files.unflatten(arrays, "known", begin.known),
-        history=jax.tree.map(np.asarray, history),
+        history=history,
         counts=Counts(projected, rejected, failed),
         taken={name: Taken(int(step), float(s)) for name, (step, s) in facts["taken"].items()},
         asked={

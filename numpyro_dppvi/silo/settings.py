@@ -37,8 +37,8 @@ class Column(NamedTuple):
     """What the data officer expects of an array.
 
     Attributes:
-        least: The least value, or one a column.
-        most: The largest, or one a column.
+        least: The least value, or one per column.
+        most: The largest, or one per column.
     """
 
     least: Any
@@ -137,8 +137,8 @@ def _settings(folder: Path, found: Mapping[str, Any]) -> Settings:
     store = folder / table.get("store", "store")
     if "socket_group" in table and "socket" not in table:
         raise ValueError(
-            "socket must lie where its group can enter, got none, which means the store: write "
-            "socket = '/run/silo/silo.sock', say."
+            "socket must be in a folder that its group may enter, got none, which stands for the "
+            "closed store: write socket = '/run/silo/silo.sock', say."
         )
     return Settings(
         folder=folder,

@@ -124,7 +124,9 @@ def _make_room(path: Path) -> None:
     if not path.exists():
         return
     if not stat.S_ISSOCK(path.lstat().st_mode):
-        raise ValueError(f"socket must be a new path, got one of another file, {path}: move it.")
+        raise ValueError(
+            f"socket must be a new path, got {path}, where another file lies: move that file."
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             # A gateway that was killed leaves its socket behind. If nobody answers there, it is

@@ -193,7 +193,7 @@ def _make(folder: Path) -> None:
         folder.mkdir(mode=_OWNER_ONLY)
         _files.flush_folder(folder.parent)  # or a loss of power could take kept replies with it
     if folder.is_symlink() or not folder.is_dir():
-        raise ValueError(f"{folder} must be a folder and no link: write another store.")
+        raise ValueError(f"{folder} must be a folder, not a link: write another store.")
     if hasattr(os, "geteuid"):
         facts = folder.stat()
         # A folder that others may enter would show private factors, which carry no noise.

@@ -48,7 +48,7 @@ class Study:
         hospitals: Each hospital's name and its number of records, which is public.
         records: Shape and dtype of one record of each argument of the model, such as
             ``{"X": ((8,), "float32"), "y": ((), "int32")}``.
-        budget: A ``PrivacyBudget``, or one a hospital by name.
+        budget: A ``PrivacyBudget``, or one per hospital by name.
         seed: Public: of draws of latents and of the start, as ``fit``'s ``rng_key``. Noise has
             secret keys of each hospital's own.
         guide: As of ``fit``.
@@ -196,16 +196,8 @@ def load_study(path: str | os.PathLike[str], sha256: str | None = None) -> Pinne
         FileNotFoundError: If there is no such file.
         ValueError: If it has another digest (it is not run then), or assigns no ``Study``.
     """
-    if sha256 is not None:
-        _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
-    # One read: a file that changes between digest and run would make the digest a lie.
-    source = _bytes(path)
+    source = _bytes(path) if sha256 is None else _reviewed(path, sha256, "study")
     digest = hashlib.sha256(source).hexdigest()
-    if sha256 is not None and digest != sha256:
-        raise ValueError(
-            f"{path} is not the study that was reviewed: its sha256 is {digest}, and {sha256} is "
-            "pinned; restore the file, or read it and pin its new digest."
-        )
     # Known to Python by its digest, because dataclasses and pickles look modules up by name.
     module = types.ModuleType(f"dppvi_study_{digest[:16]}")
     module.__file__ = os.fspath(path)
@@ -243,18 +235,26 @@ def load_prior(
         FileNotFoundError: If there is no such file.
         ValueError: If it has another digest, or is not a posterior of this model.
     """
-    _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
-    held = _bytes(path)
-    if hashlib.sha256(held).hexdigest() != sha256:
-        raise ValueError(
-            f"{path} is not the posterior that was reviewed: its sha256 is "
-            f"{hashlib.sha256(held).hexdigest()}; restore the file, or pin that digest."
-        )
+    held = _reviewed(path, sha256, "posterior")
     # What is loaded is what was digested, whatever becomes of the file.
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "posterior.npz"
         copy.write_bytes(held)
         return load(copy, model, guide, model_kwargs).as_prior()
+
+
+def _reviewed(path: str | os.PathLike[str], sha256: str, what: str) -> bytes:
+    """What is in a file, if it has the digest that is pinned."""
+    _validate.instance("sha256", sha256, str, "'4f5c...', what digest_of(path) returns")
+    # One read: a file that changes between digest and use would make the digest a lie.
+    held = _bytes(path)
+    digest = hashlib.sha256(held).hexdigest()
+    if digest != sha256:
+        raise ValueError(
+            f"{path} is not the {what} that was reviewed: its sha256 is {digest}, and {sha256} is "
+            "pinned; restore the file, or read it and pin its new digest."
+        )
+    return held
 
 
 def _bytes(path: str | os.PathLike[str]) -> bytes:

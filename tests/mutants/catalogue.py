@@ -1253,8 +1253,8 @@ _GATEWAY = (
     ),
     Mutant(
         "gateway: a study that was changed",
-        "if sha256 is not None and digest != sha256:",
-        "if False:",
+        '_bytes(path) if sha256 is None else _reviewed(path, sha256, "study")',
+        "_bytes(path)",
         (f"{GATEWAY}test_a_study_that_was_changed_is_not_run",),
     ),
     Mutant(
@@ -1277,8 +1277,8 @@ _GATEWAY = (
     ),
     Mutant(
         "gateway: a prior that nobody has reviewed",
-        "if hashlib.sha256(held).hexdigest() != sha256:",
-        "if False:",
+        'held = _reviewed(path, sha256, "posterior")',
+        "held = _bytes(path)",
         (f"{HOSPITALS}test_an_earlier_posterior_is_the_prior",),
     ),
 )

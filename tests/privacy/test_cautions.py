@@ -68,7 +68,7 @@ def test_the_worst_client_is_the_example():
 
 def test_a_client_that_is_the_unit_is_one():
     budget = PrivacyBudget(1.0, 0.5, unit="client")
-    method = dppvi.ParameterPerturbation(num_local_steps=1)
+    method = dppvi.methods.ParameterPerturbation(num_local_steps=1)
     assert told(planned(budget, method=method)) == ()
 
 

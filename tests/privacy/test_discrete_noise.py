@@ -24,11 +24,11 @@ from tests.dry import dry_rounds
 
 opendp = pytest.importorskip("opendp.prelude", reason="needs the extra: numpyro-dppvi[exact]")
 
-NOISE = dppvi.DiscreteGaussian()
+NOISE = dppvi.privacy.DiscreteGaussian()
 BUDGET = dppvi.PrivacyBudget(1.0, 1e-5)
 METHODS = [
-    dppvi.ParameterPerturbation(noise=NOISE, num_local_steps=2),
-    dppvi.LocalAveraging(4, noise=NOISE, num_local_steps=2),
+    dppvi.methods.ParameterPerturbation(noise=NOISE, num_local_steps=2),
+    dppvi.methods.LocalAveraging(4, noise=NOISE, num_local_steps=2),
     dppvi.VirtualClients(4, noise=NOISE, num_local_steps=2),
 ]
 RNG = np.random.default_rng(0)
@@ -326,7 +326,7 @@ class TestRefusals:
         plan = dppvi.plan_privacy(METHODS[0], BUDGET, num_rounds=1, client_sizes=[9])
         assert plan.epsilons[0] <= 1
 
-    @pytest.mark.parametrize("noise", ["discrete", None, dppvi.DiscreteGaussian])
+    @pytest.mark.parametrize("noise", ["discrete", None, dppvi.privacy.DiscreteGaussian])
     def test_what_is_no_noise(self, noise):
         with pytest.raises(TypeError, match=r"noise must be Gaussian\(\) or DiscreteGaussian\(\)"):
             dppvi.VirtualClients(4, noise=noise)

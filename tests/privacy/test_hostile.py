@@ -168,11 +168,13 @@ CASES = {
     "global, Poisson batches": Case(
         dppvi.GlobalVI(0.5, STEP, dppvi.PoissonSampling(0.7)), trusted=True
     ),
-    "perturbed": Case(dppvi.ParameterPerturbation(0.3, **TWO_STEPS)),
-    "averaging": Case(dppvi.LocalAveraging(SHARDS, 0.3, **TWO_STEPS)),
-    "averaging, aggregated": Case(dppvi.LocalAveraging(SHARDS, 0.3, **TWO_STEPS), trusted=True),
+    "perturbed": Case(dppvi.methods.ParameterPerturbation(0.3, **TWO_STEPS)),
+    "averaging": Case(dppvi.methods.LocalAveraging(SHARDS, 0.3, **TWO_STEPS)),
+    "averaging, aggregated": Case(
+        dppvi.methods.LocalAveraging(SHARDS, 0.3, **TWO_STEPS), trusted=True
+    ),
     "averaging, natural gradients": Case(
-        dppvi.LocalAveraging(SHARDS, (0.3, 0.6, 0.2, 0.4), **WHITE), trusted=True
+        dppvi.methods.LocalAveraging(SHARDS, (0.3, 0.6, 0.2, 0.4), **WHITE), trusted=True
     ),
     "virtual": Case(dppvi.VirtualClients(SHARDS, 0.3, **TWO_STEPS)),
     "virtual by draws": Case(
@@ -186,13 +188,13 @@ CASES = {
     ),
     "virtual, shards of one record": Case(dppvi.VirtualClients(SIZES, 0.3, **WHITE), model=sizes),
     "virtual, whole noise": Case(
-        dppvi.VirtualClients(SHARDS, 0.3, **TWO_STEPS, noise=dppvi.DiscreteGaussian())
+        dppvi.VirtualClients(SHARDS, 0.3, **TWO_STEPS, noise=dppvi.privacy.DiscreteGaussian())
     ),
     "averaging, whole noise": Case(
-        dppvi.LocalAveraging(SHARDS, 0.3, **WHITE, noise=dppvi.DiscreteGaussian())
+        dppvi.methods.LocalAveraging(SHARDS, 0.3, **WHITE, noise=dppvi.privacy.DiscreteGaussian())
     ),
     "virtual, a person": Case(dppvi.VirtualClients(SHARDS, 0.3, **TWO_STEPS), budget=PERSON),
-    "averaging, a person": Case(dppvi.LocalAveraging(SHARDS, 0.3, **WHITE), budget=PERSON),
+    "averaging, a person": Case(dppvi.methods.LocalAveraging(SHARDS, 0.3, **WHITE), budget=PERSON),
     "virtual, a whole client": Case(dppvi.VirtualClients(SHARDS, 0.3, **TWO_STEPS), budget=CLIENT),
     "scores": Case(Seen()),
     "scores of sizes": Case(Seen(), model=sizes),
@@ -311,7 +313,7 @@ class Run:
 
 
 def _whole(method):
-    return isinstance(getattr(method, "noise", None), dppvi.DiscreteGaussian)
+    return isinstance(getattr(method, "noise", None), dppvi.privacy.DiscreteGaussian)
 
 
 def _pooled():
@@ -490,7 +492,7 @@ def log_normal(y):
 
 @grid(
     "method",
-    [dppvi.NonPrivate(2), dppvi.VirtualClients(3, 1.0, 2), dppvi.LocalAveraging(3, 1.0)],
+    [dppvi.NonPrivate(2), dppvi.VirtualClients(3, 1.0, 2), dppvi.methods.LocalAveraging(3, 1.0)],
     quick=[1],
 )
 def test_zero_padding_erases_no_client(method):

@@ -36,17 +36,6 @@ EVENTS = [
 ]
 
 
-# What LedgerFile wrote at 3adf52d, with a line that was left unfinished.
-OF_FIRST = (PrivacyBudget(1.0),)
-FIRST_VERSION = (
-    '{"schema": "numpyro_dppvi/ledger/1", "budgets": [{"epsilon": 1.0, "delta": 1e-05, '
-    '"relation": "replace_one", "unit": "record", "max_records_per_person": 1}]}\n'
-    '{"client": 0, "rou unfinished\n'
-    '{"client": 0, "round": 0, "num_releases": 2, "event": {"GaussianDpEvent": '
-    '{"noise_multiplier": 20.0}}, "check": "16a49ac376a962d0"}\n'
-)
-
-
 def entry(client=0, event=EVENTS[0], count=1, number=0):
     return Entry(number, client, event, count)
 
@@ -227,14 +216,14 @@ class TestNames:
             LedgerFile(path).charge(Ledger(BUDGETS), [entry(count=50)])
 
     def test_are_added_to_a_file_without_once(self, path):
-        path.write_text(FIRST_VERSION)
-        assert reopened(path, OF_FIRST).client_names == ()
+        LedgerFile(path).charge(Ledger(BUDGETS), [entry()])
+        assert reopened(path).client_names == ()
         for _ in range(2):
-            LedgerFile(path).charge(named(NAMES[:1], OF_FIRST), [entry()])
-            LedgerFile(path).charge(Ledger(OF_FIRST), [entry()])
-        assert reopened(path, OF_FIRST).client_names == NAMES[:1]
+            LedgerFile(path).charge(named(), [entry()])
+            LedgerFile(path).charge(Ledger(BUDGETS), [entry()])
+        assert reopened(path).client_names == NAMES
         assert path.read_text().count('"clients"') == 1
-        assert len(reopened(path, OF_FIRST).entries) == 5
+        assert len(reopened(path).entries) == 5
 
     def test_stay_when_a_budget_changes(self, path):
         file = LedgerFile(path)
@@ -352,17 +341,6 @@ class TestDamage:
             path.write_bytes(header[:size])
             LedgerFile(path).charge(Ledger(BUDGETS[::-1]), [entry(1)])
             assert reopened(path, BUDGETS[::-1]).entries == (entry(1),)
-
-    def test_a_file_of_the_first_version_is_read_and_goes_on(self, path):
-        """As the library wrote them before runs had names."""
-        path.write_text(FIRST_VERSION)
-        before = reopened(path, OF_FIRST)
-        assert before.entries == (entry(0, dpa.GaussianDpEvent(20.0), 2),)
-        LedgerFile(path).charge(Ledger(OF_FIRST), [entry(count=3)])
-        assert [e.num_releases for e in reopened(path, OF_FIRST).entries] == [2, 3]
-        path.write_text(FIRST_VERSION.replace('"num_releases": 2', '"num_releases": 1'))
-        with pytest.raises(ValueError, match="is damaged"):
-            reopened(path, OF_FIRST)
 
     def test_a_line_that_is_missing_moved_or_doubled_is_found(self, path, whole):
         header, *lines = whole.splitlines(keepends=True)

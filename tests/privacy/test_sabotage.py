@@ -39,9 +39,9 @@ from tests.grids import grid
 CLIP, DAMPING = 0.3, 0.5
 NATURAL = {"num_local_steps": 1, "optimizer": dppvi.NaturalGradient()}
 METHODS = {
-    "averaging": dppvi.LocalAveraging(4, CLIP, num_local_steps=3),
+    "averaging": dppvi.methods.LocalAveraging(4, CLIP, num_local_steps=3),
     "virtual": dppvi.VirtualClients(4, CLIP, num_local_steps=3),
-    "averaging, natural": dppvi.LocalAveraging(4, CLIP, **NATURAL),
+    "averaging, natural": dppvi.methods.LocalAveraging(4, CLIP, **NATURAL),
     "virtual, natural": dppvi.VirtualClients(4, CLIP, **NATURAL),
 }
 each_method = pytest.mark.parametrize("name", METHODS)
@@ -61,7 +61,7 @@ def records(size, seed=0):
 
 
 def weight_of(method):
-    return 1 / method.num_shards if isinstance(method, dppvi.LocalAveraging) else 1.0
+    return 1 / method.num_shards if isinstance(method, dppvi.methods.LocalAveraging) else 1.0
 
 
 def length(method, family, q, change):
@@ -428,7 +428,9 @@ def cost(noise_std, sensitivity, count, delta):
 
 
 @pytest.mark.parametrize(
-    "method", [dppvi.LocalAveraging(4, 2.0), dppvi.GlobalVI(2.0)], ids=["changes", "gradients"]
+    "method",
+    [dppvi.methods.LocalAveraging(4, 2.0), dppvi.GlobalVI(2.0)],
+    ids=["changes", "gradients"],
 )
 def test_joint_noise_keeps_the_smallest_budget(method):
     """And covers the largest unit: all shares together, by the closed form, for each client."""
@@ -447,7 +449,7 @@ def test_joint_noise_keeps_the_smallest_budget(method):
         trusted_aggregator=True,
     )
     together = math.sqrt(np.sum(plan.noise_std**2))
-    weight = weight_of(method) if isinstance(method, dppvi.LocalAveraging) else 1.0
+    weight = weight_of(method) if isinstance(method, dppvi.methods.LocalAveraging) else 1.0
     # In one sum the noise covers any unit: the strictest promise holds for three records, too.
     assert cost(together, 3 * 2 * 2.0 * weight, num_rounds, 1e-6) <= 0.5 * (1 + 1e-9)
     np.testing.assert_allclose(plan.noise_std, together / math.sqrt(3), rtol=1e-12)

@@ -296,7 +296,7 @@ class TestRefusals:
         ],
     )
     def test_methods_that_clip_records_do_not_protect_clients(self, method, options):
-        with pytest.raises(ValueError, match=r"unit must be 'record' .*write method=LocalAverag"):
+        with pytest.raises(ValueError, match=r"unit must be 'record' .*method=VirtualClients"):
             dppvi.plan_privacy(method, CLIENT, num_rounds=3, client_sizes=[50] * 2, **options)
 
     def test_a_mechanism_for_less_than_the_unit(self):
@@ -347,7 +347,7 @@ def normal_mean(y):
         ),
         (
             CLIENT,
-            dppvi.LocalAveraging(4),
+            dppvi.methods.LocalAveraging(4),
             "one client with all its records",
             "which of two sets of records it holds",
         ),

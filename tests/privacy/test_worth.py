@@ -159,7 +159,7 @@ class TestPlans:
         assert plan.worth == of(0.5, num_shares=2)
 
     def test_of_whole_clients_nothing_is_known(self):
-        method = dppvi.LocalAveraging(num_shards=2)
+        method = dppvi.methods.LocalAveraging(num_shards=2)
         plan = self.plan(PrivacyBudget(0.5, unit="client"), method=method)
         assert plan.worth is None
 

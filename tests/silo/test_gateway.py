@@ -431,7 +431,11 @@ def edited(place, old, new):
         ("epsilon = 4.0", "epsilon = inf", "epsilon must be"),
         (":load", ":unload", "must name a function"),
         (":load", "/load", "must be a module beside silo.toml and its function"),
-        ("[caps]", 'socket_group = "staff"\n[caps]', "socket must lie where its group can enter"),
+        (
+            "[caps]",
+            'socket_group = "staff"\n[caps]',
+            "socket must be in a folder that its group may enter",
+        ),
         ("rows = [5, 50]", "rows = [50, 5]", "rows must be the least and the largest"),
         ("rows = [5, 50]", "rows = [5, 50", "must be a TOML file"),
     ],

@@ -19,6 +19,7 @@ from numpyro_dppvi.silo import consortium, messages, progress, wire
 from numpyro_dppvi.silo.messages import Code, Refused
 from numpyro_dppvi.silo.settings import read
 from numpyro_dppvi.silo.sockets import listening
+from tests.alone import client_of
 from tests.grids import grid
 from tests.silo import hospitals, mutations
 from tests.silo.hospitals import NAMES, QUICK, VIRTUAL, gateways, in_process
@@ -42,7 +43,8 @@ STUDIES = {
         "local=dppvi.DPOptimization(num_local_steps=2))",
     },
     "by natural gradients": {
-        "arguments": "budget=dppvi.PrivacyBudget(4.0), damping=0.9, method=dppvi.LocalAveraging("
+        "arguments": "budget=dppvi.PrivacyBudget(4.0), damping=0.9, "
+        "method=dppvi.methods.LocalAveraging("
         "(12, 9, 15), 1.0, num_local_steps=1, optimizer=dppvi.NaturalGradient())",
     },
 }
@@ -53,7 +55,7 @@ STUDIES["an aggregator"] = {
 }
 STUDIES["an aggregator of averages"] = {
     "arguments": "budget=dppvi.PrivacyBudget(4.0), schedule=dppvi.synchronous, "
-    "method=dppvi.LocalAveraging(3, 0.1, num_local_steps=2), "
+    "method=dppvi.methods.LocalAveraging(3, 0.1, num_local_steps=2), "
     "trusted_aggregator=dppvi.TrustedAggregator(max_dropouts=1)",
     "caps": TRUSTED,
 }
@@ -357,7 +359,7 @@ def test_a_checkpoint_of_another_study_is_refused(consortium_in_turn, consortium
     path = tmp_path / "server.npz"
     with gateways(hospitals.beside(pinned, tmp_path)) as opened:
         silo.run_study(pinned, in_process(opened), checkpoint=path)
-    with pytest.raises(ValueError, match="of a study with another file"):
+    with pytest.raises(ValueError, match="belongs to another study file"):
         silo.run_study(consortium_at_once[0], in_process({}), checkpoint=path)
 
 
@@ -650,7 +652,7 @@ def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
     state = prepared.first_state()
     assembly = prepared.assembly
     shards = dppvi.records.stack_clients(hospitals.records())
-    mine = assembly.client(0, state, shards)
+    mine = client_of(assembly, 0, state, shards)
     asked = consortium._request(
         assembly.problem, assembly.params, state.server, state.server.natural, 0, jax.random.key(0)
     )
@@ -675,7 +677,7 @@ def test_whatever_the_server_asks_with_a_record_moves_a_release_by_its_sensitivi
         records = hospitals.records()
         if record is not None:
             records[0]["X"][0] = record
-        clients.append(assembly.client(0, state, dppvi.records.stack_clients(records)))
+        clients.append(client_of(assembly, 0, state, dppvi.records.stack_clients(records)))
     solver = assembly.problem.method.solver(assembly.params.learning_rate)
     asked = consortium._request(
         assembly.problem, assembly.params, state.server, state.server.natural, 0, jax.random.key(0)
