@@ -190,12 +190,12 @@ Markdown(
 
 # %% [markdown]
 # Noise is not all. Latents of such a guide are independent, so write the model so that records say
-# something about each of them. Here they tell each ward's log rate. Had we written `base +
-# effect[ward]`, as one often does, they would tell only the sums: a larger base with smaller effects
-# explains them as well. Independent latents do not know that. Even without noise, this guide's
-# intervals of the effects would then be a tenth as wide as they should be, and 2 of 8 would hold the
-# truth; of the log rates 8 of 8 do. The normal of `None` has covariances, and holds the truth either
-# way.
+# something about each of them. Here they tell each ward's log rate. Had we written
+# `base + effect[ward]`, as one often does, they would tell only the sums: a larger base with
+# smaller effects explains them as well. Independent latents do not know that. Even without noise,
+# this guide's intervals of the effects would then be a tenth as wide as they should be, and 2 of 8
+# would hold the truth; of the log rates 8 of 8 do. The normal of `None` has covariances, and holds
+# the truth either way.
 #
 # So write a guide by hand where a family other than the normal is the point, such as a conjugate
 # part or a probability near zero. For intervals, leave it to `None`.
@@ -229,8 +229,8 @@ Markdown(
     f"differentially private partitioned variational inference (numpyro_dppvi {dppvi.__version__}, "
     f"{type(result.method).__name__}, {num_rounds} rounds). Each hospital's releases are "
     "(4, 1e-5)-differentially private with respect to the replacement of one stay. The spread "
-    f"between wards on the log scale is {spread[0]:.2f} ± {spread[1]:.2f}; the wards' log rates are "
-    f"{wards} (posterior means and standard deviations, noise for privacy included)."
+    f"between wards on the log scale is {spread[0]:.2f} ± {spread[1]:.2f}; the wards' log rates "
+    f"are {wards} (posterior means and standard deviations, noise for privacy included)."
 )
 
 # %% [markdown]
