@@ -10,7 +10,7 @@ import optax
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
-from numpyro_dppvi.families import MeanField, factors
+from numpyro_dppvi.families import LocationScaleFamily, MeanField, factors
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.methods import local_solve, objective
 from numpyro_dppvi.methods.visits import Received
@@ -20,7 +20,8 @@ from numpyro_dppvi.protocol.problem import Problem, RoundParams
 # The prior's factor is refined by draws alone, which cost neither data nor privacy.
 PRIOR_EXPECTATION = objective.MonteCarlo(64)
 _PRIOR_STEPS = 200
-_FIRST_PRIOR_STEPS = 1000
+# How often the first factor is solved for, each time in units of the place that was found last.
+_FIRST_PRIOR_SOLVES = 8
 
 
 @dataclass(frozen=True)
@@ -425,14 +426,24 @@ def refine_prior(
     # q / (prior / exact) = exact * all clients' factors.
     family, cavity = problem.family, factors.divide(q, factors.divide(prior, parts.exact))
 
-    def loss(key: PRNGKey, coordinates: Coordinates) -> Array:
-        return _prior_loss(problem, parts, cavity, key, coordinates)
+    here = family.coordinates(q)
+    # Adam's steps have no units but latents have, and may differ by orders of magnitude. So steps
+    # are taken in x, with theta = m + L x and x standard normal under q, where all are alike.
+    white = {n: f for n, f in family.members if isinstance(f, LocationScaleFamily)}
+
+    def at(inner: Coordinates) -> Coordinates:
+        moved = {name: member.composed(here[name], inner[name]) for name, member in white.items()}
+        return Coordinates({**inner, **moved})
+
+    def loss(key: PRNGKey, inner: Coordinates) -> Array:
+        return _prior_loss(problem, parts, cavity, key, at(inner))
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps, alpha=0.02))
     # Fresh draws at every step, and a rate that falls to a fiftieth, so that their noise averages
     # out.
     keys = jax.random.split(rng_key, num_steps)
-    end = local_solve.solve(keys, family.coordinates(q), jax.grad(loss, argnums=1), optimizer)
+    start = Coordinates({**here, **{name: member.standard() for name, member in white.items()}})
+    end = at(local_solve.solve(keys, start, jax.grad(loss, argnums=1), optimizer))
     change = factors.divide(family.natural(end), q)
     # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
     change = Natural(
@@ -463,6 +474,9 @@ def first_prior(problem: Problem, parts: PriorFactor, rng_key: PRNGKey) -> Natur
         return parts.exact
     # Latents that the exact part says nothing of would have no distribution to start from.
     start = factors.multiply(parts.exact, problem.family.standard_of(parts.rest))
-    # All of the start but its exact part leaves the cavity: it is only where the solve starts.
-    change = refine_prior(problem, parts, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS)
-    return factors.multiply(start, change)
+
+    def solved(prior: Natural, key: PRNGKey) -> tuple[Natural, None]:
+        # All of it but its exact part leaves the cavity: it is only where the solve starts.
+        return factors.multiply(prior, refine_prior(problem, parts, prior, prior, key)), None
+
+    return jax.lax.scan(solved, start, jax.random.split(rng_key, _FIRST_PRIOR_SOLVES))[0]
