@@ -442,7 +442,9 @@ def refine_prior(
     # Fresh draws at every step, and a rate that falls to a fiftieth, so that their noise averages
     # out.
     keys = jax.random.split(rng_key, num_steps)
-    start = Coordinates({**here, **{name: member.standard() for name, member in white.items()}})
+    # Others stay where they are: standard distributions of theirs would not be q.
+    standard = family.standard()
+    start = Coordinates({**here, **{name: standard[name] for name in white}})
     end = at(local_solve.solve(keys, start, jax.grad(loss, argnums=1), optimizer))
     change = factors.divide(family.natural(end), q)
     # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
