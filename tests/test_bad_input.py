@@ -12,6 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import autoguide
 
@@ -541,6 +542,12 @@ def improper_prior(X, y):
     numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
 
 
+def prior_masked_away(X, y):
+    with handlers.mask(mask=False):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+    numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
 def improper_prior_in_a_plate(X, y):
     with numpyro.plate("columns", 2):
         w = numpyro.sample("w", dist.ImproperUniform(dist.constraints.positive, (), ()))
@@ -702,12 +709,13 @@ MODELS = [
     ),
     BadModel(parameter, ["numpyro.param('noise')", "no prior", "numpyro.sample('noise'"]),
     BadModel(improper_prior, ["latent 'w'", "improper", "dist.Normal(0, 10)"]),
+    BadModel(prior_masked_away, ["latent 'w'", "mask(False)", "leave the mask out"]),
     BadModel(improper_prior_in_a_plate, ["latent 'w'", "improper", "dist.HalfNormal(1)"]),
     BadModel(counts_groups, [*VALUES, "len(np.unique(...))"], GROUPED),
     BadModel(counts_groups_with_jax, [*VALUES, "len(np.unique(...))"], GROUPED),
     BadModel(largest_group, [*VALUES, "int(...)"], GROUPED),
     BadModel(looks_at_values, [*VALUES, "an if on an array"]),
-    BadModel(drops_rows, [*VALUES, "boolean index"]),
+    BadModel(drops_rows, ["indexes with booleans", "values of its data", "jnp.where"]),
     BadModel(prior_from_data, ["prior of latent 'w'", "depends on the data", "model_kwargs"]),
     BadModel(moving_support, ["support of latent 'w'", "another latent", "fixed support"]),
     BadModel(standardises, MIXES),

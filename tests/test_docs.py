@@ -52,7 +52,7 @@ def extended(families_put_back, tmp_path_factory):
 def test_the_page_on_models_runs(tmp_path):
     shown = run("models.md", tmp_path)
     assert shown["mixed"].posterior.names == ("shares", "centres")
-    assert shown["filled"].posterior.names == ("mean", "effect")
+    assert shown["filled"].posterior.names == ("mean", "centre", "spread", "base", "effect")
 
 
 @pytest.mark.slow

@@ -902,6 +902,28 @@ class TestSigmaPoints:
             family.sigma_points(family.standard())
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("make", [_normal, _full_normal], ids=["diagonal", "full"])
+def test_a_normal_seen_from_another_has_the_moments_of_what_it_is_mapped_to(make):
+    """Of m + L x: its mean is m + L E[x], its covariance L Cov[x] L'."""
+    case = make(3)
+    outer = member(case)
+    inner = jax.tree.map(lambda leaf: 0.3 - 0.5 * leaf, outer)
+
+    def moments(coordinates):
+        normal = case.distribution(coordinates)
+        covariance = getattr(normal, "covariance_matrix", None)
+        return normal.mean, jnp.diag(normal.variance) if covariance is None else covariance
+
+    (loc, covariance), (mean, within) = moments(outer), moments(inner)
+    factor = jnp.linalg.cholesky(covariance)
+    found_loc, found = moments(case.family.composed(outer, inner))
+    np.testing.assert_allclose(found_loc, loc + factor @ mean, rtol=1e-12)
+    np.testing.assert_allclose(found, factor @ within @ factor.T, rtol=1e-12, atol=1e-12)
+    same = case.family.composed(outer, case.family.standard())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), same, outer)
+
+
 class TestSharedMember:
     """Latents of one normal vector."""
 

@@ -14,8 +14,17 @@ from numpyro.infer import SVI, Trace_ELBO, init_to_median
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi.families import DiagonalNormal, MeanField, NormalNatural, factors
+from numpyro_dppvi import guides, latents
+from numpyro_dppvi.families import (
+    DiagonalNormal,
+    FullNormalCoordinates,
+    MeanField,
+    NormalNatural,
+    factors,
+)
+from numpyro_dppvi.methods import visits
 from numpyro_dppvi.protocol import server
+from numpyro_dppvi.protocol.problem import Problem
 
 NUM_GROUPS = 8
 # Clients hold whole groups: each knows of others' effects through the hierarchy alone.
@@ -253,3 +262,59 @@ def test_a_prior_outside_the_family_begins_as_its_projection():
     found = posterior.family.coordinates(posterior.natural)["spread"]
     np.testing.assert_allclose(found.loc, -0.5, atol=0.03)
     np.testing.assert_allclose(np.exp(found.log_scale), 0.5**0.5, atol=0.03)
+
+
+def refined(unit):
+    """A joint normal, far from its prior, after the prior was refined; lengths in the unit."""
+
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(0, unit))
+        spread = numpyro.sample("spread", dist.HalfNormal(2.0))
+        numpyro.sample("y", dist.Normal(level / unit, spread), obs=y)
+
+    data = {"y": np.zeros(4, np.float32)}
+    space = latents.from_model(model, data)
+    guide = AutoMultivariateNormal(model)
+    space, family = guides.approximation(guide, model, space, data, {})
+    ((name, member),) = family.members
+    parts = guides.prior_factor(family, space)
+    assert parts.rest == {"spread"}
+    problem = Problem(space, family, dppvi.NonPrivate(), visits.Layout(0, 1, 4))
+    scales = jnp.array([unit, 1.0])
+    loc, width = scales * jnp.array([0.7, 1.5]), scales * jnp.array([0.1, 0.3])
+    begin = FullNormalCoordinates(loc, jnp.log(width), jnp.array([0.8]))
+    q = {name: member.natural(begin)}
+    # Of a factor of the prior that says too little as yet.
+    prior = {name: member.natural(FullNormalCoordinates(0 * loc, jnp.log(scales), jnp.zeros(1)))}
+    change = server.refine_prior(problem, parts, q, prior, jax.random.key(0))
+    end = member.coordinates(factors.multiply(q, change)[name])
+    return end.loc / scales, end.log_scale - jnp.log(scales), end.lower
+
+
+def test_a_prior_is_refined_alike_in_any_units():
+    """Dollars or ten thousands of them: what else is in the joint normal goes along."""
+    for large, one in zip(refined(1e4), refined(1.0), strict=True):
+        np.testing.assert_allclose(large, one, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("width", [1.0, 2e4])
+def test_the_first_factor_of_a_prior_is_found_however_far_it_is(width):
+    """Of HalfNormal(c), seen on log s: the best normal is N(log c - 1/2, 1/2)."""
+
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(0, width))
+        spread = numpyro.sample("spread", dist.HalfNormal(width))
+        numpyro.sample("y", dist.Normal(level, spread), obs=y)
+
+    data = {"y": np.zeros(4, np.float32)}
+    space = latents.from_model(model, data)
+    space, family = guides.approximation(AutoMultivariateNormal(model), model, space, data, {})
+    ((name, member),) = family.members
+    problem = Problem(space, family, dppvi.NonPrivate(), visits.Layout(0, 1, 4))
+    parts = guides.prior_factor(family, space)
+    normal = member.distribution(
+        family.coordinates(server.first_prior(problem, parts, jax.random.key(0)))[name]
+    )
+    np.testing.assert_allclose(normal.mean[1], np.log(width) - 0.5, atol=0.05)  # 64 draws a step
+    np.testing.assert_allclose(normal.variance[1], 0.5, rtol=0.1)
+    np.testing.assert_allclose(normal.variance[0], width**2, rtol=0.05)

@@ -425,7 +425,7 @@ def child_of_a_latent(X, z):
 
 
 def masked_prior(X, z):
-    with handlers.mask(mask=False):
+    with handlers.mask(mask=jnp.asarray(False)):
         w = weights()
     numpyro.sample("z", dist.Normal(X @ w, 1), obs=z)
 

@@ -64,6 +64,13 @@ def is_told_of_a_covariate(x, known, y):
         numpyro.sample("y", dist.Normal(b * full, 1), obs=y)
 
 
+def learns_its_spread(x, y):
+    b, m = latents_of_all()
+    with numpyro.plate("records", len(y)):
+        full = numpyro.sample("x", dist.Normal(m, jnp.exp(b)), obs=x, obs_mask=~jnp.isnan(x))
+        numpyro.sample("y", dist.Normal(b * full, 1), obs=y)
+
+
 def fills_with_a_latent(x, y):
     b, m = latents_of_all()
     with numpyro.plate("records", len(y)):
@@ -91,6 +98,11 @@ EXACT = {
     is_told_of_an_outcome: OF_Y_ALONE,
     asks_for_a_covariate: INTEGRATED,
     is_told_of_a_covariate: INTEGRATED,
+    learns_its_spread: np.where(
+        KNOWN,
+        log_density(FULL, M, np.exp(2 * B)) + log_density(Y, B * FULL),
+        log_density(Y, B * M, B**2 * np.exp(2 * B) + 1),
+    ),
     fills_with_a_latent: log_density(Y, B * np.where(KNOWN, FULL, M)),
     fills_with_a_number: log_density(Y, M + B * np.where(KNOWN, FULL, 0)),
 }
@@ -204,6 +216,65 @@ def test_what_the_model_does_not_say_is_refused_with_a_sentence(model):
     with pytest.raises(ValueError, match="must hold finite numbers") as refused:
         without_privacy(model, data_of(model, w=FULL))
     assert all(word in str(refused.value) for word in REFUSED[model])
+    assert len(str(refused.value)) <= 300
+
+
+def by_their_places(x, y):
+    """As in NumPyro's example of imputation."""
+    b, m = latents_of_all()
+    places = np.nonzero(np.isnan(x))[0]
+    lost = numpyro.sample("lost", dist.Normal(m, 1).expand([len(places)]).mask(False))
+    full = jnp.asarray(x).at[places].set(lost)
+    numpyro.sample("x", dist.Normal(m, 1), obs=full)
+    numpyro.sample("y", dist.Normal(b * full, 1), obs=y)
+
+
+def by_as_many_places(x, y):
+    b, m = latents_of_all()
+    lost = numpyro.sample("lost", dist.Normal(m, 1).expand([12]).mask(False))
+    full = x.at[jnp.nonzero(jnp.isnan(x), size=12)[0]].set(lost)
+    numpyro.sample("x", dist.Normal(m, 1), obs=full)
+    numpyro.sample("y", dist.Normal(b * full, 1), obs=y)
+
+
+def by_known_places(x, y):
+    b, m = latents_of_all()
+    lost = numpyro.sample("lost", dist.Normal(m, 1).expand([3]))
+    full = x.at[np.array([1, 5, 7])].set(lost)
+    numpyro.sample("x", dist.Normal(m, 1), obs=full)
+    numpyro.sample("y", dist.Normal(b * full, 1), obs=y)
+
+
+def by_their_number(x, y):
+    """Made-up records without NaN would not show that an entry depends on the ones before it."""
+    b, m = latents_of_all()
+    lost = numpyro.sample("lost", dist.Normal(m, 1).expand([12]))
+    gone = jnp.isnan(x)
+    full = jnp.where(gone, lost[jnp.cumsum(gone) - 1], x)
+    numpyro.sample("y", dist.Normal(b * full, 1), obs=y)
+
+
+def by_booleans(x, known, y):
+    b, m = latents_of_all()
+    lost = numpyro.sample("lost", dist.Normal(m, 1).expand([12]))
+    numpyro.sample("y", dist.Normal(b * x.at[~known].set(lost), 1), obs=y)
+
+
+IMPUTED = {
+    by_their_places: ["which entries are NaN", "of by_their_places"],
+    by_as_many_places: ["latent 'lost'", "mask(False)", "no prior", "whose is whose"],
+    by_known_places: ["the density of 'x'", "not the sum over each"],
+    by_their_number: ["the density of 'y'", "not the sum over each"],
+    by_booleans: ["indexes with booleans", "jnp.where(keep, a, b)"],
+}
+
+
+@pytest.mark.parametrize("model", IMPUTED, ids=lambda model: model.__name__)
+def test_a_latent_for_each_missing_entry_is_refused_and_the_way_is_shown(model):
+    with pytest.raises(dppvi.UnsupportedModelError) as refused:
+        without_privacy(model, data_of(model))
+    words = [*IMPUTED[model], "to impute missing entries of x", "obs_mask=~jnp.isnan(x)"]
+    assert all(word in str(refused.value) for word in words)
     assert len(str(refused.value)) <= 300
 
 

@@ -168,6 +168,13 @@ def test_sentences(events, interrupted, outcome, words):
     assert str(status).endswith(".")
 
 
+def test_visits_that_change_nothing_have_settled_nothing():
+    """A posterior that no visit can move stands still."""
+    said = str(status_of(history(failed=(3, 3)), 160, False, False, left=0.0, until_settled=True))
+    assert said.startswith("The run ended after 2 rounds. 6 visits ended in no finite numbers")
+    assert "settled" not in said
+
+
 def test_an_interrupt_after_the_last_round_is_none():
     assert status_of(history(), 2, True, True).outcome is dppvi.run.Outcome.COMPLETED
 

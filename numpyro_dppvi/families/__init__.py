@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 from numpyro_dppvi.families.base import (
     DiscreteFamily,
     ExponentialFamily,
+    LocationScaleFamily,
     NormalFamily,
     WhiteFamily,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "GammaCoordinates",
     "GammaNatural",
     "HalfNormal",
+    "LocationScaleFamily",
     "MeanField",
     "NormalCoordinates",
     "NormalFamily",

@@ -134,6 +134,17 @@ class DiscreteFamily(ExponentialFamily, Protocol):
 
 
 @runtime_checkable
+class LocationScaleFamily(Protocol):
+    """Families of m + L x, in which a distribution is a place to measure others from."""
+
+    def composed(
+        self, coordinates: MemberCoordinates, inner: MemberCoordinates
+    ) -> MemberCoordinates:
+        """The distribution of m + L x, with m and L of ``coordinates`` and ``inner`` that of x."""
+        ...
+
+
+@runtime_checkable
 class WhiteFamily(Protocol):
     """Families whose Fisher information has a root in closed form (see ``families.whitening``).
 

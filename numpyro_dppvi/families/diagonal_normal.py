@@ -122,6 +122,13 @@ class DiagonalNormal:
         """The mean."""
         return coordinates.loc
 
+    def composed(
+        self, coordinates: NormalCoordinates, inner: NormalCoordinates
+    ) -> NormalCoordinates:
+        """(m + s loc, s scale)."""
+        loc = coordinates.loc + jnp.exp(coordinates.log_scale) * inner.loc
+        return NormalCoordinates(loc, coordinates.log_scale + inner.log_scale)
+
     def white_slope(self, coordinates: NormalCoordinates, slope: Array) -> Array:
         """The slope, times standard deviations."""
         return jnp.exp(coordinates.log_scale) * slope

@@ -87,10 +87,7 @@ class FullNormal:
         # With covariance P^-1 = L L', the mean is P^-1 (P m) = L L' (P m).
         tril = cholesky_of_inverse(-2 * unpack(natural.quadratic))
         loc = _einsum("...ij,...kj,...k", tril, tril, natural.linear)
-        diagonal = jnp.diagonal(tril, axis1=-2, axis2=-1)
-        rows, columns = np.tril_indices(self.shape[-1], -1)
-        lower = (tril / diagonal[..., None])[..., rows, columns]
-        return FullNormalCoordinates(loc, jnp.log(diagonal), lower)
+        return _of_tril(loc, tril)
 
     def statistics(self, coordinates: FullNormalCoordinates) -> NormalNatural:
         """(E[x], E[x x'])."""
@@ -149,6 +146,13 @@ class FullNormal:
         """The mean."""
         return coordinates.loc
 
+    def composed(
+        self, coordinates: FullNormalCoordinates, inner: FullNormalCoordinates
+    ) -> FullNormalCoordinates:
+        """(m + L loc, L times the Cholesky factor of ``inner``)."""
+        loc = _from_white(coordinates, inner.loc)
+        return _of_tril(loc, _einsum("...ij,...jk", scale_tril(coordinates), scale_tril(inner)))
+
     def white_slope(self, coordinates: FullNormalCoordinates, slope: Array) -> Array:
         """L' slope."""
         return _einsum("...ij,...i->...j", scale_tril(coordinates), slope)
@@ -203,6 +207,14 @@ def scale_tril(coordinates: FullNormalCoordinates) -> Array:
     unit = full(jnp.eye(size), (*coordinates.loc.shape, size))
     unit = unit.at[..., rows, columns].set(coordinates.lower)
     return jnp.exp(coordinates.log_scale)[..., None] * unit
+
+
+def _of_tril(loc: Array, tril: Array) -> FullNormalCoordinates:
+    """The coordinates with this mean and Cholesky factor."""
+    diagonal = jnp.diagonal(tril, axis1=-2, axis2=-1)
+    rows, columns = np.tril_indices(loc.shape[-1], -1)
+    lower = (tril / diagonal[..., None])[..., rows, columns]
+    return FullNormalCoordinates(loc, jnp.log(diagonal), lower)
 
 
 @in_own_precision

@@ -6,19 +6,20 @@ mean something different row by row. The check uses the traced program and made-
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
+from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.fingerprint import constants
 from numpyro_dppvi.latents.integers import integers
-from numpyro_dppvi.latents.reasons import a_site_a_record
+from numpyro_dppvi.latents.reasons import IMPUTE, a_site_a_record
 from numpyro_dppvi.latents.space import NUM_TOGETHER, Latent, LatentSpace, several
 
 # Several made-up values of the latents, because a term may vanish at one of them.
@@ -46,25 +47,50 @@ _MIXES = (
     "of a row by itself, with public constants in model_kwargs."
 )
 
+_PLACES_MIX = (
+    "over several records is not the sum over each (places of NaN or a cumulative sum mix them), "
+    f"and no client has all records: write the density of a row by itself; {IMPUTE}."
+)
 
-def check_additive(space: LatentSpace, model_kwargs: Mapping[str, Any], num_records: int) -> None:
+
+def check_additive(
+    space: LatentSpace,
+    model_kwargs: Mapping[str, Any],
+    num_records: int,
+    missing: frozenset[str] = frozenset(),
+) -> None:
     """Refuses a model whose log likelihood is not a sum over records.
 
     Args:
         space: The model's latent space.
         model_kwargs: The model's public arguments.
         num_records: The number of all clients' records.
+        missing: The arguments whose entries may be NaN.
 
     Raises:
         UnsupportedModelError: Names the observed site and the reason.
     """
     _refuse_closures(space, model_kwargs, num_records)
-    name, why = _mixed(space)
+    name, why = _mixed(space, missing)
     if name is None:
         return
     if why == _MIXES and _is_one_of_a_loop(name, space.client_side):
         raise UnsupportedModelError(a_site_a_record(name))
+    if why == _MIXES and (missing or _fills_in(space)):
+        why = _PLACES_MIX
     raise UnsupportedModelError(f"the density of {name!r} {why}")
+
+
+def _fills_in(space: LatentSpace) -> bool:
+    """Whether latents are put among the records' values, as one does that are missing."""
+    theta = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in space.latents}
+    rows = {name: jnp.zeros(s.shape, s.dtype) for name, s in space.row.items()}
+
+    def values(**theta: Any) -> dict[str, Array]:
+        trace = space.trace(theta, rows)
+        return {name: trace[name]["value"] for name in space.client_side}
+
+    return any(eval_provenance(values, **theta).values())
 
 
 def _is_one_of_a_loop(name: str, others: Sequence[str]) -> bool:
@@ -102,7 +128,7 @@ def _equal(array: Any, known: np.ndarray) -> bool:
 
 # Cached, because it compiles the model: once for each program.
 @functools.lru_cache(maxsize=256)
-def _mixed(space: LatentSpace) -> tuple[str | None, str]:
+def _mixed(space: LatentSpace, missing: frozenset[str]) -> tuple[str | None, str]:
     """A site whose density is not a sum over records, and why; ``None`` if there is none."""
     rng = np.random.default_rng(0)
     rows = {name: made_up(rng, s) for name, s in several(space.row, NUM_TOGETHER).items()}
@@ -112,22 +138,22 @@ def _mixed(space: LatentSpace) -> tuple[str | None, str]:
     z_of = {z.name: z.made_up(rng, NUM_TOGETHER) for z in summed}
     z_together = {z.name: z.joined(z_of[z.name]) for z in summed}
 
-    def all_at_once(seed: int, rows: Mapping[str, Array] = rows) -> dict[str, Array]:
+    def all_at_once(seed: int, rows: Mapping[str, Array]) -> dict[str, Array]:
         return jax.vmap(space.together, (0, None, None, None))(theta, rows, seed, z_together)
 
-    def one_by_one(seed: int, rows: Mapping[str, Array] = rows) -> dict[str, Array]:
+    def one_by_one(seed: int, rows: Mapping[str, Array]) -> dict[str, Array]:
         single = {name: leaf[:, None] for name, leaf in rows.items()}
         of_rows = jax.vmap(space.together, (None, 0, None, 0))
         return jax.vmap(of_rows, (0, None, None, None))(theta, single, seed, z_of)
 
     # Compare log p(rows) with the sum of log p(row), with different seeds for the two, so that a
     # model that draws random numbers of its own differs, too.
-    whole, alone = jax.tree.map(np.asarray, jax.jit(lambda: (all_at_once(0), one_by_one(1)))())
-    for name, density in whole.items():
-        total, size = alone[name].sum(axis=1), np.abs(alone[name]).sum(axis=1)
+    both = jax.jit(lambda rows: (all_at_once(0, rows), one_by_one(1, rows)))
+    for name, given, density, alone in _densities(both, rows, missing):
+        total, size = alone.sum(axis=1), np.abs(alone).sum(axis=1)
         if _agree(density, total, size):
             continue
-        if not _agree(density, jax.jit(all_at_once)(1)[name], size):
+        if not _agree(density, jax.jit(all_at_once)(1, given)[name], size):
             return name, _RANDOM
         # With N / len(y) a model makes N / 3 sum_i l_i of three rows, and N l_i of each row alone.
         if _agree(NUM_TOGETHER * density, total, size):
@@ -138,6 +164,24 @@ def _mixed(space: LatentSpace) -> tuple[str | None, str]:
         rest = three[name] - each[name].sum(axis=1)
         return name, _PRIOR_TOO if _agree(density - total, rest, size) else _MIXES
     return None, ""
+
+
+def _densities(
+    both: Callable[[Mapping[str, Array]], Any],
+    rows: Mapping[str, Array],
+    missing: frozenset[str],
+) -> Iterator[tuple[str, Mapping[str, Array], np.ndarray, np.ndarray]]:
+    """Yields sites and rows, which may lack a column, with densities of all rows and of each."""
+    # The known entry in the middle shows an imputation that counts the missing ones before it.
+    some = np.arange(NUM_TOGETHER) != 1
+    lacking = [
+        {**rows, name: jnp.where(some.reshape(-1, *[1] * (x.ndim - 1)), jnp.nan, x)}
+        for name, x in rows.items()
+        if name in missing
+    ]
+    for given in (rows, *lacking):
+        whole, alone = jax.tree.map(np.asarray, both(given))
+        yield from ((name, given, density, alone[name]) for name, density in whole.items())
 
 
 def _thetas(rng: np.random.Generator, latent: Latent) -> Array:

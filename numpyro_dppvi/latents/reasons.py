@@ -1,5 +1,6 @@
 """Error messages for models that cannot be traced, or cannot run on a single row."""
 
+import linecache
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,14 +25,33 @@ LIST_INDEX = "Only integer scalar arrays can be converted to a scalar index"
 # What a model may raise if it runs on a number of rows that it was not written for.
 WRONG_NUMBER_ERRORS = (AssertionError, IndexError, KeyError, TypeError, ValueError)
 
+# What to write for entries that records lack.
+IMPUTE = (
+    "to impute missing entries of x, leave them NaN and write x = numpyro.sample('x', ..., obs=x, "
+    "obs_mask=~jnp.isnan(x))"
+)
+
 # Modules to skip when looking for the user's line that caused an error.
 _LIBRARIES = frozenset({"contextlib", "functools", "jax", "numpy", "numpyro", "numpyro_dppvi"})
 # NumPy functions whose output shape depends on the input's values.
 _COUNTS_VALUES = frozenset({"unique", "bincount", "union1d", "setdiff1d", "intersect1d"})
+# What a line says that looks up where entries are missing.
+_LOOKS_UP = ("isnan", "nonzero")
 
 
 def looks_at_values(error: BaseException) -> str:
     """A message about a model that needs concrete values."""
+    if any(word in _line(error) for word in _LOOKS_UP):
+        return (
+            f"the model looks up which entries are NaN or not zero{_place(error)}, which depends "
+            f"on the values of its data: {IMPUTE}; for a mask alone, write jnp.isnan, not np.isnan."
+        )
+    if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
+        return (
+            f"the model indexes with booleans{_place(error)}, whose number of True depends on the "
+            f"values of its data: write jnp.where(keep, a, b), or .mask(keep) on the distribution; "
+            f"{IMPUTE}."
+        )
     if _by_numpy(error):
         return (
             f"the model calls NumPy on its arguments or latents{_place(error)}, which are traced "
@@ -40,7 +60,7 @@ def looks_at_values(error: BaseException) -> str:
         )
     return (
         f"the model's shape or control flow depends on the values of its data{_place(error)} (an "
-        "int(...), len(np.unique(...)), a boolean index or an if on an array): pass it as a public "
+        "int(...), len(np.unique(...)) or an if on an array): pass it as a public "
         "constant, such as model_kwargs={'num_groups': 8}."
     )
 
@@ -138,14 +158,23 @@ def _counted(program: Any) -> Iterator[tuple[int, ...]]:
 
 def _place(error: BaseException | None) -> str:
     """The last line of the user's code that led to an error; empty if there is none."""
+    function, _, number = _own_line(error)
+    return f" (line {number} of {function})" if number else ""
+
+
+def _line(error: BaseException) -> str:
+    """The text of that line; empty if it is not known."""
+    _, file, number = _own_line(error)
+    return linecache.getline(file, number) if number else ""
+
+
+def _own_line(error: BaseException | None) -> tuple[str, str, int]:
+    """Function, file and number of that line; the number is 0 if there is none."""
     frames = traceback.walk_tb(error.__traceback__ if error is not None else None)
     # The user's own line, and not the library's that tripped over it.
     own = [
-        (frame.f_code.co_name, line)
+        (frame.f_code.co_name, frame.f_code.co_filename, line)
         for frame, line in frames
         if frame.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES
     ]
-    if not own:
-        return ""
-    function, line = own[-1]
-    return f" (line {line} of {function})"
+    return own[-1] if own else ("", "", 0)

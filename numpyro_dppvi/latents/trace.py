@@ -19,6 +19,7 @@ from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents.domains import proper
 from numpyro_dppvi.latents.reasons import (
     CONCRETE_VALUE_ERRORS,
+    IMPUTE,
     LIST_INDEX,
     WRONG_NUMBER_ERRORS,
     a_site_a_record,
@@ -96,7 +97,7 @@ class Structure(NamedTuple):
 
 
 class _ProperPriors(Messenger):
-    """Refuses latents with improper priors."""
+    """Refuses latents with improper priors, and those whose priors are masked away."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "sample" or msg["is_observed"]:
@@ -104,6 +105,12 @@ class _ProperPriors(Messenger):
         fn = msg["fn"]
         # Independent, expanded, masked or transformed: the base decides whether it is proper.
         while hasattr(fn, "base_dist"):
+            if isinstance(fn, dist.MaskedDistribution) and fn._mask is False:
+                raise UnsupportedModelError(
+                    f"latent {msg['name']!r} is under mask(False), and so has no prior, from which "
+                    "a posterior could start: leave the mask out. Of missing entries no client can "
+                    f"tell whose is whose: {IMPUTE}."
+                )
             fn = fn.base_dist
         if isinstance(fn, dist.ImproperUniform):
             raise UnsupportedModelError(

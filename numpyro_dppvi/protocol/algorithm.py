@@ -290,7 +290,8 @@ def prepare(
     checks.check_source(method, secret_keys)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_callbacks(space)
-    latents.check_additive(space, model_kwargs, sum(client_sizes))
+    missing = latents.may_be_missing(space).allowed
+    latents.check_additive(space, model_kwargs, sum(client_sizes), missing)
     latents.check_priors(space)
     latents.warn_of_scales(space)
     guide = method.guide(guide, model)

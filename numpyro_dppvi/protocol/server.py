@@ -10,7 +10,7 @@ import optax
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
-from numpyro_dppvi.families import MeanField, factors, precision
+from numpyro_dppvi.families import LocationScaleFamily, MeanField, factors, precision
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.methods import local_solve, objective
 from numpyro_dppvi.methods.visits import Received
@@ -20,7 +20,8 @@ from numpyro_dppvi.protocol.problem import Problem, RoundParams
 # The prior's factor is refined by draws alone, which cost neither data nor privacy.
 PRIOR_EXPECTATION = objective.MonteCarlo(64)
 _PRIOR_STEPS = 200
-_FIRST_PRIOR_STEPS = 1000
+# How often the first factor is solved for, each time in units of the place that was found last.
+_FIRST_PRIOR_SOLVES = 8
 
 
 @dataclass(frozen=True)
@@ -428,17 +429,28 @@ def refine_prior(
     # q / (prior / exact) = exact * all clients' factors.
     family, own, parts = problem.family, params.precision, params.prior_of(problem)
     cavity = factors.divide(q, factors.divide(prior, parts.exact))
-    cavity, begin = precision.rounded((cavity, family.coordinates(q)), own)
+    cavity, here = precision.rounded((cavity, family.coordinates(q)), own)
 
-    def loss(key: PRNGKey, coordinates: Coordinates) -> Array:
-        return _prior_loss(problem, parts, cavity, key, coordinates)
+    # Adam's steps have no units but latents have, and may differ by orders of magnitude. So steps
+    # are taken in x, with theta = m + L x and x standard normal under q, where all are alike.
+    white = {n: f for n, f in family.members if isinstance(f, LocationScaleFamily)}
+
+    def at(inner: Coordinates) -> Coordinates:
+        moved = {name: member.composed(here[name], inner[name]) for name, member in white.items()}
+        return Coordinates({**inner, **moved})
+
+    def loss(key: PRNGKey, inner: Coordinates) -> Array:
+        return _prior_loss(problem, parts, cavity, key, at(inner))
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps, alpha=0.02))
     # Fresh draws at every step, and a rate that falls to a fiftieth, so that their noise averages
     # out.
     keys = jax.random.split(rng_key, num_steps)
     with precision.program(own):
-        end = local_solve.solve(keys, begin, jax.grad(loss, argnums=1), optimizer)
+        # Others stay where they are: standard distributions of theirs would not be q.
+        standard = family.standard()
+        start = Coordinates({**here, **{name: standard[name] for name in white}})
+        end = at(local_solve.solve(keys, start, jax.grad(loss, argnums=1), optimizer))
     change = factors.divide(family.natural(precision.as_wide_as(q, end)), q)
     # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
     change = Natural(
@@ -469,6 +481,9 @@ def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natu
         return parts.exact
     # Latents that the exact part says nothing of would have no distribution to start from.
     start = factors.multiply(parts.exact, problem.family.standard_of(parts.rest))
-    # All of the start but its exact part leaves the cavity: it is only where the solve starts.
-    change = refine_prior(problem, params, start, start, rng_key, num_steps=_FIRST_PRIOR_STEPS)
-    return factors.multiply(start, change)
+
+    def solved(prior: Natural, key: PRNGKey) -> tuple[Natural, None]:
+        # All of it but its exact part leaves the cavity: it is only where the solve starts.
+        return factors.multiply(prior, refine_prior(problem, params, prior, prior, key)), None
+
+    return jax.lax.scan(solved, start, jax.random.split(rng_key, _FIRST_PRIOR_SOLVES))[0]

@@ -109,9 +109,11 @@ class Status:
         else:
             # A run that ends early without being stopped has settled.
             all_ran = "The one round ran" if self.alone else f"All {self.rounds} rounds ran"
-            if self.rounds < self.num_rounds:
-                all_ran = f"The posterior has settled after {self.rounds} rounds"
             mended = self.rejected or self.failed
+            if self.rounds < self.num_rounds:
+                # Visits that change nothing leave the posterior where it is: that settles nothing.
+                ended = "The run ended" if mended else "The posterior has settled"
+                all_ran = f"{ended} after {self.rounds} rounds"
             said = [f"{all_ran}." if mended else f"{all_ran} and every merge was accepted."]
         if self.rejected:
             said.append(
