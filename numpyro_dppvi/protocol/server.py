@@ -128,6 +128,7 @@ class MergeInfo(NamedTuple):
     rejected: Array
 
 
+@jax.jit
 def approximation(prior: Natural, client_factors: Natural) -> Natural:
     """q: the prior's factor times every client's factor (stacked on a leading axis)."""
     return factors.multiply(prior, factors.total(client_factors))
