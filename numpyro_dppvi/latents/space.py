@@ -206,8 +206,8 @@ class LatentSpace:
         A ``numpyro.factor`` has none. And what is a function of latents (a residual, say) is no
         outcome: another value in its place would not move with them.
         """
-        zeros = {lt.name: jnp.zeros(lt.shape, lt.dtype) for lt in self.latents}
-        row = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.row.items()}
+        zeros = {lt.name: np.zeros(lt.shape, lt.dtype) for lt in self.latents}
+        row = {name: np.zeros(s.shape, s.dtype) for name, s in self.row.items()}
         factors: list[bool] = []
 
         def values(**given: Any) -> dict[str, Array]:

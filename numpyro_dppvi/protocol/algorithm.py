@@ -35,6 +35,7 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.protocol import checks, devices, initial, rounds, schedules, server
 from numpyro_dppvi.protocol.client import Client, ClientState
+from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundInfo, RoundState
 from numpyro_dppvi.protocol.server import ServerState, TrustedAggregator
@@ -42,6 +43,10 @@ from numpyro_dppvi.records import Shards, SpreadShards, record_shapes
 
 # Clients whose sizes differ compute their sums in chunks, so many for the average client.
 _PER_CLIENT = 16
+
+
+# Not as JAX compiles it, which takes longer.
+_fold_in = compiled()(jax.random.fold_in)
 
 
 class PVIState(NamedTuple):
@@ -364,7 +369,7 @@ def assemble(
         # Keys are by the round's number, and no chain of splits, so that a run that goes on from a
         # checkpoint has those that it would have had.
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
-        key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
+        key = _fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
         spread = isinstance(shards, SpreadShards)

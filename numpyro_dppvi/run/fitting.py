@@ -36,6 +36,7 @@ from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.protocol import checks, planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
+from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Partition, Shards, SpreadShards, spread
 from numpyro_dppvi.run import checkpoint as checkpoints
@@ -474,7 +475,7 @@ def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) ->
     return dataclasses.replace(plan, of_model=said)
 
 
-@jax.jit
+@compiled()
 def _three_keys(rng_key: PRNGKey) -> tuple[PRNGKey, ...]:
     return tuple(jax.random.split(rng_key, 3))
 
