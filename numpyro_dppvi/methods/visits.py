@@ -37,8 +37,8 @@ _FLOATS_PER_CHUNK = 2**17
 _ROWS_WORTH_MORE = 64
 # Gradients of plain sums are not laid out by record. They are made in chunks to bound memory.
 _FLOATS_OF_SUM = 2**24
-# Rows are cut into multiples of so many: XLA's products of small matrices take half as long again
-# where vectors of a processor are left half empty, and no less time where there are fewer rows.
+# Rows are cut into multiples of so many. With chunks of 16, 24, 40, 48 or 56 rows, a round of small
+# clients took 1.3 to 1.4 times as long as with 32 (quadrature, 20 columns, one core with AVX-512).
 ROWS_TOGETHER = 32
 
 
