@@ -4,6 +4,8 @@ import functools
 import logging
 import math
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -237,6 +239,37 @@ def test_all_rounds_share_one_compilation():
     assert rounds.run_round.program._cache_size() == before
     fit(model, rng_key=jax.random.key(1), method=dppvi.DPOptimization(num_local_steps=2))
     assert rounds.run_round.program._cache_size() == before + 1  # the counter does count
+
+
+FIRST_FIT = """
+import logging, re
+import jax, numpy as np, numpyro, numpyro.distributions as dist
+import numpyro_dppvi as dppvi
+
+def model(X, y):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+found = []
+class Count(logging.Handler):
+    def emit(self, record):
+        found.extend(re.findall(r"Finished XLA compilation of jit", record.getMessage()))
+
+logging.getLogger("jax").addHandler(Count())
+data = {"X": np.ones((20, 3), np.float32), "y": np.arange(20) % 2}
+with jax.log_compiles():
+    dppvi.fit(model, None, data, rng_key=jax.random.key(0), clients=2,
+              budget=dppvi.PrivacyBudget(1.0), num_rounds=2, progress_bar=False)
+print(len(found))
+"""
+
+
+@pytest.mark.slow
+def test_the_first_fit_of_a_process_compiles_few_programs():
+    """Each takes some 40 ms, however small it is; there were 47."""
+    done = subprocess.run([sys.executable, "-c", FIRST_FIT], capture_output=True, check=True)
+    assert 5 < int(done.stdout.splitlines()[-1]) <= 30
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import numpyro_dppvi as dppvi
 from models.logistic_regression import logistic_regression
@@ -145,11 +147,49 @@ def test_rounds_that_differ_in_nothing_but_the_microbatch_are_described_alike():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rows"), [([50] * 9, None), ([50, 55], None), ([20, 100], 64), ([100, 5000], 638)]
+    ("sizes", "rows"),
+    [([50] * 9, None), ([50, 55], None), ([20, 100], 32), ([1000, 1100, 5000], 128)],
 )
 def test_clients_that_differ_have_chunks_that_follow_their_mean_size(sizes, rows):
     assert algorithm._rows_at_once(sizes) == rows
     assert algorithm._rows_at_once(sizes, 30) == 30
+
+
+def padding_computed(sizes):
+    """The share of the rows that are computed which is padding."""
+    capacity, at_once = max(sizes), algorithm._rows_at_once(sizes)
+    chunk = capacity
+    if at_once is not None and capacity > at_once:
+        chunk = visits.chunk_size(capacity, at_once)
+    computed = sum(min(-(-size // chunk) * chunk, capacity) for size in sizes)
+    return 1 - sum(sizes) / computed
+
+
+@settings(max_examples=300)
+@given(st.lists(st.integers(1, 30_000), min_size=1, max_size=300))
+def test_less_than_a_fifth_of_what_unequal_clients_compute_is_padding(sizes):
+    at_least = 124 * len(sizes) - sum(sizes)  # a client with what is missing to 124 each
+    if at_least > 0:
+        sizes = [*sizes, at_least + 124]
+    assert padding_computed(sizes) < 0.2
+
+
+@pytest.mark.parametrize(("median", "spread"), [(100, 1.0), (100, 0.3), (500, 1.5), (3000, 1.0)])
+def test_a_thousand_clients_of_log_normal_sizes_compute_little_padding(median, spread):
+    drawn = np.random.default_rng(0).lognormal(np.log(median), spread, 1000)
+    share = padding_computed(np.maximum(20, drawn).astype(int).tolist())
+    assert share < (0.15 if median == 100 else 0.06)
+
+
+@given(st.integers(2, 10**6), st.integers(8, 10**6))
+def test_chunks_are_no_longer_than_allowed_and_not_one_more_than_needed(num_rows, largest):
+    if num_rows <= largest:
+        return
+    chunk = visits.chunk_size(num_rows, largest)
+    piece = 32 if largest >= 32 else 8
+    assert chunk <= largest
+    assert chunk % piece == 0
+    assert -(-num_rows // chunk) <= -(-num_rows // (largest // piece * piece))
 
 
 def test_clients_who_share_a_batch_by_size_come_back_in_their_order(monkeypatch):

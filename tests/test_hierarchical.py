@@ -23,7 +23,7 @@ from numpyro_dppvi.families import (
     factors,
 )
 from numpyro_dppvi.methods import visits
-from numpyro_dppvi.protocol import server
+from numpyro_dppvi.protocol import algorithm, server
 from numpyro_dppvi.protocol.problem import Problem
 
 NUM_GROUPS = 8
@@ -264,6 +264,17 @@ def test_a_prior_outside_the_family_begins_as_its_projection():
     np.testing.assert_allclose(np.exp(found.log_scale), 0.5**0.5, atol=0.03)
 
 
+def problem_of(space, family):
+    """Four records of one client, without privacy; and what its program is handed."""
+    parts, method = guides.prior_factor(family, space), dppvi.NonPrivate()
+    assert parts.rest == {"spread"}
+    layout = visits.Layout(0, 1, 4)
+    params = algorithm.round_params(
+        method, None, [4], parts.exact, damping=1.0, prior_left_out=0.0
+    )
+    return Problem(space, family, method, layout, parts.rest, parts.refined), params
+
+
 def refined(unit):
     """A joint normal, far from its prior, after the prior was refined; lengths in the unit."""
 
@@ -277,16 +288,14 @@ def refined(unit):
     guide = AutoMultivariateNormal(model)
     space, family = guides.approximation(guide, model, space, data, {})
     ((name, member),) = family.members
-    parts = guides.prior_factor(family, space)
-    assert parts.rest == {"spread"}
-    problem = Problem(space, family, dppvi.NonPrivate(), visits.Layout(0, 1, 4))
+    problem, params = problem_of(space, family)
     scales = jnp.array([unit, 1.0])
     loc, width = scales * jnp.array([0.7, 1.5]), scales * jnp.array([0.1, 0.3])
     begin = FullNormalCoordinates(loc, jnp.log(width), jnp.array([0.8]))
     q = {name: member.natural(begin)}
     # Of a factor of the prior that says too little as yet.
     prior = {name: member.natural(FullNormalCoordinates(0 * loc, jnp.log(scales), jnp.zeros(1)))}
-    change = server.refine_prior(problem, parts, q, prior, jax.random.key(0))
+    change = server.refine_prior(problem, params, q, prior, jax.random.key(0))
     end = member.coordinates(factors.multiply(q, change)[name])
     return end.loc / scales, end.log_scale - jnp.log(scales), end.lower
 
@@ -310,10 +319,9 @@ def test_the_first_factor_of_a_prior_is_found_however_far_it_is(width):
     space = latents.from_model(model, data)
     space, family = guides.approximation(AutoMultivariateNormal(model), model, space, data, {})
     ((name, member),) = family.members
-    problem = Problem(space, family, dppvi.NonPrivate(), visits.Layout(0, 1, 4))
-    parts = guides.prior_factor(family, space)
+    problem, params = problem_of(space, family)
     normal = member.distribution(
-        family.coordinates(server.first_prior(problem, parts, jax.random.key(0)))[name]
+        family.coordinates(server.first_prior(problem, params, jax.random.key(0)))[name]
     )
     np.testing.assert_allclose(normal.mean[1], np.log(width) - 0.5, atol=0.05)  # 64 draws a step
     np.testing.assert_allclose(normal.variance[1], 0.5, rtol=0.1)

@@ -1,5 +1,6 @@
 """Independent normal entries: natural parameters (m / s^2, -1 / (2 s^2)), statistics (x, x^2)."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -59,8 +60,7 @@ class DiagonalNormal:
         distribution = plain(distribution)
         if not isinstance(distribution, dist.Normal):
             return None
-        loc, scale = full(distribution.loc, self.shape), full(distribution.scale, self.shape)
-        return self.natural(NormalCoordinates(loc, jnp.log(scale)))
+        return _of_normal(self, distribution.loc, distribution.scale)
 
     def natural(self, coordinates: NormalCoordinates) -> NormalNatural:
         """(loc, log scale) -> (loc / scale^2, -1 / (2 scale^2))."""
@@ -162,6 +162,13 @@ class DiagonalNormal:
         """``Normal(loc, scale).to_event()``."""
         normal = dist.Normal(coordinates.loc, jnp.exp(coordinates.log_scale))
         return normal.to_event(len(self.shape))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_normal(family: DiagonalNormal, loc: Array, scale: Array) -> NormalNatural:
+    """Natural parameters from a prior's, in one program: each small one takes a first fit 50 ms."""
+    log_scale = jnp.log(full(scale, family.shape))
+    return family.natural(NormalCoordinates(full(loc, family.shape), log_scale))
 
 
 def mirrored(rng_key: PRNGKey, num_draws: int, like: Array) -> Array:

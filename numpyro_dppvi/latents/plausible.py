@@ -208,7 +208,7 @@ def _broken(space: LatentSpace) -> str | None:
     points = {latent.name: _points(latent) for latent in space.latents}
     # Seeds are only there for models that draw numbers of their own.
     possible = jax.jit(lambda: shares(points, jnp.arange(_NUM_POINTS)))()
-    if not any(share > 0 for share in possible.values()):
+    if not any(float(share) > 0 for share in possible.values()):
         return None
     keys = jax.random.split(jax.random.key(0), _NUM_DRAWS)
     for label, share in jax.tree.map(float, jax.jit(shares)({}, keys)).items():

@@ -206,8 +206,8 @@ class LatentSpace:
         A ``numpyro.factor`` has none. And what is a function of latents (a residual, say) is no
         outcome: another value in its place would not move with them.
         """
-        zeros = {lt.name: jnp.zeros(lt.shape, lt.dtype) for lt in self.latents}
-        row = {name: jnp.zeros(s.shape, s.dtype) for name, s in self.row.items()}
+        zeros = {lt.name: np.zeros(lt.shape, lt.dtype) for lt in self.latents}
+        row = {name: np.zeros(s.shape, s.dtype) for name, s in self.row.items()}
         factors: list[bool] = []
 
         def values(**given: Any) -> dict[str, Array]:
@@ -316,7 +316,7 @@ def from_model(
     except WRONG_NUMBER_ERRORS as error:
         raise UnsupportedModelError(several_rows_only(error)) from error
     client_side, server_side = _sides(run, latents, zeros, found, summed)
-    values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
+    values: dict[str, Any] = {lt.name: np.zeros(lt.shape, lt.dtype) for lt in latents}
     # How z is summed out depends on which densities z enters, and so comes last.
     summation = read_summation(run, values, zeros, client_side, plates, summed)
 
@@ -544,7 +544,7 @@ def _sides(
         density = {site.name: log_prob(trace[site.name], trace, plates) for site in observed}
         return density, {s.name: jax.tree.leaves(trace[s.name]["fn"].support) for s in observed}
 
-    values = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in latents}
+    values: dict[str, Any] = {lt.name: np.zeros(lt.shape, lt.dtype) for lt in latents}
     found, supports = eval_provenance(
         log_probs, **values, **{"$data": (dict(zeros), of_one(summed))}
     )

@@ -434,17 +434,20 @@ def _longer(axes: _White, shape: Array, seen: Array, known: Array) -> Array:
         seen: The mean of all released shapes, in ``axes``.
         known: What is known of it, in ``axes``.
     """
-    # By what was seen itself, not by its shape: if the clip followed the length of what it clips,
-    # both would run away.
+    # By what was seen itself and not by its shape alone: if the clip followed the length of what it
+    # clips, both would run away.
     turned = axes.back @ _coordinates(shape).white
     lengths = jnp.stack([jnp.trace(turned.T @ seen @ turned), jnp.trace(seen)])
-    # The trace of T' N^(1/2) e N^(1/2) T has the deviation sqrt(2) |T' N T|. What noise hides is
-    # taken to stay: of noise alone clips would wander, and they make the noise.
+    ratio = jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0)
+    # In its own coordinates the new shape has the trace d.
+    by_shape = jnp.clip(len(shape) / jnp.trace(axes.information(shape)), 0.1, 10.0)
+    # The trace of T' N^(1/2) e N^(1/2) T has the deviation sqrt(2) |T' N T|. As far as noise hides
+    # what was seen, the shape is believed: of noise alone clips would wander, and they make it.
     noise = jnp.linalg.inv(known + 1e-9 * jnp.eye(len(shape)))
     errors = jnp.stack([jnp.sum((turned.T @ noise @ turned) ** 2), jnp.sum(noise**2)])
     unsure = jnp.sum(2 * errors / jnp.maximum(lengths, 1e-9) ** 2) / _LENGTHS**2
-    ratio = jnp.clip(lengths[0] / jnp.maximum(lengths[1], 1e-9), 0.1, 10.0)
-    return jnp.where(jnp.all(lengths > 0), ratio ** (0.5 / (1 + unsure)), 1.0)
+    sure = jnp.where(jnp.all(lengths > 0), 1 / (1 + unsure), 0)
+    return jnp.sqrt(ratio**sure * by_shape ** (1 - sure))
 
 
 def _shape_seen(

@@ -29,11 +29,17 @@ from numpyro_dppvi.privacy import (
     noise_laws,
 )
 
-# Per-record gradients are made and clipped in chunks of rows that stay in a core's cache
-# (2^18 floats are 1 MiB). It changes no result.
-_FLOATS_PER_CHUNK = 2**18
+# Per-record gradients are made and clipped in chunks of rows that stay in a core's cache, with room
+# for what is made of them on the way (2^17 floats are half a MiB). Gradients of many entries
+# have chunks of up to four times the size, because a few rows at a time take longer than rows that
+# leave the cache. It changes no result.
+_FLOATS_PER_CHUNK = 2**17
+_ROWS_WORTH_MORE = 64
 # Gradients of plain sums are not laid out by record. They are made in chunks to bound memory.
 _FLOATS_OF_SUM = 2**24
+# Rows are cut into multiples of so many. With chunks of 16, 24, 40, 48 or 56 rows, a round of small
+# clients took 1.3 to 1.4 times as long as with 32 (quadrature, 20 columns, one core with AVX-512).
+ROWS_TOGETHER = 32
 
 
 class ClientParams(NamedTuple):
@@ -377,7 +383,8 @@ class OfRecords(NamedTuple):
 
     def _rows_at_once(self, floats: int) -> int:
         """How many rows a chunk has at most, if a row takes so much memory."""
-        in_cache = max(1, _FLOATS_PER_CHUNK // floats)
+        few = min(_ROWS_WORTH_MORE, 4 * _FLOATS_PER_CHUNK // floats)
+        in_cache = max(1, few, _FLOATS_PER_CHUNK // floats)
         return min(in_cache, self.layout.rows_at_once or in_cache)
 
 
@@ -428,6 +435,21 @@ def _exact_sum(
     return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, coordinates)
 
 
+def chunk_size(num_rows: int, largest: int) -> int:
+    """The rows of each chunk: chunks of one length, as small as their number allows.
+
+    So little of the last one, which ends where the rows end, is computed twice.
+
+    Args:
+        num_rows: All rows, more than ``largest``.
+        largest: The most rows of a chunk, as long as that is a whole block of rows that are added
+            up in 32 bits.
+    """
+    piece = ROWS_TOGETHER if largest >= ROWS_TOGETHER else arithmetic.ROWS_PER_BLOCK
+    num_chunks = math.ceil(num_rows / max(piece, largest // piece * piece))
+    return min(num_rows, math.ceil(num_rows / num_chunks / piece) * piece)
+
+
 def _sum_in_chunks(
     sum_of: Callable[[Any, Array], Any],
     rows: Mapping[str, Any],
@@ -446,13 +468,9 @@ def _sum_in_chunks(
             left out. ``None`` for all.
     """
     num_rows = mask.shape[0]
-    num_chunks = math.ceil(num_rows / largest_chunk)
-    if num_chunks == 1:
+    if num_rows <= largest_chunk:
         return sum_of(rows, mask)
-    # Chunks of one length, as small as their number allows, in whole blocks of rows that are added
-    # up in 32 bits: little of the last chunk is computed twice.
-    blocks = math.ceil(num_rows / num_chunks / arithmetic.ROWS_PER_BLOCK)
-    chunk = min(num_rows, blocks * arithmetic.ROWS_PER_BLOCK)
+    chunk = chunk_size(num_rows, largest_chunk)
     num_chunks = math.ceil(num_rows / chunk)
 
     def sum_of_chunk(number: Array) -> Gradient:

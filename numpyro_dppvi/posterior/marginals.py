@@ -5,6 +5,7 @@ elementwise bijections of a normal, and by simulation with a fixed key for the r
 example).
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -37,6 +38,7 @@ def stddev(distribution: dist.Distribution) -> Array:
     return _expectation(distribution)[1]
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
     """Means and standard deviations of unconstrained latents, by latent."""
     found = family.distribution(family.coordinates(natural))

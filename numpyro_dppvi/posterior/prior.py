@@ -145,7 +145,7 @@ def check_width(family: MeanField, parts: PriorFactor, step: float) -> None:
         UnsupportedModelError: Names the latent.
     """
     for name, (_, narrowest) in _widths(family, parts.exact).items():
-        if name not in parts.refined and narrowest < _NARROWEST * step:
+        if name not in parts.refined and float(narrowest) < _NARROWEST * step:
             raise UnsupportedModelError(
                 f"the prior of latent {_latents_of(family, name)} has a standard deviation of "
                 f"{narrowest:.1g} on the unconstrained scale, but the optimiser's noisy steps are "
@@ -163,7 +163,7 @@ def caution_of_width(family: MeanField, natural: Natural, method: str) -> str:
         method: What the method is called.
     """
     _, found = marginals.moments(family, natural)
-    widths = {name: float(np.max(width, initial=0.0)) for name, width in found.items()}
+    widths = {name: float(np.max(np.asarray(width), initial=0.0)) for name, width in found.items()}
     name, widest = max(widths.items(), key=lambda each: each[1])
     if not _WIDEST < widest < math.inf:
         return ""

@@ -129,6 +129,8 @@ class MergeInfo(NamedTuple):
     rejected: Array
 
 
+# Compiled as one: called by itself it would be a program for each of its operations.
+@jax.jit
 def approximation(prior: Natural, client_factors: Natural) -> Natural:
     """q: the prior's factor times every client's factor (stacked on a leading axis)."""
     return factors.multiply(prior, factors.total(client_factors))

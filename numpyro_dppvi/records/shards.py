@@ -1,5 +1,6 @@
 """Records of all clients as padded arrays with one leading client axis."""
 
+import functools
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numpyro_dppvi import _validate
+from numpyro_dppvi._typing import Array
 from numpyro_dppvi.records.clients import Partition, names_of
 
 
@@ -36,7 +38,12 @@ class Shards(NamedTuple):
     @property
     def mask(self) -> jax.Array:
         """True where a row is a record, shape `(num_clients, capacity)`; works inside `vmap`."""
-        return jnp.arange(self.capacity) < self.num_records[..., None]
+        return _present(self.capacity, self.num_records)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _present(capacity: int, num_records: Array) -> Array:
+    return jnp.arange(capacity) < num_records[..., None]
 
 
 def stack(

@@ -37,6 +37,7 @@ from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.protocol import checks, planning, recommendation, schedules
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
+from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Partition, Shards, SpreadShards, spread
 from numpyro_dppvi.run import checkpoint as checkpoints
@@ -256,7 +257,7 @@ def fit(
     _validate.outside_transformations("fit", rng_key, data)
     with _stopped_before_a_round():
         # A key for the split of rows, one for the start, and one for all rounds.
-        split_key, *keys = jax.random.split(_validate.rng_key(rng_key), 3)
+        split_key, *keys = _three_keys(_validate.rng_key(rng_key))
         if num_rounds is not None:
             num_rounds = _validate.positive_int("num_rounds", num_rounds, schedules.MOST_ROUNDS)
         path = None if checkpoint is None else _validate.path("checkpoint", checkpoint)
@@ -459,6 +460,11 @@ def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) ->
         # Level 4 is the line that called `fit`.
         warnings.warn(said.removeprefix("Caution: "), UserWarning, stacklevel=4)
     return dataclasses.replace(plan, of_model=said)
+
+
+@compiled()
+def _three_keys(rng_key: PRNGKey) -> tuple[PRNGKey, ...]:
+    return tuple(jax.random.split(rng_key, 3))
 
 
 def _before(state: PVIState) -> Ledger:
