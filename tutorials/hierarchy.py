@@ -183,9 +183,9 @@ for ward in range(NUM_WARDS):
 # %% tags=["remove-input"]
 Markdown(
     f"With this guide {covered(hand_mean, hand_width)} of {NUM_WARDS} true log rates lie in their "
-    "90 % intervals, which are too narrow: this method's intervals leave out the noise for "
-    "privacy, which the line *noise* above estimates. Do not report them where the status says "
-    "that noise still moves the posterior."
+    "90 % intervals. This method's intervals leave out the noise for privacy, which the line "
+    "*noise* above estimates. Do not report them where the status says that the posterior has not "
+    "settled."
 )
 
 # %% [markdown]
