@@ -269,9 +269,7 @@ def problem_of(space, family):
     parts, method = guides.prior_factor(family, space), dppvi.NonPrivate()
     assert parts.rest == {"spread"}
     layout = visits.Layout(0, 1, 4)
-    params = algorithm.round_params(
-        method, None, [4], parts.exact, damping=1.0, prior_left_out=0.0
-    )
+    params = algorithm.round_params(method, None, [4], parts.exact, damping=1.0, prior_left_out=0.0)
     return Problem(space, family, method, layout, parts.rest, parts.refined), params
 
 
