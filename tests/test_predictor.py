@@ -130,7 +130,9 @@ def test_none_is_claimed_where_there_is_none(model):
     assert space.predictor is None
     family = guides.family_of(None, model, space)
     assert objective.rule_for(dppvi.methods.Automatic(6), space, family) == dppvi.MonteCarlo(6)
-    with pytest.raises(dppvi.UnsupportedModelError, match="through one linear predictor a record"):
+    with pytest.raises(
+        dppvi.UnsupportedModelError, match="through one linear predictor per record"
+    ):
         objective.rule_for(dppvi.methods.GaussHermite(), space, family)
 
 

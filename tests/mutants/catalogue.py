@@ -554,7 +554,7 @@ _CHARGING = (
     Mutant(
         "a charge after the release",
         """        ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
-        key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
+        key = _fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
         spread = isinstance(shards, SpreadShards)
@@ -563,7 +563,7 @@ _CHARGING = (
             problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
         )
 """,
-        """        key = jax.random.fold_in(_validate.rng_key(rng_key), state.round)
+        """        key = _fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, assembly.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
         spread = isinstance(shards, SpreadShards)
