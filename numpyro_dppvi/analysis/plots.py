@@ -281,8 +281,9 @@ def _parameters(axis: Any, result: FitResult) -> None:
     num_rounds = len(result.history.movement)
     if not num_rounds:
         return
-    of_round = functools.partial(moments, result.posterior.family)
-    means, widths = jax.vmap(of_round)(precision.arrays(result.history.natural))
+    of_round = jax.vmap(functools.partial(moments, result.posterior.family))
+    history = precision.arrays(result.history.natural)
+    means, widths = precision.in_own_precision(of_round)(history)
     names = labels({name: np.asarray(values[-1]) for name, values in means.items()})
     mean, width = (
         np.concatenate([np.asarray(x).reshape(num_rounds, -1) for x in tree.values()], axis=1)
