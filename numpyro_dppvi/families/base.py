@@ -20,43 +20,33 @@ class ExponentialFamily(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one draw."""
-        ...
 
     def standard(self) -> MemberCoordinates:
         """Coordinates of a default proper distribution."""
-        ...
 
     def of_distribution(self, distribution: dist.Distribution | None) -> MemberNatural | None:
         """Natural parameters of a NumPyro distribution; ``None`` if it is not in the family."""
-        ...
 
     def natural(self, coordinates: MemberCoordinates) -> MemberNatural:
         """Natural parameters of a proper distribution."""
-        ...
 
     def coordinates(self, natural: MemberNatural) -> MemberCoordinates:
         """Inverse of :meth:`natural`; undefined outside the domain."""
-        ...
 
     def statistics(self, coordinates: MemberCoordinates) -> PyTree:
         """Expected sufficient statistics E[T(x)], shaped like the natural parameters."""
-        ...
 
     def entropy(self, coordinates: MemberCoordinates) -> Array:
         """Entropy in nats, a scalar; differential entropy if the family is continuous."""
-        ...
 
     def log_partition(self, natural: MemberNatural) -> Array:
         """A(natural), a scalar; its gradient is the expected statistics."""
-        ...
 
     def in_domain(self, natural: MemberNatural) -> Array:
         """Whether the natural parameters describe a proper distribution, a scalar boolean."""
-        ...
 
     def project(self, natural: MemberNatural) -> MemberNatural:
         """The nearest factor whose product with any proper distribution is proper."""
-        ...
 
     # The gradient of E_q[f] is taken through the draws (x = m + L z with z fixed). A discrete draw
     # has no such derivative: see families.enumeration.
@@ -67,11 +57,9 @@ class ExponentialFamily(Protocol):
             Shape ``(num_draws, *shape)``. Each draw has the family's distribution, but draws need
             not be independent of each other (they may come in antithetic pairs).
         """
-        ...
 
     def distribution(self, coordinates: MemberCoordinates) -> dist.Distribution:
         """The NumPyro distribution, with no batch dimensions."""
-        ...
 
 
 @runtime_checkable
@@ -85,7 +73,6 @@ class LocatedFamily(Protocol):
 
         Where a factor has negative precision, its location is dropped, too.
         """
-        ...
 
 
 @runtime_checkable
@@ -95,7 +82,6 @@ class NormalFamily(Protocol):
     @property
     def size(self) -> int:
         """Number of entries of one draw."""
-        ...
 
     def sigma_points(self, coordinates: MemberCoordinates, offset: int, dimension: int) -> Array:
         """Points of the spherical cubature rule in ``dimension`` joint dimensions.
@@ -103,15 +89,12 @@ class NormalFamily(Protocol):
         ``offset`` is the position of this family's entries in the joint vector. The shape of the
         result is ``(2 * dimension, *shape)``.
         """
-        ...
 
     def location(self, coordinates: MemberCoordinates) -> Array:
         """The mean."""
-        ...
 
     def white_slope(self, coordinates: MemberCoordinates, slope: Array) -> Array:
         """L' slope if x = m + L z with z standard normal; its square is <slope, x>'s variance."""
-        ...
 
     def linear_gradient(
         self, coordinates: MemberCoordinates, slope: Array, along: Array | float, across: Array
@@ -120,7 +103,6 @@ class NormalFamily(Protocol):
 
         It may hold a ``LowerProduct`` in the place of an array.
         """
-        ...
 
 
 @runtime_checkable
@@ -130,7 +112,6 @@ class DiscreteFamily(ExponentialFamily, Protocol):
     @property
     def num_values(self) -> int:
         """Number of values of one entry, which are 0, ..., ``num_values - 1``."""
-        ...
 
 
 @runtime_checkable
@@ -141,7 +122,6 @@ class LocationScaleFamily(Protocol):
         self, coordinates: MemberCoordinates, inner: MemberCoordinates
     ) -> MemberCoordinates:
         """The distribution of m + L x, with m and L of ``coordinates`` and ``inner`` that of x."""
-        ...
 
 
 @runtime_checkable
@@ -153,15 +133,12 @@ class WhiteFamily(Protocol):
 
     def whitened(self, coordinates: MemberCoordinates, change: MemberNatural) -> MemberNatural:
         """The white coordinates of a change; the first part moves only the location."""
-        ...
 
     def unwhitened(self, coordinates: MemberCoordinates, white: MemberNatural) -> MemberNatural:
         """Inverse of :meth:`whitened`."""
-        ...
 
     def axis_variances(self, coordinates: MemberCoordinates) -> Array:
         """The variance along the axis of each entry of the first part."""
-        ...
 
 
 def dual_entropy(self: Any, coordinates: Any) -> Array:

@@ -73,19 +73,15 @@ class Solver(Protocol):
             keys: Keys, or a tree of them, with a leading axis of one entry per step.
             records_gradient: The gradient of the record losses in q's coordinates.
         """
-        ...
 
     def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:
         """A change in the units in which it is clipped and noised: a linear function of it."""
-        ...
 
     def unmeasured(self, family: MeanField, q: Natural, measured: Natural) -> Natural:
         """Inverse of :meth:`measured`."""
-        ...
 
     def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
         """Members whose entries lose their location where their precision had to be repaired."""
-        ...
 
 
 @dataclass(frozen=True)

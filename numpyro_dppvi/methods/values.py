@@ -110,16 +110,13 @@ class Method(Protocol):
     @property
     def num_local_steps(self) -> int:
         """Steps of a visit."""
-        ...
 
     @property
     def expectation(self) -> Expectation:
         """The rule for the expected log likelihood."""
-        ...
 
     def solver(self, learning_rate: Array | float) -> Solver:
         """How a local problem is solved; the learning rate is for Adam, where none is named."""
-        ...
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """Adam's learning rate where the user names no optimiser.
@@ -128,27 +125,21 @@ class Method(Protocol):
             num_releases: Noisy sums of all clients in the whole run; 0 without privacy.
             damping: The share of a change that is merged.
         """
-        ...
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """What a client computes when it is visited; runs inside the compiled round."""
-        ...
 
     def guide(self, guide: Any, model: Model) -> Any:
         """The guide that is used where this one is asked for; ``None`` asks for none."""
-        ...
 
     def check(self, space: LatentSpace, family: MeanField) -> None:
         """Refuses a model or an approximation that it cannot work with."""
-        ...
 
     def memory(self, family: MeanField, q: Natural, num_factors: int) -> PyTree:
         """What the server remembers of releases, before any; ``None`` for nothing."""
-        ...
 
     def told(self, memory: PyTree, place: Array | int) -> PyTree:
         """What the server tells the client of a factor beside q; ``None`` for nothing."""
-        ...
 
     def take(
         self, received: Received, releases: PyTree, memory: PyTree, places: Array
@@ -159,19 +150,15 @@ class Method(Protocol):
         are the factors'. With a trusted aggregator there is one release, the sum of all clients',
         and the factor is the one of all together.
         """
-        ...
 
     def weights(self, num_shards: np.ndarray) -> np.ndarray:
         """What each client's sum over shards is multiplied by, shape ``(num_clients,)``."""
-        ...
 
     def plan(self, study: Study) -> PrivacyPlan:
         """What a run will release and cost."""
-        ...
 
     def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
         """What its plan says about each client, noise, budget and visits aside."""
-        ...
 
 
 @runtime_checkable
@@ -183,7 +170,6 @@ class Composite(Protocol):
 
     def resolved(self) -> Resolved:
         """How it is run."""
-        ...
 
 
 AnyMethod: TypeAlias = Method | Composite

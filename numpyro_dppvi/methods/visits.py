@@ -132,11 +132,9 @@ class Likelihood(Protocol):
     @property
     def draws(self) -> MonteCarlo | None:
         """The draws of the latents that gradients are taken at; ``None`` where there are none."""
-        ...
 
     def of_shard(self, number: Array) -> GradientFn:
         """The exact gradient of one shard's losses: a function of a step's key and coordinates."""
-        ...
 
     def released(
         self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
@@ -148,7 +146,6 @@ class Likelihood(Protocol):
             keys: A step's key for draws, and its secret key.
             coordinates: Where q is.
         """
-        ...
 
     def released_sum(
         self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
@@ -160,7 +157,6 @@ class Likelihood(Protocol):
             floats: Size of what it needs in memory.
             secret_key: The visit's secret key.
         """
-        ...
 
 
 class Visit(NamedTuple):

@@ -58,27 +58,21 @@ class Sampler(Protocol):
 
     def __hash__(self) -> int:
         """Equal samplers have equal hashes."""
-        ...
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
         """Refuses client sizes and relations that the sampler does not support."""
-        ...
 
     def of_client(self, client: int) -> "Sampler":
         """One client's sampler; the methods other than ``check`` and ``physical_size`` need it."""
-        ...
 
     def inclusion_prob(self, num_records: Array | int) -> Array | float:
         """The (public) probability that a record is in a batch."""
-        ...
 
     def describe(self, num_records: int) -> str:
         """A client's batch in words."""
-        ...
 
     def physical_size(self, client_sizes: Sequence[int]) -> int:
         """The number of rows of a padded batch, the same for all clients."""
-        ...
 
     def draw(
         self,
@@ -92,13 +86,11 @@ class Sampler(Protocol):
 
         ``inclusion_prob`` is the result of :meth:`inclusion_prob`, passed as a runtime argument.
         """
-        ...
 
     def dp_event(
         self, noise_multiplier: float, num_records: int, physical_size: int
     ) -> dpa.DpEvent:
         """The event of one noisy sum over a batch, with noise in units of the clipping norm."""
-        ...
 
 
 @dataclass(frozen=True)
