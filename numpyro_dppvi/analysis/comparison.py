@@ -183,7 +183,6 @@ def _nuts(
 
     def with_earlier_prior(**arguments: Array) -> None:
         """The model with the earlier posterior in place of its priors."""
-        del arguments
         theta = {name: numpyro.sample(name, priors.distribution(name)) for name in priors.names}
         # Record by record, because the model itself would draw the latents from its own priors
         # again.

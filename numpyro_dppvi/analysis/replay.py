@@ -198,10 +198,8 @@ class _OfFactor(NamedTuple):
 
     def of_shard(self, number: Array) -> GradientFn:
         """The gradient of the factor's negative logarithm, for the only shard there is."""
-        del number
 
         def gradient(key: PRNGKey, coordinates: Coordinates) -> Gradient:
-            del key
             return jax.grad(lambda at: -factors.inner(self.factor, self.family.statistics(at)))(
                 coordinates
             )
@@ -212,7 +210,6 @@ class _OfFactor(NamedTuple):
         self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
     ) -> Gradient:
         """The same with noise."""
-        del sampler
         exact = self.of_shard(jnp.zeros((), int))(keys[0], coordinates)
         return add_noise(keys[1], exact, self.noise_std)
 
@@ -234,7 +231,6 @@ def _respond(
     drawn: Any,
 ) -> visits.Outcome:
     """What a client does whose likelihood is a factor."""
-    del drawn
     mine, target = jax.tree.map(lambda leaf: leaf[number], (params.clients, targets))
     # A sum over shards of equal changes, times its weight, is one of them so many times.
     times = mine.num_shards * mine.weight

@@ -48,7 +48,6 @@ def server_app(
     """
 
     def main(grid: Grid, context: Context) -> None:
-        del context
         _tell_progress()
         pinned = load_study(study)
         courier = GridCourier(grid, pinned.digest, patience)

@@ -72,7 +72,6 @@ def _slack(end: Any) -> Array:
 
 
 def _sums_to_one(constraint: Any, value: Array) -> Array:
-    del constraint
     return jnp.all(value >= 0, -1) & (jnp.abs(jnp.sum(value, -1) - 1) < _TOLERANCE)
 
 
@@ -227,7 +226,6 @@ def _of_copies(fn: dist.ExpandedDistribution, value: Array) -> Array:
 
 @inside.register
 def _of_nothing(fn: dist.Unit, value: Array) -> Array:
-    del value
     return jnp.ones(fn.batch_shape, bool)
 
 

@@ -112,15 +112,12 @@ class Descent:
 
     def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:
         """The change itself."""
-        del family, q
         return change
 
     def unmeasured(self, family: MeanField, q: Natural, measured: Natural) -> Natural:
         """The change itself."""
-        del family, q
         return measured
 
     def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
         """Those of hierarchies, whose refined prior would follow (``server.merge``)."""
-        del family
         return refined

@@ -129,7 +129,6 @@ class NaturalGradient:
 
         Changes are centred at q: a precision below zero takes its location, times that, along.
         """
-        del refined
         return frozenset(name for name, _ in family.members)
 
 

@@ -25,7 +25,6 @@ def _weights(self: Any, num_shards: np.ndarray) -> np.ndarray:
 
 def _small_rate(self: Any, num_releases: int, damping: float) -> float:
     """One that goes no further than small clips let through."""
-    del self, num_releases, damping
     return _SHARD_LEARNING_RATE
 
 

@@ -218,7 +218,6 @@ class GlobalVI:
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """One for gradients of all records together."""
-        del num_releases, damping
         return _CENTRAL_LEARNING_RATE
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
@@ -232,14 +231,12 @@ class GlobalVI:
     def memory(self, family: MeanField, q: Natural, num_factors: int) -> PyTree:
         """The optimiser's state, which its learning rate does not enter."""
         # One state for all clients, because the server knows nothing but their sums.
-        del num_factors
         return self.solver(_CENTRAL_LEARNING_RATE).optimizer.init(family.coordinates(q))
 
     def take(
         self, received: Received, releases: Gradient, memory: PyTree, places: Array
     ) -> tuple[Natural, PyTree]:
         """One optimiser step, on the prior's gradient and the clients'."""
-        del places
         family, here = received.family, received.family.coordinates(received.q)
         # The clients' gradients are those of E_q[-log p(x | theta)] alone. The rest of the loss,
         # which no record enters, is added here, once and without noise.

@@ -66,7 +66,6 @@ class NonPrivate:
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """One that suits exact gradients."""
-        del num_releases, damping
         return NOISELESS_LEARNING_RATE
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
@@ -79,7 +78,6 @@ class NonPrivate:
 
     def plan(self, study: Study) -> PrivacyPlan:
         """Refuses: without noise there is nothing to plan."""
-        del study
         raise ValueError(
             "NonPrivate() adds no noise, and no budget covers that: write "
             "method=DPOptimization() to keep to the budget, or leave budget out."
@@ -87,5 +85,4 @@ class NonPrivate:
 
     def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
         """Nothing."""
-        del num_shares
         return [{} for _ in client_sizes]

@@ -65,7 +65,6 @@ class SphericalCubature:
         self, rng_key: PRNGKey, family: MeanField, coordinates: Coordinates
     ) -> dict[str, Array]:
         """Points of shape ``(2 * d, *shape)`` by latent."""
-        del rng_key
         return family.sigma_points(coordinates)
 
 

@@ -312,7 +312,6 @@ def solver(self: Any, learning_rate: Array | float) -> Solver:
 
 def as_asked(self: Any, guide: Any, model: Model) -> Any:
     """The one that is asked for."""
-    del self, model
     return guide
 
 
@@ -323,23 +322,19 @@ def any_model(self: Any, space: LatentSpace, family: MeanField) -> None:
 
 def remembers_nothing(self: Any, family: MeanField, q: Natural, num_factors: int) -> None:
     """Nothing."""
-    del self, family, q, num_factors
 
 
 def tells_nothing(self: Any, memory: PyTree, place: Array | int) -> None:
     """Nothing."""
-    del self, memory, place
 
 
 def takes_releases(
     self: Any, received: Received, releases: Natural, memory: None, places: Array
 ) -> tuple[Natural, None]:
     """The releases are the changes."""
-    del self, received, places
     return releases, memory
 
 
 def ones(self: Any, num_shards: np.ndarray) -> np.ndarray:
     """All 1: what is released is the sum."""
-    del self
     return np.ones(len(num_shards))

@@ -362,7 +362,6 @@ class Posterior:
 
         Pass it to ``numpyro.infer.Predictive`` with :attr:`params`.
         """
-        del args, kwargs
         return guides.draw(self.space, self.family, self.params)
 
 

@@ -65,7 +65,6 @@ def log_likelihood(
     """Log density of every observed entry at every draw; arguments as for :func:`predict`."""
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
-        del key
         with HANDLERS:
             found = numpyro_log_likelihood(model, dict(draws), **indexable(constants), **rows)
         return dict(found)
@@ -90,7 +89,6 @@ def log_likelihood_of_records(
     space = from_model(model, rows, constants)
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
-        del key
         of_rows = jax.vmap(space.log_likelihood, (None, 0))
         # Draw after draw: sums over discrete latents take tables for every row already.
         found = jax.lax.map(lambda theta: of_rows(theta, dict(rows)), dict(draws))

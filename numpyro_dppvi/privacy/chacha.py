@@ -141,7 +141,6 @@ def _fold_in(key: Array, data: Array | int) -> Array:
 
 
 def _seed(seed: Any) -> Array:
-    del seed
     raise TypeError(
         "a seed has too few bits for a secret key: write SecretKeys(), which draws 256 bits from "
         "the operating system."

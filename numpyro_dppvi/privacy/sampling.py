@@ -102,17 +102,14 @@ class FullBatch:
 
     def of_client(self, client: int) -> "FullBatch":
         """The same for every client."""
-        del client
         return self
 
     def inclusion_prob(self, num_records: Array | int) -> float:
         """Always 1."""
-        del num_records
         return 1.0
 
     def describe(self, num_records: int) -> str:
         """A client's batch in words."""
-        del num_records
         return "full batch"
 
     def physical_size(self, client_sizes: Sequence[int]) -> int:
@@ -128,14 +125,12 @@ class FullBatch:
         physical_size: int,
     ) -> Batch:
         """All rows, in order."""
-        del rng_key, inclusion_prob, physical_size
         return Batch(None, jnp.arange(capacity) < num_records)
 
     def dp_event(
         self, noise_multiplier: float, num_records: int, physical_size: int
     ) -> dpa.DpEvent:
         """A plain Gaussian event."""
-        del num_records, physical_size
         return dpa.GaussianDpEvent(noise_multiplier)
 
 
@@ -165,7 +160,6 @@ class PoissonSampling:
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
         """Raises a ValueError if there is a wrong number of probabilities."""
-        del relation
         _validate.by_client("sampling_prob", self.sampling_prob, len(client_sizes))
 
     def of_client(self, client: int) -> "PoissonSampling":
@@ -176,7 +170,6 @@ class PoissonSampling:
 
     def inclusion_prob(self, num_records: Array | int) -> float:
         """The same for clients of all sizes."""
-        del num_records
         return self._prob
 
     @property
@@ -278,7 +271,6 @@ class FixedSizeSampling:
 
     def of_client(self, client: int) -> "FixedSizeSampling":
         """The same for every client."""
-        del client
         return self
 
     def _check_size(self, client: int, num_records: int) -> None:
@@ -299,7 +291,6 @@ class FixedSizeSampling:
 
     def physical_size(self, client_sizes: Sequence[int]) -> int:
         """The size of a batch."""
-        del client_sizes
         return self.batch_size
 
     def draw(
@@ -313,7 +304,6 @@ class FixedSizeSampling:
         """Takes the rows with the smallest random words."""
         # Two rows share the last word taken in about num_records of 10^9 draws. Second words break
         # such ties, because top_k would prefer the lower row number.
-        del inclusion_prob, physical_size
         first_key, second_key = jax.random.split(rng_key)
         words = _words(first_key, num_records, capacity)
         near = _smallest(words, min(capacity, self.batch_size + _MOST_EQUALS))
@@ -326,7 +316,6 @@ class FixedSizeSampling:
         self, noise_multiplier: float, num_records: int, physical_size: int
     ) -> dpa.DpEvent:
         """A Gaussian event on a sample without replacement."""
-        del physical_size
         self._check_size(0, num_records)
         gaussian = dpa.GaussianDpEvent(noise_multiplier)
         return dpa.SampledWithoutReplacementDpEvent(num_records, self.batch_size, gaussian)

@@ -157,7 +157,6 @@ class Planned:
 
     def __call__(self, round_number: int, num_clients: int) -> np.ndarray:
         """The groups of a round."""
-        del num_clients
         return self.groups[round_number]
 
 
