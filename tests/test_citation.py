@@ -89,12 +89,12 @@ def test_a_selection_cites_how_it_was_charged(default):
 
 
 def test_anything_else_is_refused(default):
-    with pytest.raises(TypeError, match="result must be the result of fit or select"):
+    with pytest.raises(TypeError, match="result must be a FitResult or Selection"):
         dppvi.citation(default.posterior)
 
 
 MODULE = importlib.import_module("numpyro_dppvi.analysis.citations")
-ENTRIES = {name: text for name, text in vars(MODULE).items() if str(text).startswith("@")}
+ENTRIES = {key: text for key, text in MODULE._entries().items() if key != "numpyro_dppvi"}
 
 
 def test_all_entries_were_found():

@@ -1,6 +1,8 @@
 """``citation``: BibTeX entries for what a run used, each with its reason."""
 
+import functools
 import importlib.metadata
+import importlib.resources
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,85 +11,6 @@ import dp_accounting as dpa
 from numpyro_dppvi import _validate
 from numpyro_dppvi.analysis.selection import Selection
 from numpyro_dppvi.run.fitting import FitResult
-
-_PAPER = r"""@article{heikkila2023dppvi,
-  title   = {Differentially private partitioned variational inference},
-  author  = {Heikkil{\"a}, Mikko A. and Ashman, Matthew and Swaroop, Siddharth and Turner, Richard E. and Honkela, Antti},
-  journal = {Transactions on Machine Learning Research},
-  year    = {2023},
-  url     = {https://openreview.net/forum?id=55BcghgicI}
-}"""  # noqa: E501  # one line a field
-_PVI = """@misc{ashman2022pvi,
-  title  = {Partitioned Variational Inference: A Framework for Probabilistic Federated Learning},
-  author = {Ashman, Matthew and Bui, Thang D. and Nguyen, Cuong V. and Markou, Stratis and Weller, Adrian and Swaroop, Siddharth and Turner, Richard E.},
-  year   = {2022},
-  eprint = {2202.12275},
-  archiveprefix = {arXiv}
-}"""  # noqa: E501
-_NUMPYRO = """@misc{phan2019numpyro,
-  title  = {Composable Effects for Flexible and Accelerated Probabilistic Programming in {NumPyro}},
-  author = {Phan, Du and Pradhan, Neeraj and Jankowiak, Martin},
-  year   = {2019},
-  eprint = {1912.11554},
-  archiveprefix = {arXiv}
-}"""
-_CLIPPED_GRADIENTS = """@inproceedings{abadi2016dpsgd,
-  title     = {Deep Learning with Differential Privacy},
-  author    = {Abadi, Martin and Chu, Andy and Goodfellow, Ian and McMahan, H. Brendan and Mironov, Ilya and Talwar, Kunal and Zhang, Li},
-  booktitle = {Proceedings of the 2016 ACM SIGSAC Conference on Computer and Communications Security},
-  pages     = {308--318},
-  year      = {2016},
-  doi       = {10.1145/2976749.2978318}
-}"""  # noqa: E501
-_COMMITTEE = """@article{tresp2000bcm,
-  title   = {A {Bayesian} Committee Machine},
-  author  = {Tresp, Volker},
-  journal = {Neural Computation},
-  volume  = {12},
-  number  = {11},
-  pages   = {2719--2741},
-  year    = {2000}
-}"""
-_CENTRAL = r"""@inproceedings{jalko2017dpvi,
-  title     = {Differentially Private Variational Inference for Non-conjugate Models},
-  author    = {J{\"a}lk{\"o}, Joonas and Dikmen, Onur and Honkela, Antti},
-  booktitle = {Proceedings of the 33rd Conference on Uncertainty in Artificial Intelligence (UAI)},
-  year      = {2017}
-}"""
-_CLOSED_FORM = """@inproceedings{balle2018gaussian,
-  title     = {Improving the {Gaussian} Mechanism for Differential Privacy: Analytical Calibration and Optimal Denoising},
-  author    = {Balle, Borja and Wang, Yu-Xiang},
-  booktitle = {Proceedings of the 35th International Conference on Machine Learning (ICML)},
-  year      = {2018}
-}"""  # noqa: E501
-_GRIDS = """@article{doroshenko2022dots,
-  title   = {Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions},
-  author  = {Doroshenko, Vadym and Ghazi, Badih and Kamath, Pritish and Kumar, Ravi and Manurangsi, Pasin},
-  journal = {Proceedings on Privacy Enhancing Technologies},
-  volume  = {2022},
-  number  = {4},
-  pages   = {552--570},
-  year    = {2022}
-}"""  # noqa: E501
-_FIXED_SIZE = """@inproceedings{zhu2022characteristic,
-  title     = {Optimal Accounting of Differential Privacy via Characteristic Function},
-  author    = {Zhu, Yuqing and Dong, Jinshuo and Wang, Yu-Xiang},
-  booktitle = {Proceedings of the 25th International Conference on Artificial Intelligence and Statistics (AISTATS)},
-  pages     = {4782--4817},
-  year      = {2022}
-}"""  # noqa: E501
-_DISCRETE = r"""@inproceedings{canonne2020discrete,
-  title     = {The Discrete {Gaussian} for Differential Privacy},
-  author    = {Canonne, Cl{\'e}ment and Kamath, Gautam and Steinke, Thomas},
-  booktitle = {Advances in Neural Information Processing Systems 33 (NeurIPS)},
-  year      = {2020}
-}"""
-_SELECTION = r"""@inproceedings{papernot2022tuning,
-  title     = {Hyperparameter Tuning with {R}{\'e}nyi Differential Privacy},
-  author    = {Papernot, Nicolas and Steinke, Thomas},
-  booktitle = {International Conference on Learning Representations (ICLR)},
-  year      = {2022}
-}"""
 
 
 @dataclass(frozen=True)
@@ -163,33 +86,31 @@ def citation(result: FitResult | Selection) -> Citation:
     """
     if isinstance(result, Selection):
         chosen = citation(result.run).references
-        return Citation((*chosen, Reference("The privacy cost of selection", _SELECTION)))
-    if not isinstance(result, FitResult):
-        raise TypeError(
-            "result must be the result of fit or select, got "
-            f"{_validate.shown(result)}: write citation(fit(...))."
+        return Citation(
+            (*chosen, _reference("The privacy cost of selection", "papernot2022tuning"))
         )
+    _validate.instance("result", result, FitResult, "fit(...)")
     return Citation(tuple(_references(result)))
 
 
 def _references(result: FitResult) -> Iterator[Reference]:
     """The references of a fit."""
-    yield Reference("This software", _software())
-    yield Reference("The method and its mathematics", _PAPER)
+    yield _reference("This software", "numpyro_dppvi")
+    yield _reference("The method and its mathematics", "heikkila2023dppvi")
     yield from _of_method(result)
     yield from _of_accountant(result)
-    yield Reference("The modelling language", _NUMPYRO)
+    yield _reference("The modelling language", "phan2019numpyro")
 
 
 def _of_method(result: FitResult) -> Iterator[Reference]:
     if result.run.central:
-        yield Reference("Central variational inference", _CENTRAL)
+        yield _reference("Central variational inference", "jalko2017dpvi")
     elif result.run.alone:
-        yield Reference("The committee machine", _COMMITTEE)
+        yield _reference("The committee machine", "tresp2000bcm")
     else:
-        yield Reference("Partitioned variational inference", _PVI)
+        yield _reference("Partitioned variational inference", "ashman2022pvi")
     if result.run.local.releases == "gradients":
-        yield Reference("Clipped and noised gradients", _CLIPPED_GRADIENTS)
+        yield _reference("Clipped and noised gradients", "abadi2016dpsgd")
 
 
 def _of_accountant(result: FitResult) -> Iterator[Reference]:
@@ -201,21 +122,23 @@ def _of_accountant(result: FitResult) -> Iterator[Reference]:
         for event, _ in result.ledger.composition(client)
     }
     if dpa.ZCDpEvent in events:  # then everything is accounted as zCDP
-        yield Reference("Discrete Gaussian noise and its accounting", _DISCRETE)
+        yield _reference("Discrete Gaussian noise and its accounting", "canonne2020discrete")
         return
     if dpa.GaussianDpEvent in events:
-        yield Reference("The epsilon of Gaussian noise in closed form", _CLOSED_FORM)
+        yield _reference("The epsilon of Gaussian noise in closed form", "balle2018gaussian")
     if dpa.SampledWithoutReplacementDpEvent in events:
-        yield Reference("The privacy profile of batches of fixed size", _FIXED_SIZE)
+        yield _reference("The privacy profile of batches of fixed size", "zhu2022characteristic")
     if events - {dpa.GaussianDpEvent}:
-        yield Reference("Privacy loss distributions", _GRIDS)
+        yield _reference("Privacy loss distributions", "doroshenko2022dots")
 
 
-def _software() -> str:
-    version = importlib.metadata.version("numpyro-dppvi")
-    return f"""@software{{numpyro_dppvi,
-  title   = {{numpyro_dppvi: differentially private partitioned variational inference for NumPyro}},
-  author  = {{{{The numpyro_dppvi developers}}}},
-  version = {{{version}}},
-  url     = {{https://github.com/numpyro-dppvi/numpyro_dppvi}}
-}}"""
+def _reference(reason: str, key: str) -> Reference:
+    return Reference(reason, _entries()[key])
+
+
+@functools.cache
+def _entries() -> dict[str, str]:
+    """The entries of ``references.bib`` by key; that of this software with its version."""
+    text = importlib.resources.files(__package__).joinpath("references.bib").read_text("utf-8")
+    text = text.replace("INSTALLED", importlib.metadata.version("numpyro-dppvi"))
+    return {Reference("", entry).key: entry for entry in text.strip().split("\n\n")}
