@@ -84,13 +84,11 @@ def citation(result: FitResult | Selection) -> Citation:
         ('numpyro_dppvi', 'heikkila2023dppvi', 'ashman2022pvi', 'abadi2016dpsgd', \
 'balle2018gaussian', 'phan2019numpyro')
     """
-    if isinstance(result, Selection):
-        chosen = citation(result.run).references
-        return Citation(
-            (*chosen, _reference("The privacy cost of selection", "papernot2022tuning"))
-        )
-    _validate.instance("result", result, FitResult, "fit(...)")
-    return Citation(tuple(_references(result)))
+    _validate.instance("result", result, (FitResult, Selection), "fit(...)")
+    if isinstance(result, FitResult):
+        return Citation(tuple(_references(result)))
+    cost = _reference("The privacy cost of selection", "papernot2022tuning")
+    return Citation((*_references(result.run), cost))
 
 
 def _references(result: FitResult) -> Iterator[Reference]:
