@@ -12,7 +12,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import selection
-from numpyro_dppvi.privacy import NegativeBinomialRuns, PoissonRuns, plan_selection
+from numpyro_dppvi.privacy import NegativeBinomialRuns, plan_selection
 from tests.dry import dry_rounds
 
 SIZES = (40, 60)
@@ -127,7 +127,7 @@ class TestScores:
     def value(self, scores, bound=1.0):
         mechanisms = plan_selection(
             dppvi.PrivacyBudget(math.inf),
-            PoissonRuns(2),
+            NegativeBinomialRuns(2),
             client_sizes=[len(scores)],
             score_bound=bound,
         ).mechanisms
@@ -202,7 +202,3 @@ class TestRefusals:
         self.refuse(
             ValueError, r"one number per record, got shape \(59,\)", scores=lambda run: wrong
         )
-
-    def test_no_run_at_all(self, monkeypatch):
-        monkeypatch.setattr(selection, "_uniform", lambda key: 0.0)
-        self.refuse(RuntimeError, "the number of runs was 0", runs=PoissonRuns(1))

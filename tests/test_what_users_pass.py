@@ -611,11 +611,7 @@ CALLS: dict[str, Call] = {
             "false_positive_rate": 0.01,
         },
     ),
-    "privacy.PoissonRuns": Call(privacy.PoissonRuns, {"mean": 2.0}),
     "privacy.NegativeBinomialRuns": Call(privacy.NegativeBinomialRuns, {"mean": 2.0, "shape": 1.0}),
-    "the number of Poisson runs": Call(
-        lambda mean: privacy.PoissonRuns(mean).count(0.5), {"mean": 2.0}
-    ),
     "the number of negative binomial runs": Call(
         lambda mean, shape: privacy.NegativeBinomialRuns(mean, shape).count(0.5),
         {"mean": 2.0, "shape": 1.0},
@@ -1046,8 +1042,6 @@ LEFT_OUT = {
     "privacy.Gaussian.dp_event": IN_PLANS,
     "TrustedAggregator.check": IN_PLANS,
     "TrustedAggregator.num_shares": IN_PLANS,
-    "privacy.PoissonRuns.count": IN_PLANS,
-    "privacy.PoissonRuns.dp_event": IN_PLANS,
     "privacy.NegativeBinomialRuns.count": IN_PLANS,
     "privacy.NegativeBinomialRuns.dp_event": IN_PLANS,
 }
@@ -1403,8 +1397,6 @@ class TestNumbers:
     @pytest.mark.parametrize(
         ("runs", "fine"),
         [
-            (lambda: privacy.PoissonRuns(800.0), False),
-            (lambda: privacy.PoissonRuns(700.0), True),
             (lambda: privacy.NegativeBinomialRuns(1e4, 100.0), True),
             (lambda: privacy.NegativeBinomialRuns(1e5, 500.0), False),
             (lambda: privacy.NegativeBinomialRuns(10.0, 1e20), False),

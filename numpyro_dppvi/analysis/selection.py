@@ -170,7 +170,6 @@ def select(
 
     Raises:
         ValueError: If a run releases more than the plan allows, or scores do not fit the plan.
-        RuntimeError: If the number of runs is 0, which can happen with ``PoissonRuns`` only.
 
     Example:
         >>> import jax, numpy as np, numpyro, numpyro.distributions as dist
@@ -217,11 +216,7 @@ def select(
         value = _noisy_score(score(run), plan.mechanisms, noise_key)
         if best is None or value > best.score:
             best = Selection(setting, run, value, plan, settings)
-    if best is None:
-        raise RuntimeError(
-            f"the number of runs was 0 ({plan.runs.name}), and the budget is spent: write "
-            "runs=NegativeBinomialRuns(...), which gives at least one run."
-        )
+    assert best is not None, "there is at least one run"
     return best
 
 

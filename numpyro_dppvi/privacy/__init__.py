@@ -34,7 +34,6 @@ from numpyro_dppvi.privacy.sampling import (
 )
 from numpyro_dppvi.privacy.selection import (
     NegativeBinomialRuns,
-    PoissonRuns,
     SelectionPlan,
     plan_selection,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "Mechanism",
     "NegativeBinomialRuns",
     "Noise",
-    "PoissonRuns",
     "PoissonSampling",
     "PrivacyBudget",
     "PrivacyPlan",

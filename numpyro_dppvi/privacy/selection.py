@@ -8,13 +8,12 @@ arXiv 2110.03620).
 The reason: let Q be the distribution of one run with a random setting, ordered by score, and f the
 probability generating function of the number of runs. Then output y is shown with probability
 f(Q(<= y)) - f(Q(< y)), so a small change of Q changes it little if f' varies slowly, as it does
-for the distributions offered here.
+for the distribution offered here.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import dp_accounting as dpa
 from dp_accounting import rdp
@@ -38,45 +37,6 @@ _LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
-class PoissonRuns:
-    """A Poisson number of runs: close to its mean, but 0 with probability e^-mean.
-
-    Args:
-        mean: At least 1.
-
-    Raises:
-        ValueError: If the mean is below 1.
-    """
-
-    mean: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", _mean(self.mean))
-        if math.exp(-self.mean) == 0:
-            raise ValueError(f"mean must be at most 745, got {self.mean:g}: write mean=10.0, say.")
-
-    @property
-    def name(self) -> str:
-        """The distribution in words."""
-        return f"Poisson with mean {self.mean:g}"
-
-    def dp_event(self, run: dpa.DpEvent) -> dpa.DpEvent:
-        """The event of showing the best of that many runs."""
-        return dpa.dp_event.RepeatAndSelectDpEvent(run, self.mean, math.inf)
-
-    def count(self, uniform: float) -> int:
-        """The number of runs, as the quantile at a uniform random number in [0, 1)."""
-
-        def probabilities() -> Iterator[tuple[int, float]]:
-            k, prob = 0, math.exp(-self.mean)
-            while True:
-                yield k, prob
-                k, prob = k + 1, prob * self.mean / (k + 1)
-
-        return _quantile(probabilities(), uniform)
-
-
-@dataclass(frozen=True)
 class NegativeBinomialRuns:
     """A negative binomial number of runs, truncated to at least 1.
 
@@ -93,10 +53,11 @@ class NegativeBinomialRuns:
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", _mean(self.mean))
+        mean = _validate.positive("mean", self.mean, most=_MOST_RUNS)
+        object.__setattr__(self, "mean", mean)
         object.__setattr__(self, "shape", _validate.not_negative("shape", self.shape))
-        if self.mean == 1:
-            raise ValueError("mean must be above 1, got 1: write NegativeBinomialRuns(10.0), say.")
+        if mean <= 1:
+            raise ValueError(f"mean must be above 1, got {mean:g}: write mean=10.0, say.")
         if not self._first():
             raise ValueError(
                 "mean and shape must give a single run positive probability, got "
@@ -115,17 +76,16 @@ class NegativeBinomialRuns:
 
     def count(self, uniform: float) -> int:
         """The number of runs, as the quantile at a uniform random number in [0, 1)."""
-        gamma, shape = self._gamma(), self.shape
-
-        def probabilities() -> Iterator[tuple[int, float]]:
+        gamma = self._gamma()
+        k, prob = 1, self._first()
+        total = prob
+        # Where adding up is at the end of its digits, the last number stands for all larger ones.
+        while uniform >= total and not (prob < 1e-18 and total > 0.5):
             # P(k) is proportional to (1 - gamma)^k Gamma(k + shape) / (Gamma(shape) k!), so the
             # ratio P(k + 1) / P(k) is (1 - gamma) (k + shape) / (k + 1).
-            k, prob = 1, self._first()
-            while True:
-                yield k, prob
-                k, prob = k + 1, prob * (1 - gamma) * (k + shape) / (k + 1)
-
-        return _quantile(probabilities(), uniform)
+            k, prob = k + 1, prob * (1 - gamma) * (k + self.shape) / (k + 1)
+            total += prob
+        return k
 
     def _first(self) -> float:
         """The probability of a single run."""
@@ -155,27 +115,7 @@ class NegativeBinomialRuns:
             low, high = (middle, high) if mean(middle) > self.mean else (low, middle)
 
 
-Runs: TypeAlias = PoissonRuns | NegativeBinomialRuns
-
-
-def _mean(mean: float) -> float:
-    mean = _validate.positive("mean", mean, most=_MOST_RUNS)
-    if mean < 1:
-        raise ValueError(f"mean must be at least 1, got {mean:g}: write mean=10.0, say.")
-    return mean
-
-
-def _quantile(probabilities: Iterator[tuple[int, float]], uniform: float) -> int:
-    total = 0.0
-    for k, prob in probabilities:
-        total += prob
-        # Where adding up is at the end of its digits, the last number stands for all larger ones.
-        if uniform < total or (prob < 1e-18 and total > 0.5):
-            return k
-    raise AssertionError("the distribution has no end")
-
-
-def selection_epsilon(mu: float, runs: Runs, delta: float) -> float:
+def selection_epsilon(mu: float, runs: NegativeBinomialRuns, delta: float) -> float:
     """The epsilon of showing the best of several Gaussian runs (Papernot and Steinke 2022).
 
     Args:
@@ -185,7 +125,7 @@ def selection_epsilon(mu: float, runs: Runs, delta: float) -> float:
         delta: In (0, 1).
 
     Returns:
-        Epsilon, an upper bound by their Theorems 2 and 6.
+        Epsilon, an upper bound by their Theorem 2.
     """
     if mu == 0:
         return 0.0
@@ -213,7 +153,7 @@ class SelectionPlan:
     budgets: tuple[PrivacyBudget, ...]
     run_budgets: tuple[PrivacyBudget, ...]
     mechanisms: tuple[GaussianSum, ...]
-    runs: Runs
+    runs: NegativeBinomialRuns
     mus: tuple[float, ...]
     fit_mus: tuple[float, ...]
 
@@ -228,7 +168,7 @@ class SelectionPlan:
 
 def plan_selection(
     budget: Budgets,
-    runs: Runs,
+    runs: NegativeBinomialRuns,
     *,
     client_sizes: Sequence[int],
     score_bound: float,
@@ -238,7 +178,7 @@ def plan_selection(
 
     Args:
         budget: The budget of the whole selection: one for all clients, or one per client.
-        runs: ``PoissonRuns(mean)`` or ``NegativeBinomialRuns(mean)``.
+        runs: How many there are, ``NegativeBinomialRuns(mean)``.
         client_sizes: The (public) number of scored records of each client.
         score_bound: Each record's score is clipped to plus or minus this.
         score_share: In (0, 1): the part of a run's squared distance that its score takes.
@@ -260,11 +200,7 @@ def plan_selection(
         >>> round(plan.run_budgets[0].epsilon, 2)  # each of ten runs on average, of 1 in total
         0.38
     """
-    if not isinstance(runs, Runs):
-        raise TypeError(
-            f"runs must be PoissonRuns(...) or NegativeBinomialRuns(...), got "
-            f"{_validate.shown(runs)}: write runs=NegativeBinomialRuns(10.0), say."
-        )
+    _validate.instance("runs", runs, NegativeBinomialRuns, "NegativeBinomialRuns(10.0)")
     sizes = _validate.client_sizes(client_sizes)
     bound = _validate.positive("score_bound", score_bound)
     share = _validate.open_unit("score_share", score_share, "0.1")
@@ -285,7 +221,7 @@ def plan_selection(
     )
 
 
-def _largest_mu(budget: PrivacyBudget, runs: Runs) -> float:
+def _largest_mu(budget: PrivacyBudget, runs: NegativeBinomialRuns) -> float:
     """The largest distance of one run for which the selection is within its budget."""
     if math.isinf(budget.epsilon):
         return math.inf

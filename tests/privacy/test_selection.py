@@ -9,7 +9,6 @@ from scipy import stats
 
 from numpyro_dppvi.privacy import (
     NegativeBinomialRuns,
-    PoissonRuns,
     PrivacyBudget,
     plan_selection,
 )
@@ -17,8 +16,6 @@ from numpyro_dppvi.privacy.selection import check_run, selection_epsilon
 from tests.grids import grid
 
 RUNS = [
-    PoissonRuns(1),
-    PoissonRuns(10),
     NegativeBinomialRuns(10),
     NegativeBinomialRuns(3, 0.5),
     NegativeBinomialRuns(10, 0),
@@ -30,8 +27,6 @@ every_kind = pytest.mark.parametrize("runs", RUNS, ids=lambda runs: runs.name)
 def probabilities(runs, most):
     """P(K = k) for k up to ``most``, from the definitions in the paper."""
     k = np.arange(most + 1)
-    if isinstance(runs, PoissonRuns):
-        return stats.poisson.pmf(k, runs.mean)
     gamma, shape = runs._gamma(), runs.shape
     if shape == 0:
         return np.where(k == 0, 0.0, stats.logser.pmf(np.maximum(k, 1), 1 - gamma))
@@ -58,16 +53,15 @@ class TestNumberOfRuns:
 
     @every_kind
     def test_ends_for_every_number(self, runs):
-        least = 0 if isinstance(runs, PoissonRuns) else 1
-        assert runs.count(0.0) == least
+        assert runs.count(0.0) == 1
         assert runs.count(1 - 2**-53) < 10_000
 
     @pytest.mark.parametrize(
         ("words", "make"),
         [
-            ("mean must be at least 1, got 0.5", lambda: PoissonRuns(0.5)),
-            ("mean must be a number above 0", lambda: PoissonRuns(-1)),
-            ("mean must be a number above 0", lambda: PoissonRuns(math.inf)),
+            ("mean must be above 1, got 0.5", lambda: NegativeBinomialRuns(0.5)),
+            ("mean must be a number above 0", lambda: NegativeBinomialRuns(-1)),
+            ("mean must be a number above 0", lambda: NegativeBinomialRuns(math.inf)),
             ("mean must be above 1, got 1", lambda: NegativeBinomialRuns(1)),
             ("shape must be a number between 0 and .* got -1", lambda: NegativeBinomialRuns(5, -1)),
             (
@@ -137,8 +131,10 @@ class TestCost:
             assert selection_epsilon(0.3, NegativeBinomialRuns(mean), 1e-5) < together
 
     def test_rises_with_runs_and_distance(self):
-        by_mean = [selection_epsilon(0.5, PoissonRuns(mean), 1e-5) for mean in (1, 3, 10, 100)]
-        by_mu = [selection_epsilon(mu, RUNS[2], 1e-5) for mu in (0.0, 0.1, 0.5, 2.0, math.inf)]
+        by_mean = [
+            selection_epsilon(0.5, NegativeBinomialRuns(mean), 1e-5) for mean in (1.5, 3, 10, 100)
+        ]
+        by_mu = [selection_epsilon(mu, RUNS[0], 1e-5) for mu in (0.0, 0.1, 0.5, 2.0, math.inf)]
         assert by_mean == sorted(by_mean)
         assert by_mu == sorted(by_mu)
         assert (by_mu[0], by_mu[-1]) == (0, math.inf)
@@ -166,7 +162,7 @@ class TestPlan:
             PrivacyBudget(1.0, 1e-5, "add_or_remove_one"),
             PrivacyBudget(2.0, max_records_per_person=3),
         ]
-        plan = plan_selection(budgets, RUNS[2], client_sizes=[50, 80], score_bound=2.0)
+        plan = plan_selection(budgets, RUNS[0], client_sizes=[50, 80], score_bound=2.0)
         first, second = plan.run_budgets
         assert (first.relation, second.max_records_per_person) == ("add_or_remove_one", 3)
         assert first.epsilon < second.epsilon
@@ -175,7 +171,7 @@ class TestPlan:
         assert all(e <= b.epsilon for e, b in zip(plan.epsilons, budgets, strict=True))
 
     def test_an_unlimited_budget_adds_no_noise(self):
-        plan = plan_selection(PrivacyBudget(math.inf), RUNS[2], client_sizes=[50], score_bound=1.0)
+        plan = plan_selection(PrivacyBudget(math.inf), RUNS[0], client_sizes=[50], score_bound=1.0)
         assert plan.run_budgets[0].epsilon == plan.epsilons[0] == math.inf
         assert plan.mechanisms[0].noise_std == 0
 
@@ -191,15 +187,15 @@ class TestPlan:
     def test_refuses_what_makes_no_sense(self, words, changes):
         arguments = {"budget": PrivacyBudget(1.0), "score_bound": 1.0, **changes}
         with pytest.raises(ValueError, match=words):
-            plan_selection(runs=RUNS[2], client_sizes=[50], **arguments)
+            plan_selection(runs=RUNS[0], client_sizes=[50], **arguments)
 
     def test_refuses_a_fixed_number_of_runs(self):
         # A number that is known in advance has another, larger cost.
-        with pytest.raises(TypeError, match=r"runs must be PoissonRuns\(...\) or .* got 10"):
+        with pytest.raises(TypeError, match="runs must be a NegativeBinomialRuns, got 10"):
             plan_selection(PrivacyBudget(1.0), 10, client_sizes=[50], score_bound=1.0)
 
     def test_refuses_runs_beyond_it(self):
-        plan = plan_selection(PrivacyBudget(1.0), RUNS[2], client_sizes=[50], score_bound=1.0)
+        plan = plan_selection(PrivacyBudget(1.0), RUNS[0], client_sizes=[50], score_bound=1.0)
         check_run(plan, [plan.fit_mus[0]])
         for mus, words in [
             ([1.01 * plan.fit_mus[0]], "released more for client 0"),
