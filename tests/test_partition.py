@@ -395,7 +395,7 @@ class TestStack:
         ("data_per_client", "words"),
         [
             ([], ["data_per_client", "at least one client"]),
-            ({"X": np.ones(2)}, ["data_per_client", "one mapping of ['X']", "stack(data"]),
+            ({"X": np.ones(2)}, ["data_per_client", "a dict", "stack(data"]),
             ([{"x": np.ones(2)}, {"x": np.ones(0)}], ["client 1's data", "leave such"]),
             ([{"x": np.ones(2)}, {"z": np.ones(2)}], ["same names", "['z']", "client 1", "['x']"]),
             (

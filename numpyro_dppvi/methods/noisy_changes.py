@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
@@ -73,11 +73,7 @@ def _planned_changes(
 
 def _check_fields(self: Any) -> None:
     values.check_pieces(self.optimizer, self.expectation, natural=True)
-    if not isinstance(self.noise, Noise):
-        raise TypeError(
-            "noise must be Gaussian() or DiscreteGaussian(), got "
-            f"{_validate.shown(self.noise)}: write noise=privacy.DiscreteGaussian(), say."
-        )
+    _validate.instance("noise", self.noise, get_args(Noise), "privacy.DiscreteGaussian()")
     values.set_each(self, "clip_norm", _validate.positive)
     values.set_steps(self)
     # ParameterPerturbation has one shard, and no field that says so.

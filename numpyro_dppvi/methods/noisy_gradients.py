@@ -151,11 +151,8 @@ class BayesianCommitteeMachine:
 
     def __post_init__(self) -> None:
         _validate.choice("prior", self.prior, ("same", "split"))
-        if not isinstance(self.local, DPOptimization):
-            raise TypeError(
-                f"local must be a DPOptimization, got {_validate.shown(self.local)}: write "
-                "local=DPOptimization(num_local_steps=30), say."
-            )
+        example = "DPOptimization(num_local_steps=30)"
+        _validate.instance("local", self.local, DPOptimization, example)
 
     def resolved(self) -> Resolved:
         """Clients alone, at the learning rate of a client that nobody helps."""

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Natural
-from numpyro_dppvi._validate import UnsupportedModelError, shown
+from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import MeanField, WhiteFamily, factors
 from numpyro_dppvi.guides import PriorFactor, prior_factor
 from numpyro_dppvi.latents import LatentSpace
@@ -81,10 +82,7 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
         parts = prior_factor(family, space)
         check_proper(family, parts.exact, leave_out=parts.refined)
         return parts
-    if not isinstance(prior, Prior):
-        raise TypeError(
-            f"prior must be a Prior, got {shown(prior)}: write prior=earlier.posterior.as_prior()."
-        )
+    _validate.instance("prior", prior, Prior, "earlier.posterior.as_prior()")
     # Names, shapes and supports, and not priors: the new model's own are replaced anyway.
     found = difference(identities(space), identities(prior.space))
     if found is not None:

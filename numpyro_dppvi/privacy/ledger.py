@@ -14,6 +14,7 @@ from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 
 _LONGEST_NAME = 100
+_EXAMPLE = "[Entry(round=0, client=0, event=event, num_releases=1)]"
 
 
 class BudgetExceededError(RuntimeError):
@@ -94,7 +95,7 @@ class Ledger:
         except TypeError:
             raise TypeError(
                 f"entries must be a sequence of Entry, got {_validate.shown(entries)}: write "
-                "entries=[Entry(round=0, client=0, event=event, num_releases=1)], say."
+                f"entries={_EXAMPLE}, say."
             ) from None
         for entry in entries:
             self._check_entry(entry)
@@ -135,11 +136,7 @@ class Ledger:
         return accounting.epsilon(self.composition(client), delta, budget.relation)
 
     def _check_entry(self, entry: Entry) -> None:
-        if not isinstance(entry, Entry):
-            raise TypeError(
-                f"entries must be a sequence of Entry, got {_validate.shown(entry)} among them: "
-                "write entries=[Entry(round=0, client=0, event=event, num_releases=1)], say."
-            )
+        _validate.instance("entries", entry, Entry, _EXAMPLE)
         _validate.not_negative_int("round", entry.round)
         _validate.whole("client", entry.client)
         _validate.instance("event", entry.event, dpa.DpEvent, "dpa.GaussianDpEvent(25.0)")

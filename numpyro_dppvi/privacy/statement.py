@@ -85,11 +85,7 @@ class PrivacyStatement:
 
     def __post_init__(self) -> None:
         """Checks the fields; ``insecure_seed`` is a flag, because 0 is a seed, too."""
-        if not isinstance(self.method, str):
-            raise TypeError(
-                f"method must be a method's name, got {_validate.shown(self.method)}: write "
-                "method='DPOptimization', say."
-            )
+        _validate.instance("method", self.method, str, "'DPOptimization'")
         if self.plan is not None:
             _validate.instance("plan", self.plan, PrivacyPlan, "plan_privacy(...)")
         _validate.instance("ledger", self.ledger, Ledger, "plan.ledger()")

@@ -363,7 +363,7 @@ def assemble(
         rng_key: PRNGKey, state: PVIState, shards: Shards | SpreadShards
     ) -> tuple[PVIState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
-        checks.check_state(state, PVIState)
+        _validate.instance("state", state, PVIState, "algorithm.init(rng_key)")
         checks.check_shards(shards, assembly.client_sizes, problem.space.row)
         # Before the charge: a schedule that is refused costs nothing.
         groups = assembly.groups(state.round)
@@ -382,7 +382,7 @@ def assemble(
         return PVIState(state.round + 1, end.server, end.clients, ledger), info
 
     def posterior(state: PVIState) -> Posterior:
-        checks.check_state(state, PVIState)
+        _validate.instance("state", state, PVIState, "algorithm.init(rng_key)")
         constants = dict(settings["model_kwargs"])
         family, space = problem.family, problem.space
         return Posterior(
@@ -485,11 +485,9 @@ def _drawn(assembly: Assembly, groups: np.ndarray, state: PVIState) -> Any:
 
 def first_ledger(plan: PrivacyPlan | None, file: LedgerFile | None) -> Ledger:
     """The ledger to begin with: empty, or what a file has spent."""
-    if not isinstance(file, LedgerFile | None):
-        raise TypeError(
-            f"ledger_file must be a LedgerFile, got {_validate.shown(file)}: write "
-            "ledger_file=privacy.LedgerFile('ledger.jsonl')."
-        )
+    if file is not None:
+        example = "privacy.LedgerFile('ledger.jsonl')"
+        _validate.instance("ledger_file", file, LedgerFile, example)
     if plan is None and file is not None:
         raise ValueError(
             "ledger_file keeps what a private method releases, and NonPrivate() keeps no ledger: "

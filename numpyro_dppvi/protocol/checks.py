@@ -98,15 +98,6 @@ def check_plan(
                 )
 
 
-def check_state(state: Any, kind: type) -> None:
-    """Refuses what is no state of an algorithm."""
-    if not isinstance(state, kind):
-        raise TypeError(
-            f"state must be what init or step returned, got {_validate.shown(state)}: write "
-            "state = algorithm.init(rng_key)."
-        )
-
-
 def check_alone(name: str, file: Any) -> None:
     """Refuses a file of a run that several processes share: each would write it."""
     if file is not None and jax.process_count() > 1:
@@ -128,11 +119,8 @@ def check_shards(
         client_sizes: Records of each client.
         row: Shapes and dtypes of one record.
     """
-    if not isinstance(shards, Shards | SpreadShards):
-        raise TypeError(
-            f"shards must be what stack or stack_clients returned, got {_validate.shown(shards)}: "
-            "write shards=stack_clients(data_per_client)."
-        )
+    example = "stack_clients(data_per_client)"
+    _validate.instance("shards", shards, (Shards, SpreadShards), example)
     if isinstance(shards, Shards) and jax.process_count() > 1:
         raise ValueError(
             f"in a run of {jax.process_count()} processes (jax.distributed) each visits clients of "

@@ -65,11 +65,8 @@ def stack(
             rows that the data does not have, or `missing` names no array.
         TypeError: If `partition` is not a `Partition`.
     """
-    if not isinstance(partition, Partition):
-        raise TypeError(
-            f"partition must be a Partition, got {_validate.shown(partition)}: write "
-            "split_evenly(rng_key, num_rows, num_clients), say."
-        )
+    example = "split_evenly(rng_key, num_rows, num_clients)"
+    _validate.instance("partition", partition, Partition, example)
     _check_missing(missing, data if isinstance(data, Mapping) else ())
     arrays = record_arrays(data, "data", missing)
     num_rows = len(next(iter(arrays.values())))
@@ -104,15 +101,10 @@ def stack_clients(
         ValueError: If there are no clients, a client has no records, clients' names or trailing
             axes differ, or `missing` names no array.
     """
-    if isinstance(data_per_client, Mapping):
-        raise ValueError(
-            f"data_per_client must be a sequence with one mapping per client, got one mapping of "
-            f"{list(data_per_client)}: write [data_a, data_b], or stack(data, partition)."
-        )
     if not isinstance(data_per_client, Sequence) or isinstance(data_per_client, (str, bytes)):
         raise ValueError(
             "data_per_client must be a sequence with one mapping per client, got "
-            f"{_validate.shown(data_per_client)}: write [data_a, data_b]."
+            f"{_validate.shown(data_per_client)}: write [data_a, data_b] or stack(data, partition)."
         )
     if len(data_per_client) == 0:
         raise ValueError(
