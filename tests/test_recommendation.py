@@ -73,10 +73,10 @@ def test_the_limit_is_that_of_one_release():
     """Five clients of 1000, six latents, epsilon 1: r = 2 sqrt(d M / N) / mu with mu = .2679."""
     found = recommended(6, [1000] * 5, 1.0)
     noise = 2 * np.sqrt(6 * 5 / 5000) / 0.2679
-    np.testing.assert_allclose(found.width_together, np.sqrt(1 + noise**2), rtol=2e-3)
-    np.testing.assert_allclose(found.width_alone, np.sqrt(5.0), rtol=1e-6)
+    np.testing.assert_allclose(found.worth.together, np.sqrt(1 + noise**2), rtol=2e-3)
+    np.testing.assert_allclose(found.worth.alone, np.sqrt(5.0), rtol=1e-6)
     summed = recommended(6, [1000] * 5, 1.0, trusted_aggregator=True)
-    np.testing.assert_allclose(summed.width_together, np.sqrt(1 + noise**2 / 5), rtol=2e-3)
+    np.testing.assert_allclose(summed.worth.together, np.sqrt(1 + noise**2 / 5), rtol=2e-3)
 
 
 def test_a_client_that_gains_nothing_is_told():

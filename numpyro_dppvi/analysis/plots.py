@@ -7,6 +7,7 @@ your own and returns these.
 
 import functools
 import io
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,9 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi.analysis.diagnostics import Diagnostics, diagnose, labels
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.posterior.marginals import moments
-from numpyro_dppvi.privacy import PrivacyBudget, accounting
+from numpyro_dppvi.privacy import Ledger, PrivacyBudget, accounting
+from numpyro_dppvi.privacy.accounting import Composition
+from numpyro_dppvi.protocol.algorithm import entries
 from numpyro_dppvi.run.fitting import FitResult
 
 # Okabe and Ito's palette for colour-blind readers, dark colours first.
@@ -340,42 +343,25 @@ def _curves(
     # Few rounds, with the first and the last among them.
     at = np.unique(np.linspace(0, num_rounds, min(num_rounds + 1, _CURVE_POINTS)).round())
     at = at.astype(int)
-    # What each part of the run had released by then, client by client.
-    visited = []
-    for part in plan.parts:
-        visits = np.zeros((num_rounds + 1, len(plan.clients)), int)
-        for r in range(num_rounds):
-            if plan.at(r) is part:
-                visits[r + 1] = np.bincount(
-                    result.run.groups[r].ravel(), minlength=len(plan.clients)
-                )
-        visited.append(np.cumsum(visits, axis=0)[at])
-    kinds: dict[Any, list[int]] = {}
+    # A run that was continued has a plan for each part, with another noise.
+    charged = [entries(plan.at(r), r, result.run.groups[r]) for r in range(num_rounds)]
+    by_then = [Ledger(entries=tuple(itertools.chain(*charged[:rounds]))) for rounds in at]
+    kinds: dict[tuple[PrivacyBudget, tuple[Composition, ...]], list[int]] = {}
     for number, client in enumerate(plan.clients):
-        # A run that was continued has a plan for each part, with another noise.
-        own = [part.clients[number] for part in plan.parts]
-        released = [
-            accounting.compose(
-                (mine.mechanism.dp_event, int(n) * mine.releases_per_visit)
-                for mine, n in zip(own, visits, strict=True)
-            )
-            for visits in np.stack(visited, axis=1)[:, :, number]
-        ]
+        own = [ledger.composition(number) for ledger in by_then]
         # Charges of other runs on the same ledger count from the start.
-        others = Counter(dict(result.ledger.composition(number))) - Counter(dict(released[-1]))
+        others = Counter(dict(result.ledger.composition(number))) - Counter(dict(own[-1]))
+        spent = tuple(accounting.compose([*others.items(), *released]) for released in own)
         # Clients that agree in these have one curve, computed once: an epsilon may take seconds.
-        kind = (client.budget, tuple(released), frozenset(others.items()))
-        kinds.setdefault(kind, []).append(number)
-    curves = []
-    for (budget, released, others), numbers in kinds.items():
-        spent = [
-            accounting.epsilon(
-                accounting.compose([*others, *by_then]), budget.delta, budget.relation
-            )
-            for by_then in released
-        ]
-        curves.append((budget, numbers, np.array(spent)))
-    return at, curves
+        kinds.setdefault((client.budget, spent), []).append(number)
+    return at, [
+        (
+            budget,
+            numbers,
+            np.array([accounting.epsilon(c, budget.delta, budget.relation) for c in spent]),
+        )
+        for (budget, spent), numbers in kinds.items()
+    ]
 
 
 def _range(numbers: Sequence[int], names: Sequence[str]) -> str:

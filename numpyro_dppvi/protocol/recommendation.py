@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
@@ -43,19 +41,6 @@ class Recommendation:
     method: Method
     reasons: tuple[str, ...]
     worth: Worth
-
-    @property
-    def width_together(self) -> float:
-        """The least width of intervals, over that of all records without privacy."""
-        return self.worth.together
-
-    @property
-    def width_alone(self) -> np.ndarray:
-        """That of each client by itself and without privacy, if all clients' records are alike.
-
-        Shape ``(num_clients,)``.
-        """
-        return np.array(self.worth.alone)
 
     def __str__(self) -> str:
         """The method, and the reasons below it."""
