@@ -81,8 +81,32 @@ def _check_fields(self: Any) -> None:
         values.set_each(self, "num_shards", _validate.positive_int)
 
 
+class _OfChanges:
+    """What these methods have in common: all but their shards and what they do with them."""
+
+    releases: ClassVar[Releases] = "changes"
+    aggregator: ClassVar[Aggregator] = "useful"
+    keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
+    averages: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+
+    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
+    weights, learning_rate = _weights, _small_rate
+    plan, planned = _plan_of_changes, _planned_changes
+
+    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
+        """A solve a shard, each with its own cavity where shards keep factors."""
+        return visits.by_perturbed_changes(visit, likelihood, exponent=1.0)
+
+
 @dataclass(frozen=True)
-class ParameterPerturbation:
+class ParameterPerturbation(_OfChanges):
     """One local solve a visit; the change of natural parameters is clipped and noised (Sec. 4.2).
 
     The noise does not shrink with the number of records: a baseline, seldom of use. It is the
@@ -102,35 +126,15 @@ class ParameterPerturbation:
         TypeError: If the optimiser, expectation or noise is of another kind.
     """
 
-    releases: ClassVar[Releases] = "changes"
-    aggregator: ClassVar[Aggregator] = "useful"
-    keeps_factors: ClassVar[bool] = False
-    central: ClassVar[bool] = False
-    damped: ClassVar[bool] = True
-    wide: ClassVar[bool] = False
-    averages: ClassVar[bool] = False
-
     clip_norm: float | tuple[float, ...] = 0.002
     num_local_steps: int = 20
     optimizer: Optimizer | None = None
     expectation: Expectation = Automatic(2)
     noise: Noise = Gaussian()
 
-    def __post_init__(self) -> None:
-        _check_fields(self)
-
-    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
-    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
-    weights, learning_rate = _weights, _small_rate
-    plan, planned = _plan_of_changes, _planned_changes
-
-    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
-        """One solve; its change is clipped and gets noise."""
-        return visits.by_perturbed_changes(visit, likelihood, exponent=1.0)
-
 
 @dataclass(frozen=True)
-class LocalAveraging:
+class LocalAveraging(_OfChanges):
     """Clients average the changes of local models, one per shard of their records (Algorithm 2).
 
     Every shard starts from q, with the client's own cavity and a likelihood that is raised to the
@@ -154,12 +158,6 @@ class LocalAveraging:
         TypeError: If the optimiser, expectation or noise is of another kind.
     """
 
-    releases: ClassVar[Releases] = "changes"
-    aggregator: ClassVar[Aggregator] = "useful"
-    keeps_factors: ClassVar[bool] = False
-    central: ClassVar[bool] = False
-    damped: ClassVar[bool] = True
-    wide: ClassVar[bool] = False
     averages: ClassVar[bool] = True
 
     num_shards: int | tuple[int, ...]
@@ -168,14 +166,6 @@ class LocalAveraging:
     optimizer: Optimizer | None = None
     expectation: Expectation = Automatic(2)
     noise: Noise = Gaussian()
-
-    def __post_init__(self) -> None:
-        _check_fields(self)
-
-    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
-    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
-    weights, learning_rate = _weights, _small_rate
-    plan, planned = _plan_of_changes, _planned_changes
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """A solve a shard, with a likelihood raised to the number of shards."""
@@ -186,7 +176,7 @@ class LocalAveraging:
 
 
 @dataclass(frozen=True)
-class VirtualClients:
+class VirtualClients(_OfChanges):
     """Every shard of a client's records is a client of its own, with its own factor (Algorithm 3).
 
     The sum of the clipped changes is released with noise. The shards' factors stay at the client:
@@ -209,13 +199,7 @@ class VirtualClients:
         TypeError: If the optimiser, expectation or noise is of another kind.
     """
 
-    releases: ClassVar[Releases] = "changes"
-    aggregator: ClassVar[Aggregator] = "useful"
     keeps_factors: ClassVar[bool] = True
-    central: ClassVar[bool] = False
-    damped: ClassVar[bool] = True
-    wide: ClassVar[bool] = False
-    averages: ClassVar[bool] = False
 
     num_shards: int | tuple[int, ...]
     clip_norm: float | tuple[float, ...] = 0.005
@@ -223,16 +207,3 @@ class VirtualClients:
     optimizer: Optimizer | None = None
     expectation: Expectation = Automatic(2)
     noise: Noise = Gaussian()
-
-    def __post_init__(self) -> None:
-        _check_fields(self)
-
-    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
-    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
-    weights, learning_rate = _weights, _small_rate
-    plan, planned = _plan_of_changes, _planned_changes
-
-    def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
-        """A solve a shard, each with its own cavity."""
-        # visit.own holds the factors of the shards, because keeps_factors is true.
-        return visits.by_perturbed_changes(visit, likelihood, exponent=1.0)
