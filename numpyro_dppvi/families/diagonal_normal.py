@@ -3,7 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,36 @@ class NormalCoordinates(NamedTuple):
 
     loc: Array
     log_scale: Array
+
+
+# What normal families do alike, for them to take into their class bodies: x = m + L z.
+
+
+def mirrored(rng_key: PRNGKey, num_draws: int, like: Array) -> Array:
+    """Standard normal draws of shape ``(num_draws, *like.shape)`` in antithetic pairs."""
+    # A pair's mean is exact for every odd function of the noise, so that linear terms have no
+    # Monte Carlo error. An odd number of draws leaves the last one without its mirror image.
+    half = (num_draws + 1) // 2
+    noise = jax.random.normal(rng_key, (half, *like.shape), like.dtype)
+    return jnp.stack([noise, -noise], axis=1).reshape(2 * half, *like.shape)[:num_draws]
+
+
+def draws(self: Any, rng_key: PRNGKey, coordinates: Any, num_draws: int) -> Array:
+    """Antithetic draws: every second one is the one before it, reflected in the mean."""
+    return self.from_white(coordinates, mirrored(rng_key, num_draws, coordinates.loc))
+
+
+def sigma_points(self: Any, coordinates: Any, offset: int, dimension: int) -> Array:
+    """Mean plus and minus sqrt(dimension) columns of L, the Cholesky factor of the covariance."""
+    # Axes of other families' entries do not move this one: their rows are zero here.
+    axes = math.sqrt(dimension) * jnp.eye(dimension, dtype=coordinates.loc.dtype)
+    mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
+    return self.from_white(coordinates, jnp.concatenate([mine, -mine]))
+
+
+def location(self: Any, coordinates: Any) -> Array:
+    """The mean."""
+    return coordinates.loc
 
 
 @dataclass(frozen=True)
@@ -104,23 +134,12 @@ class DiagonalNormal:
         linear = jnp.where(natural.quadratic > 0, 0, natural.linear)
         return self.project(natural)._replace(linear=linear)
 
-    def draws(self, rng_key: PRNGKey, coordinates: NormalCoordinates, num_draws: int) -> Array:
-        """Antithetic draws: every second one is the one before it, reflected in the mean."""
-        # The draws are m + s z with z fixed, so that their gradient is (1, s z) in (m, log s).
-        noise = mirrored(rng_key, num_draws, coordinates.loc)
-        return coordinates.loc + jnp.exp(coordinates.log_scale) * noise
+    # The draws are m + s z with z fixed, so that their gradient is (1, s z) in (m, log s).
+    draws, sigma_points, location = draws, sigma_points, location
 
-    def sigma_points(self, coordinates: NormalCoordinates, offset: int, dimension: int) -> Array:
-        """Mean plus and minus sqrt(dimension) standard deviations along each joint axis."""
-        # Axes of other families' entries do not move this one: their rows are zero here.
-        axes = math.sqrt(dimension) * jnp.eye(dimension, dtype=coordinates.loc.dtype)
-        mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
-        noise = jnp.concatenate([mine, -mine])
+    def from_white(self, coordinates: NormalCoordinates, noise: Array) -> Array:
+        """M + s z."""
         return coordinates.loc + jnp.exp(coordinates.log_scale) * noise
-
-    def location(self, coordinates: NormalCoordinates) -> Array:
-        """The mean."""
-        return coordinates.loc
 
     def composed(
         self, coordinates: NormalCoordinates, inner: NormalCoordinates
@@ -169,12 +188,3 @@ def _of_normal(family: DiagonalNormal, loc: Array, scale: Array) -> NormalNatura
     """Natural parameters from a prior's, in one program: each small one takes a first fit 50 ms."""
     log_scale = jnp.log(full(scale, family.shape))
     return family.natural(NormalCoordinates(full(loc, family.shape), log_scale))
-
-
-def mirrored(rng_key: PRNGKey, num_draws: int, like: Array) -> Array:
-    """Standard normal draws of shape ``(num_draws, *like.shape)`` in antithetic pairs."""
-    # A pair's mean is exact for every odd function of the noise, so that linear terms have no
-    # Monte Carlo error. An odd number of draws leaves the last one without its mirror image.
-    half = (num_draws + 1) // 2
-    noise = jax.random.normal(rng_key, (half, *like.shape), like.dtype)
-    return jnp.stack([noise, -noise], axis=1).reshape(2 * half, *like.shape)[:num_draws]

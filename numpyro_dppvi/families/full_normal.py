@@ -17,9 +17,14 @@ import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
 from numpyro.distributions.util import cholesky_of_inverse
 
-from numpyro_dppvi._typing import Array, LowerProduct, PRNGKey
+from numpyro_dppvi._typing import Array, LowerProduct
 from numpyro_dppvi.families import factors
-from numpyro_dppvi.families.diagonal_normal import NormalNatural, mirrored
+from numpyro_dppvi.families.diagonal_normal import (
+    NormalNatural,
+    draws,
+    location,
+    sigma_points,
+)
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.families.reading import full, plain
 
@@ -129,28 +134,17 @@ class FullNormal:
         unsure = _einsum("...ik,...k->...i", vectors, white)
         return self.project(natural)._replace(linear=natural.linear - unsure)
 
-    def draws(self, rng_key: PRNGKey, coordinates: FullNormalCoordinates, num_draws: int) -> Array:
-        """Antithetic draws: every second one is the one before it, reflected in the mean."""
-        return _from_white(coordinates, mirrored(rng_key, num_draws, coordinates.loc))
+    draws, sigma_points, location = draws, sigma_points, location
 
-    def sigma_points(
-        self, coordinates: FullNormalCoordinates, offset: int, dimension: int
-    ) -> Array:
-        """Mean plus and minus sqrt(dimension) columns of the Cholesky factor."""
-        # As for DiagonalNormal: rows that are other members' axes are zero here.
-        axes = math.sqrt(dimension) * jnp.eye(dimension, dtype=coordinates.loc.dtype)
-        mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
-        return _from_white(coordinates, jnp.concatenate([mine, -mine]))
-
-    def location(self, coordinates: FullNormalCoordinates) -> Array:
-        """The mean."""
-        return coordinates.loc
+    def from_white(self, coordinates: FullNormalCoordinates, noise: Array) -> Array:
+        """M + L z."""
+        return coordinates.loc + _einsum("...ij,...j", scale_tril(coordinates), noise)
 
     def composed(
         self, coordinates: FullNormalCoordinates, inner: FullNormalCoordinates
     ) -> FullNormalCoordinates:
         """(m + L loc, L times the Cholesky factor of ``inner``)."""
-        loc = _from_white(coordinates, inner.loc)
+        loc = self.from_white(coordinates, inner.loc)
         return _of_tril(loc, _einsum("...ij,...jk", scale_tril(coordinates), scale_tril(inner)))
 
     def white_slope(self, coordinates: FullNormalCoordinates, slope: Array) -> Array:
@@ -238,7 +232,3 @@ def _triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     # |M|^2 = sum of M_ii^2 + 2 sum over i > j of M_ij^2, hence the weight sqrt(2) off the diagonal.
     rows, columns = np.tril_indices(size)
     return rows, columns, np.where(rows == columns, 1.0, math.sqrt(2))
-
-
-def _from_white(coordinates: FullNormalCoordinates, noise: Array) -> Array:
-    return coordinates.loc + _einsum("...ij,...j", scale_tril(coordinates), noise)

@@ -111,25 +111,21 @@ class MeanField:
 
     def draws(self, rng_key: PRNGKey, coordinates: Coordinates, num_draws: int) -> dict[str, Array]:
         """Draws by latent, for expectations."""
-        keys = jax.random.split(rng_key, len(self.members))
-        return self.by_latent(
-            {
-                name: family.draws(key, coordinates[name], num_draws)
-                for key, (name, family) in zip(keys, self.members, strict=True)
-            }
-        )
+        each = self._with_keys(rng_key)
+        found = {n: family.draws(key, coordinates[n], num_draws) for n, family, key in each}
+        return self.by_latent(found)
 
     def sample(
         self, rng_key: PRNGKey, coordinates: Coordinates, shape: tuple[int, ...]
     ) -> dict[str, Array]:
         """Independent draws by latent, shape ``(*shape, *latent's base shape)``."""
+        each = self._with_keys(rng_key)
+        found = {n: f.distribution(coordinates[n]).sample(key, shape) for n, f, key in each}
+        return self.by_latent(found)
+
+    def _with_keys(self, rng_key: PRNGKey) -> list[tuple[str, Any, PRNGKey]]:
         keys = jax.random.split(rng_key, len(self.members))
-        return self.by_latent(
-            {
-                name: family.distribution(coordinates[name]).sample(key, shape)
-                for key, (name, family) in zip(keys, self.members, strict=True)
-            }
-        )
+        return [(*member, key) for member, key in zip(self.members, keys, strict=True)]
 
     def sigma_points(self, coordinates: Coordinates) -> dict[str, Array]:
         """The spherical cubature rule's points by latent, shape ``(2 * dimension, *shape)``.
