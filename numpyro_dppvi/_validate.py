@@ -54,6 +54,14 @@ def _article(noun: str) -> str:
     return f"{'an' if noun[:1] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
+def set_field(value: Any, name: str, check: Callable[..., Any], *limits: Any, **more: Any) -> None:
+    """Puts what a check makes of a frozen value's field in its place.
+
+    So a list becomes a tuple, and a NumPy integer an ``int``: equal values have equal hashes.
+    """
+    object.__setattr__(value, name, check(name, getattr(value, name), *limits, **more))
+
+
 def _real(value: Any) -> float:
     """A number as a float; NaN, which is in no range, for anything else."""
     # True is a number to Python, but to a person who wrote epsilon=True it is a mistake.
@@ -130,11 +138,6 @@ def positive_int(name: str, value: int, most: int = MOST_INT) -> int:
         raise _wrong(name, "be a whole number of at least 1", value, "10")
     _check_most(name, value, most, 10)
     return int(value)
-
-
-def positive_int_or_none(name: str, value: int | None) -> int | None:
-    """Returns a whole number of at least 1 as an ``int``, or ``None`` as it is; refuses others."""
-    return None if value is None else positive_int(name, value)
 
 
 def not_negative_int(name: str, value: int, most: int = MOST_INT) -> int:

@@ -1147,7 +1147,9 @@ def public() -> dict[str, Any]:
             if isinstance(thing, type) and thing.__module__.startswith("numpyro_dppvi"):
                 found |= {
                     f"{prefix}{name}.{method}": getattr(thing, method)
-                    for method, function in vars(thing).items()
+                    for base in thing.__mro__
+                    if base.__module__.startswith("numpyro_dppvi")
+                    for method, function in vars(base).items()
                     if inspect.isroutine(function) or isinstance(function, classmethod)
                     if not method.startswith("_")
                     if parameters_of(getattr(thing, method))

@@ -51,13 +51,9 @@ class NaturalGradient:
     spread_weight: float = 7.0
 
     def __post_init__(self) -> None:
-        checked = {
-            "location_rate": _validate.half_open_unit("location_rate", self.location_rate),
-            "ridge": _validate.not_negative("ridge", self.ridge),
-            "spread_weight": _validate.positive("spread_weight", self.spread_weight, most=1e15),
-        }
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+        _validate.set_field(self, "location_rate", _validate.half_open_unit)
+        _validate.set_field(self, "ridge", _validate.not_negative)
+        _validate.set_field(self, "spread_weight", _validate.positive, most=1e15)
 
     def change(
         self,

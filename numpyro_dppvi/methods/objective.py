@@ -43,8 +43,7 @@ class MonteCarlo:
     num_draws: int = 10
 
     def __post_init__(self) -> None:
-        draws = _validate.positive_int("num_draws", self.num_draws, _MOST_DRAWS)
-        object.__setattr__(self, "num_draws", draws)
+        _validate.set_field(self, "num_draws", _validate.positive_int, _MOST_DRAWS)
 
     def __call__(
         self, rng_key: PRNGKey, family: MeanField, coordinates: Coordinates
@@ -84,8 +83,7 @@ class GaussHermite:
     num_nodes: int = 20
 
     def __post_init__(self) -> None:
-        nodes = _validate.positive_int("num_nodes", self.num_nodes, _MOST_NODES)
-        object.__setattr__(self, "num_nodes", nodes)
+        _validate.set_field(self, "num_nodes", _validate.positive_int, _MOST_NODES)
 
     @property
     def nodes_and_weights(self) -> tuple[np.ndarray, np.ndarray]:
@@ -105,8 +103,7 @@ class Automatic:
     num_draws: int = 10
 
     def __post_init__(self) -> None:
-        draws = _validate.positive_int("num_draws", self.num_draws, _MOST_DRAWS)
-        object.__setattr__(self, "num_draws", draws)
+        _validate.set_field(self, "num_draws", _validate.positive_int, _MOST_DRAWS)
 
 
 Expectation: TypeAlias = PointRule | GaussHermite | Automatic

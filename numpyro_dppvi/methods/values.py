@@ -264,20 +264,18 @@ def program_of(method: Any) -> Any:
 
 def set_each(method: Any, name: str, check: Callable[[str, Any], Any]) -> None:
     """Checks a field that holds one number for all clients or one per client."""
-    each = _validate.one_or_each(name, getattr(method, name), check)
-    object.__setattr__(method, name, each)
+    _validate.set_field(method, name, _validate.one_or_each, check)
 
 
 def set_steps(method: Any) -> None:
     """Checks the number of local steps."""
-    steps = _validate.positive_int("num_local_steps", method.num_local_steps, _MOST_STEPS)
-    object.__setattr__(method, "num_local_steps", steps)
+    _validate.set_field(method, "num_local_steps", _validate.positive_int, _MOST_STEPS)
 
 
 def set_microbatch(method: Any) -> None:
     """Checks how many records are computed at once."""
-    size = _validate.positive_int_or_none("microbatch_size", method.microbatch_size)
-    object.__setattr__(method, "microbatch_size", size)
+    if method.microbatch_size is not None:
+        _validate.set_field(method, "microbatch_size", _validate.positive_int)
 
 
 def check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) -> None:

@@ -67,14 +67,9 @@ def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
 
     Raises:
         TypeError: If the path is not a path.
-        ValueError: If the posterior lacks the shapes of its data, or is too large.
+        ValueError: If the posterior is too large.
     """
     path = _validate.path("path", path)
-    if not pieces.records:
-        raise ValueError(
-            "records must hold the shapes of the data, got an empty mapping: save a posterior "
-            "returned by fit(...) or pvi(...).posterior(...)."
-        )
     stored = {name: _plain(value) for name, value in pieces.model_kwargs.items()}
     # Each public argument goes to where it can be read without running code; what cannot is named,
     # and asked for again by load.

@@ -42,16 +42,7 @@ class Pickled(NamedTuple):
 
 
 def pickled(pieces: Pieces) -> Pickled:
-    """A posterior's fields for pickle.
-
-    Raises:
-        ValueError: If it lacks the shapes of its data, from which the model is read again.
-    """
-    if not pieces.records:
-        raise ValueError(
-            "records must hold the shapes of the data, got an empty mapping: pickle a posterior "
-            "returned by fit(...) or pvi(...).posterior(...)."
-        )
+    """A posterior's fields for pickle."""
     prior = pieces.prior
     return Pickled(
         natural=jax.device_get(pieces.natural),

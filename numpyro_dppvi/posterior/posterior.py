@@ -337,6 +337,12 @@ class Posterior:
         file.write(path, self.model, self._pieces())
 
     def _pieces(self) -> file.Pieces:
+        # The model is read again from the shapes of its data.
+        if not self.records:
+            raise ValueError(
+                "records must hold the shapes of the data, got an empty mapping: save or pickle a "
+                "posterior returned by fit(...) or pvi(...).posterior(...)."
+            )
         return file.Pieces(*(getattr(self, name) for name in file.Pieces._fields))
 
     def __reduce__(self) -> tuple[Any, ...]:

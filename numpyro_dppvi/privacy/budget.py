@@ -62,14 +62,11 @@ class PrivacyBudget:
     max_records_per_person: int = 1
 
     def __post_init__(self) -> None:
-        epsilon = _validate.positive("epsilon", self.epsilon, infinite=True, most=_MOST_EPSILON)
-        object.__setattr__(self, "epsilon", epsilon)
-        delta = _validate.open_unit("delta", self.delta, "1e-5", _LEAST_DELTA)
-        object.__setattr__(self, "delta", delta)
+        _validate.set_field(self, "epsilon", _validate.positive, infinite=True, most=_MOST_EPSILON)
+        _validate.set_field(self, "delta", _validate.open_unit, "1e-5", _LEAST_DELTA)
         _validate.choice("relation", self.relation, _RELATIONS)
         _validate.choice("unit", self.unit, _UNITS)
-        most = _validate.positive_int("max_records_per_person", self.max_records_per_person)
-        object.__setattr__(self, "max_records_per_person", most)
+        _validate.set_field(self, "max_records_per_person", _validate.positive_int)
         if self.unit == "client":
             self._check_client()
 

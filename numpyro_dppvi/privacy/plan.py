@@ -466,7 +466,6 @@ def of_changes(
             contributions=contributions[m],
             noise=noise_law,
         )
-        mechanism.sensitivity(budget.relation)  # refuses a relation that has none
         clients.append(ClientPlan(budget, mechanism, num_visits[m], 1, before[m]))
     return PrivacyPlan(tuple(clients))
 

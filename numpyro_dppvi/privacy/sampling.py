@@ -155,8 +155,7 @@ class PoissonSampling:
         def checked(name: str, prob: float) -> float:
             return _validate.open_unit(name, prob, "0.1", _LEAST_PROB)
 
-        probs = _validate.one_or_each("sampling_prob", self.sampling_prob, checked)
-        object.__setattr__(self, "sampling_prob", probs)
+        _validate.set_field(self, "sampling_prob", _validate.one_or_each, checked)
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
         """Raises a ValueError if there is a wrong number of probabilities."""
@@ -258,8 +257,7 @@ class FixedSizeSampling:
     batch_size: int
 
     def __post_init__(self) -> None:
-        size = _validate.positive_int("batch_size", self.batch_size)
-        object.__setattr__(self, "batch_size", size)
+        _validate.set_field(self, "batch_size", _validate.positive_int)
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
         """Raises a ValueError for clients smaller than a batch and for ``add_or_remove_one``."""

@@ -53,11 +53,10 @@ class NegativeBinomialRuns:
     shape: float = 1.0
 
     def __post_init__(self) -> None:
-        mean = _validate.positive("mean", self.mean, most=_MOST_RUNS)
-        object.__setattr__(self, "mean", mean)
-        object.__setattr__(self, "shape", _validate.not_negative("shape", self.shape))
-        if mean <= 1:
-            raise ValueError(f"mean must be above 1, got {mean:g}: write mean=10.0, say.")
+        _validate.set_field(self, "mean", _validate.positive, most=_MOST_RUNS)
+        _validate.set_field(self, "shape", _validate.not_negative)
+        if self.mean <= 1:
+            raise ValueError(f"mean must be above 1, got {self.mean:g}: write mean=10.0, say.")
         if not self._first():
             raise ValueError(
                 "mean and shape must give a single run positive probability, got "

@@ -42,8 +42,7 @@ class TrustedAggregator:
     max_dropouts: int = 0
 
     def __post_init__(self) -> None:
-        most = _validate.not_negative_int("max_dropouts", self.max_dropouts)
-        object.__setattr__(self, "max_dropouts", most)
+        _validate.set_field(self, "max_dropouts", _validate.not_negative_int)
 
     def num_shares(self, num_clients: int) -> int:
         """The least number of clients whose shares make up the noise of a sum.

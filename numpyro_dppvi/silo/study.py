@@ -27,6 +27,7 @@ from numpyro_dppvi.methods.noisy_gradients import DPOptimization
 from numpyro_dppvi.methods.values import AnyMethod
 from numpyro_dppvi.posterior import Prior, load
 from numpyro_dppvi.privacy import PrivacyBudget, PrivacyPlan, SecretKeys
+from numpyro_dppvi.privacy.budget import budget_of_each
 from numpyro_dppvi.protocol import algorithm, client, planning, rounds, schedules, server
 from numpyro_dppvi.protocol.algorithm import Assembly
 from numpyro_dppvi.protocol.planning import RunSpec
@@ -108,12 +109,8 @@ class Study:
         if self.prior is not None:
             example = "load_prior('earlier.npz', sha256, model)"
             _validate.instance("prior", self.prior, Prior, example)
-        if isinstance(self.budget, Mapping) and self.budget.keys() != hospitals.keys():
-            raise ValueError(
-                "budget must be one PrivacyBudget, or one for each of the hospitals, got "
-                f"{len(self.budget)} for other names: write budget={{'north': PrivacyBudget(1.0), "
-                "...} with the names in hospitals."
-            )
+        if self.budget is not None:
+            budget_of_each(self.budget, len(hospitals), self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -349,11 +346,9 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
         damping=study.damping,
         init_scale=study.init_scale,
     )
-    given = study.budget
-    budget = [given[n] for n in study.names] if isinstance(given, Mapping) else given
     # A budget beside a method without noise is planned as well, because the plan refuses it.
-    private = run.local.releases != "nothing" or budget is not None
-    plan = planning.plan_run(run, budget, sizes, names=study.names) if private else None
+    private = run.local.releases != "nothing" or study.budget is not None
+    plan = planning.plan_run(run, study.budget, sizes, names=study.names) if private else None
     planning.warn_of_unsafe(run, plan)
     rows = {name: _row(name, row) for name, row in study.records.items()}
     pooled = {
