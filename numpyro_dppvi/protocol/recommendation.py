@@ -96,7 +96,7 @@ def recommend(
         >>> shapes = {"y": jax.ShapeDtypeStruct((1500,), float)}
         >>> budget = dppvi.PrivacyBudget(epsilon=1.0)
         >>> found = dppvi.recommend(model, shapes, [900, 600], budget)
-        >>> found.method, round(found.width_together, 2), found.width_alone.round(2).tolist()
+        >>> found.method, round(found.worth.together, 2), [round(x, 2) for x in found.worth.alone]
         (FisherScoring(num_replicates=8, noise_aware=True), 1.04, [1.29, 1.58])
     """
     client_names, sizes = names_and_sizes(client_sizes)
