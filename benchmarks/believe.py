@@ -72,7 +72,8 @@ class Cell(NamedTuple):
         epsilon: The budget.
         columns: ``"independent"``, ``"correlated"`` (.7), ``"raw units"``, ``"far"``: every second
             one lies 20 spreads off zero, ``"rare"``: every second one is 1 for a twentieth of the
-            records, or ``"collinear"``: the second one repeats the first but for a tenth.
+            records, ``"collinear"``: the second one repeats the first but for a tenth, or ``"rare
+            outcomes"``: independent, and 2 to 3 % of the outcomes are 1.
         num_weights: Weights, the intercept among them.
         misspecified: Whether outcomes have heavier tails than the model: Student's t with 4 degrees
             of freedom, or rates that differ by a gamma factor of variance 1/2.
@@ -99,6 +100,8 @@ CELLS = [
     *(Cell(model, (50, 150, 300, 1000, 3500), 3.0) for model in MODELS),
     *(Cell(model, (1000,) * 5, 3.0, kind) for kind in ("rare", "collinear") for model in MODELS),
     *(Cell(model, (1000,) * 5, 3.0, misspecified=True) for model in ("linear", "poisson")),
+    *(Cell("logistic", (1000,) * 5, epsilon, "rare outcomes") for epsilon in (1.0, 3.0)),
+    Cell("logistic", (200,) * 5, 3.0, "rare outcomes"),
 ]
 
 
@@ -125,6 +128,8 @@ def study(cell: Cell, seed: int) -> Study:
         columns[:, 1] = columns[:, 0] + 0.1 * columns[:, 1]
     truth = 0.5 * rng.normal(size=cell.num_weights)
     widths = np.full(cell.num_weights, 3.0)
+    if cell.columns == "rare outcomes":
+        truth[0] = -4.0
     if cell.columns in ("raw units", "far"):
         far = [(20.0 * (column % 2), 1.0) for column in range(num_columns)]
         units = far if cell.columns == "far" else UNITS[:num_columns]

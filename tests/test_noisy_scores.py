@@ -9,8 +9,9 @@ import pytest
 from scipy.stats import norm
 
 import numpyro_dppvi as dppvi
+from benchmarks import believe
 from numpyro_dppvi.families import FullNormal, FullNormalCoordinates, MeanField
-from numpyro_dppvi.methods import noisy_scores
+from numpyro_dppvi.methods import noisy_scores, pull
 
 SIZE = 4
 
@@ -152,9 +153,56 @@ def test_the_level_is_found_in_noise_of_its_own_size():
     memory, axes, error = remembered(shape=np.eye(SIZE), level=0.6), coordinates(jnp.eye(SIZE)), 0.2
     for _ in range(20):
         now = jnp.asarray(0.1 * np.eye(SIZE) + error * noise(rng))
-        level, seen, known = learn(memory, axes, now, jnp.asarray(error), jnp.asarray(0.1))
-        memory = memory._replace(level=level, seen=seen, shape_known=known)
+        memory, seen, known = learn(memory, axes, now, jnp.asarray(error), jnp.asarray(0.1))
+        memory = memory._replace(seen=seen, shape_known=known)
     assert 0.05 < float(memory.level) < 0.2
+
+
+def test_scores_are_over_the_level_that_is_known_now():
+    """A level that was wrong was wrong for earlier scores, too; one that drifts was right then."""
+    axes, known = coordinates(jnp.eye(SIZE)), 1e3 * jnp.eye(SIZE)
+    score, score_known = jnp.ones((2, SIZE)), jnp.stack([jnp.eye(SIZE)] * 2)
+    memory = remembered(shape=np.eye(SIZE), level=0.8, shape_known=known)
+    memory = memory._replace(score=score, score_known=score_known)
+    now = 0.4 * jnp.eye(SIZE)
+    # Much noise and next to no drift.
+    after, _, _ = learn(memory, axes, now, jnp.asarray(0.1), jnp.asarray(1e-9))
+    assert 0.4 < float(after.level) < 0.8
+    np.testing.assert_allclose(after.score, 0.8 / after.level, rtol=1e-3)
+    np.testing.assert_allclose(after.score_known[0, 0, 0], (after.level / 0.8) ** 2, rtol=1e-3)
+    # No noise: the level is what was released, and the change is drift.
+    after, _, _ = learn(memory, axes, now, jnp.asarray(0.0), jnp.asarray(1.0))
+    np.testing.assert_allclose(after.level, 0.4, rtol=1e-3)
+    np.testing.assert_allclose(after.score, 1.0, rtol=1e-3)
+
+
+def test_a_pull_is_measured_in_what_noise_explains():
+    rng = np.random.default_rng(7)
+    coordinates_of = jnp.asarray(np.linalg.inv(np.eye(SIZE) + 0.3 * rng.normal(size=(SIZE, SIZE))))
+    back, many = jnp.linalg.inv(coordinates_of), jnp.asarray(1e6)
+
+    def pulls(scores, noise_var, records, total):
+        found = pull.nothing(SIZE)
+        for each in scores:
+            found = pull.after(
+                found, coordinates_of, back, each, noise_var, records, total, jnp.asarray(0.25)
+            )
+        return float(found.strength)
+
+    # Noise alone: its squares have mean 1, and (2 / 200 / SIZE)^(1/2) is their error's deviation.
+    alone = [
+        pulls(jnp.asarray(rng.normal(size=(3, SIZE))), jnp.asarray(1.0), jnp.asarray(1.0), many)
+        for _ in range(200)
+    ]
+    assert abs(np.mean(alone) - 1) < 4 * np.sqrt(2 / 200 / SIZE)
+    # Without noise, one exact standard deviation (N level)^(-1/2) off in every coordinate: a score
+    # sum of n records is n level times that.
+    away = jnp.full(SIZE, 50 * 0.25 / np.sqrt(100 * 0.25))
+    nothing, some, total = jnp.asarray(0.0), jnp.asarray(50.0), jnp.asarray(100.0)
+    np.testing.assert_allclose(pulls([away] * 3, nothing, some, total), 1.0, rtol=1e-4)
+    # Scores of three deviations each that point one way add up, and noise does not.
+    same = [3 * jnp.ones(SIZE)] * 9
+    assert pulls(same, jnp.asarray(1.0), jnp.asarray(1.0), jnp.asarray(3.0)) > 20
 
 
 def test_scores_begin_hardly_beside_the_prior_mean():
@@ -260,3 +308,52 @@ def test_intervals_cover_in_raw_units(size, seeds):
         off = np.abs(result.posterior.mean["w"] - truth) / result.posterior.stddev["w"]
         covered += int(np.sum(off < norm.ppf(0.95)))
     assert covered >= 0.8 * 3 * seeds
+
+
+@pytest.mark.slow
+def test_a_start_from_which_the_run_does_not_arrive_is_said():
+    """Events in 1500 days, where the prior's mean is one a day: each round goes a little way."""
+
+    def survival(x, days, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 10 * jnp.ones(3)).to_event(1))
+        with numpyro.plate("n", len(x)):
+            numpyro.sample("y", dist.Poisson(days * jnp.exp(x @ w)), obs=y)
+
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        x = np.column_stack([np.ones(3000), rng.normal(size=(3000, 2))]).astype(np.float32)
+        times = rng.exponential(np.exp(7.3 + x[:, 1:] @ [0.3, -0.2]))
+        ends = rng.uniform(300, 3000, size=3000)
+        days, y = np.minimum(times, ends).astype(np.float32), (times < ends).astype(np.int32)
+        for unit, pulled in ((1.0, True), (1500.0, False)):
+            clients = [
+                {"x": x[i::3], "days": days[i::3] / np.float32(unit), "y": y[i::3]}
+                for i in range(3)
+            ]
+            result = dppvi.fit(
+                survival,
+                None,
+                clients,
+                rng_key=jax.random.key(seed),
+                budget=dppvi.PrivacyBudget(3.0),
+                method=dppvi.FisherScoring(),
+                progress_bar=False,
+                insecure_noise_seed=seed,
+            )
+            assert result.status.pulled is pulled
+            assert ("pulls it away" in str(result.status)) is pulled
+
+
+@pytest.mark.slow
+def test_the_intercept_of_rare_outcomes_is_covered():
+    """Information falls on the way there: a level that lagged made intervals far too narrow.
+
+    Of 16 intervals of 90 %, 9 or fewer hold the truth once in 2000 times.
+    """
+    cell = believe.Cell("logistic", (1000,) * 5, 1.0, "rare outcomes")
+    covered = 0
+    for seed in range(100, 116):
+        made = believe.study(cell, seed)
+        mean, std = believe.posterior(cell, made, dppvi.FisherScoring(), seed)
+        covered += abs(mean[0] - made.truth[0]) < norm.ppf(0.95) * std[0]
+    assert covered > 9

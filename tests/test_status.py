@@ -168,6 +168,17 @@ def test_sentences(events, interrupted, outcome, words):
     assert str(status).endswith(".")
 
 
+def test_a_pull_that_noise_does_not_explain_is_said():
+    """However little the last round moved: small rounds can go a long way."""
+    status = status_of(history(), 2, True, False, num_latents=4, pull=36.0)
+    assert status.outcome is dppvi.run.Outcome.UNSETTLED
+    assert "pulls it away, 6 times as strongly as noise explains" in str(status)
+    assert "Write num_rounds=4, or priors and units" in str(status)
+    # The mean of four squares of standard normal numbers exceeds 5.88 once in ten thousand times.
+    for pull, pulled in ((5.8, False), (5.95, True)):
+        assert status_of(history(), 2, True, False, num_latents=4, pull=pull).pulled is pulled
+
+
 def test_visits_that_change_nothing_have_settled_nothing():
     """A posterior that no visit can move stands still."""
     said = str(status_of(history(failed=(3, 3)), 160, False, False, left=0.0, until_settled=True))

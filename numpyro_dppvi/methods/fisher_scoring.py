@@ -188,6 +188,10 @@ class FisherScoring:
         """What a group's releases say, in factors that know their noise."""
         return noisy_scores.take(received, releases, memory, places, self.noise_aware)
 
+    def pull(self, memory: Memory) -> float:
+        """How strongly the last rounds' scores point one way; about 1 once a run has arrived."""
+        return float(memory.pull.strength)
+
 
 def _latents(space: LatentSpace, family: MeanField, loc: Array) -> Mapping[str, Array]:
     """Values of the latents from one vector of base values."""

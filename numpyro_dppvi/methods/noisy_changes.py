@@ -95,7 +95,8 @@ class _OfChanges:
     def __post_init__(self) -> None:
         _check_fields(self)
 
-    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    guide, check = values.as_asked, values.any_model
+    told, pull = values.tells_nothing, values.tells_no_pull
     solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
     weights, learning_rate = _weights, _small_rate
     plan, planned = _plan_of_changes, _planned_changes

@@ -113,7 +113,8 @@ class DPOptimization:
         values.check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    guide, check = values.as_asked, values.any_model
+    told, pull = values.tells_nothing, values.tells_no_pull
     solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
     weights, plan, planned = values.ones, plan_of_gradients, planned_gradients
 
@@ -206,7 +207,8 @@ class GlobalVI:
         values.check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    guide, check = values.as_asked, values.any_model
+    told, pull = values.tells_nothing, values.tells_no_pull
     weights, plan, planned = values.ones, plan_of_gradients, planned_gradients
 
     def solver(self, learning_rate: Array | float) -> Descent:

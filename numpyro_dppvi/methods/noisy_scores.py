@@ -27,7 +27,8 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.families.precision import in_own_precision
-from numpyro_dppvi.methods import ratios
+from numpyro_dppvi.methods import pull, ratios
+from numpyro_dppvi.methods.pull import Pull
 from numpyro_dppvi.methods.ratios import Look, Ratios
 from numpyro_dppvi.methods.visits import Received
 
@@ -46,7 +47,9 @@ _AIM = 0.1  # the fraction to be clipped where noise is as large as what scores 
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
-_LEVEL_DRIFT = 0.3  # relative change of the level in a round
+_LEVEL_DRIFT = 0.2  # relative change of the level in a round
+_LEVEL_DOUBT = 0.3  # how much of what is unknown of the level counts, where scores are moved
+_PULLED = 4.0  # a pull stronger than that makes factors claim less
 _LENGTHS = 0.5  # a change of lengths is believed if its relative error is less
 _DOUBT = 1.5  # the misfit counts from so many of its standard deviations on
 _FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, relatively
@@ -88,6 +91,7 @@ class Memory(NamedTuple):
         loc: Where scores are taken next, base values.
         prior_sd: Standard deviations of the prior.
         level: How strongly clipped scores respond, in units of ``shape``.
+        level_var: Variance of its relative error.
         shape: Information of an average record up to ``level``, shape ``(d, d)``.
         seen: Mean of the shapes that were released.
         shape_known: N^-1, if the noise of ``seen`` is N^(1/2) e N^(1/2), e symmetric with standard
@@ -104,11 +108,13 @@ class Memory(NamedTuple):
         records: How many records each client has, once it was visited.
         score: Sum of each client's scores at ``loc`` over the level, shape ``(num_factors, d)``.
         score_known: The inverse of its covariance, shape ``(num_factors, d, d)``.
+        pull: Whether the last rounds' scores still point one way.
     """
 
     loc: Array
     prior_sd: Array
     level: Array
+    level_var: Array
     shape: Array
     seen: Array
     shape_known: Array
@@ -124,6 +130,7 @@ class Memory(NamedTuple):
     records: Array
     score: Array
     score_known: Array
+    pull: Pull
 
 
 class _White(NamedTuple):
@@ -166,6 +173,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         loc=normal.location(family.coordinates(q)[name]) + 1e-6 * prior_sd,
         prior_sd=prior_sd,
         level=0.6 * one,
+        level_var=zero,
         shape=jnp.eye(size),
         seen=square,
         shape_known=square,
@@ -181,6 +189,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         records=jnp.zeros(num_factors),
         score=jnp.zeros((num_factors, size)),
         score_known=jnp.zeros((num_factors, size, size)),
+        pull=pull.nothing(size),
     )
 
 
@@ -334,7 +343,8 @@ def _observed(
     packed, std = part(released["information"], 1, info_clip)
     now = unpack(jnp.sum(packed, axis=0)) / records
     error = jnp.sqrt(jnp.sum(std**2)) / records / np.sqrt(2)  # packed entries are sqrt(2) as large
-    level, seen, known = _shape_seen(memory, axes, now, error, share)
+    memory, seen, known = _shape_seen(memory, axes, now, error, share)
+    level = memory.level
     shape = _shrunk(axes, seen, known)
     # Looks tell more than what noise left of the information so far.
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(ratios.found(memory.ratios)[1]))
@@ -342,13 +352,22 @@ def _observed(
 
     flags, std = part(released["clipped"], 2, np.sqrt(3))
     fractions = (jnp.sum(flags, axis=0) / records + 1) / 2
-    memory = memory._replace(level=level)
     memory = _misfit(memory, fractions, jnp.sqrt(jnp.sum(std**2)) / records / 2, share)
     memory = _clips(received, memory, said, axes, shape, seen, known, fractions, error, share)
 
     # Each client's own scores, averaged with what is known of them.
     sums, std = part(released["score"], 0, clip)
     fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-12), 0)
+    pulled = pull.after(
+        memory.pull,
+        axes.white,
+        axes.back,
+        jnp.sum(jnp.where(scored[:, None], sums, 0), axis=0),
+        jnp.sum(jnp.where(scored, std**2, 0)),
+        records,
+        received.total_records,
+        level,
+    )
     before, score = axes.known(memory.score_known[places]), memory.score[places] @ white
     after = before + fresh[:, None, None] * jnp.eye(size)
     sums = jnp.einsum("mij,mj->mi", before, score) + fresh[:, None] * sums / level
@@ -360,6 +379,7 @@ def _observed(
         shape_known=axes.unknown(known),
         score=memory.score.at[places].set(score @ axes.back),
         score_known=memory.score_known.at[places].set(axes.unknown(after)),
+        pull=pulled,
     )
 
 
@@ -452,8 +472,10 @@ def _longer(axes: _White, shape: Array, seen: Array, known: Array) -> Array:
 
 def _shape_seen(
     memory: Memory, axes: _White, now: Array, error: Array, share: Array
-) -> tuple[Array, Array, Array]:
+) -> tuple[Memory, Array, Array]:
     """The level, the mean of all released shapes and what is known of it, in ``axes``.
+
+    The level comes with the memory, whose scores over the level are those of the new one.
 
     Args:
         memory: What is remembered; its shape is the identity in ``axes``.
@@ -479,12 +501,23 @@ def _shape_seen(
     var = (drift + jnp.sqrt(drift**2 + 4 * drift * noise)) / 2
     gain = var / (var + noise)
     level = memory.level * jnp.clip(1 + gain * (ratio - 1), 0.2, 5.0)
+    # A level has changed because it was wrong before, or because it drifts: by their variances
+    # (Rauch, Tung and Striebel's smoother, one step). As far as it was wrong, all scores so far
+    # were divided by the wrong number.
+    left = gain * noise
+    wrong = (memory.level / level) ** (left / jnp.maximum(left + drift, 1e-12))
+    memory = memory._replace(
+        level=level,
+        level_var=left,
+        score=memory.score * wrong,
+        score_known=memory.score_known / wrong**2,
+    )
     error = jnp.maximum(error / level, 1e-6)
     old = p[:, None] * p
     seen = (old * seen + now / level / error**2) / (old + error**-2)
     # Exact on the diagonal; elsewhere it claims a little too much (Cauchy-Schwarz).
     p = jnp.sqrt(p**2 + error**-2)
-    return level, _symmetric(turn @ seen @ turn.T), _symmetric((turn * p) @ turn.T)
+    return memory, _symmetric(turn @ seen @ turn.T), _symmetric((turn * p) @ turn.T)
 
 
 def _shrunk(axes: _White, seen: Array, known: Array) -> Array:
@@ -576,7 +609,8 @@ def _error(memory: Memory, axes: _White, way: Array, num_records: Array) -> Arra
     noise = (turn / jnp.maximum(p, 1e-6)) @ turn.T
     way = way @ axes.back.T
     squared = jnp.sum(way**2)
-    alike = _CURVATURE * squared**2 / 2 + _UNSURE**2 * squared
+    unsure = _UNSURE**2 + _LEVEL_DOUBT * memory.level_var
+    alike = _CURVATURE * squared**2 / 2 + unsure * squared
     one = alike * jnp.eye(way.size) + (way @ noise @ way) * noise
     return memory.visits.size * num_records[:, None, None] ** 2 * one
 
@@ -660,6 +694,9 @@ def _factors(
     # A loop, because compiling each of the three steps took a second.
     middle = jax.lax.fori_loop(0, 3, lambda _, middle: step(naturals(middle)), here)
     found = naturals(middle)
+    # Where scores still point one way, what they say about here is not about where they point.
+    doubt = jnp.where(noise_aware, jnp.maximum(memory.pull.strength / _PULLED, 1.0), 1.0)
+    found = jax.tree.map(lambda leaf: leaf / doubt, found)
     change = jax.tree.map(jnp.subtract, found, received.factor[name])
     return Natural({name: change}), middle * sd
 

@@ -53,7 +53,8 @@ class NonPrivate:
         values.set_microbatch(self)
         values.check_pieces(self.optimizer, self.expectation, natural=True)
 
-    guide, check, told = values.as_asked, values.any_model, values.tells_nothing
+    guide, check = values.as_asked, values.any_model
+    told, pull = values.tells_nothing, values.tells_no_pull
     memory, take, weights = values.remembers_nothing, values.takes_releases, values.ones
 
     def solver(self, learning_rate: Array | float) -> Solver:

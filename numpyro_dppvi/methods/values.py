@@ -151,6 +151,13 @@ class Method(Protocol):
         and the factor is the one of all together.
         """
 
+    def pull(self, memory: PyTree) -> float | None:
+        """How strongly the last releases pull the posterior away from where it is.
+
+        In mean squares of what noise explains: about 1 once a run has arrived. ``None`` where what
+        is remembered does not tell.
+        """
+
     def weights(self, num_shards: np.ndarray) -> np.ndarray:
         """What each client's sum over shards is multiplied by, shape ``(num_clients,)``."""
 
@@ -324,6 +331,10 @@ def remembers_nothing(self: Any, family: MeanField, q: Natural, num_factors: int
 
 def tells_nothing(self: Any, memory: PyTree, place: Array | int) -> None:
     """Nothing."""
+
+
+def tells_no_pull(self: Any, memory: PyTree) -> None:
+    """Nobody can tell."""
 
 
 def takes_releases(

@@ -506,6 +506,7 @@ def _packed(
             left=None if way is None else way.left,
             until_settled=run.until_settled,
             alone=run.alone,
+            pull=run.local.pull(state.server.memory),
         ),
         state=state,
         run=run,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import chi2
 
 from numpyro_dppvi._typing import Natural
 
@@ -42,7 +43,7 @@ class Outcome(enum.Enum):
     UNSETTLED = "unsettled"
     """All rounds ran, and the last one still moved the posterior, by more than 0.4 of its standard
     deviations with noise or 0.1 without. Without noise also where small rounds have more than 0.1
-    to go."""
+    to go; with :class:`~numpyro_dppvi.FisherScoring` also where releases still pull one way."""
     DIVERGED = "diverged"
     """Some merges were refused, or some clients' solves did not end in finite numbers."""
     INTERRUPTED = "interrupted"
@@ -53,6 +54,8 @@ class Outcome(enum.Enum):
 # The last round's movement, in posterior standard deviations, from which a run is called unsettled.
 # Under noise every round moves a little: .15 to .35 where the location is found.
 _SETTLED_WITH_NOISE, _SETTLED = 0.4, 0.1
+# Of runs that have arrived, so many have a stronger pull by chance.
+_BY_CHANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ class Status:
             ``None`` where nobody can tell: under noise, and after few rounds.
         until_settled: Whether the run was to end when it has settled.
         alone: Whether each client fitted a posterior of its own, in one round that has no next.
+        pull: How strongly the last releases pull the posterior away, in mean squares of what noise
+            explains; ``None`` where nobody can tell.
+        pulled: Whether that is more than chance.
     """
 
     outcome: Outcome
@@ -89,6 +95,8 @@ class Status:
     left: float | None = None
     until_settled: bool = False
     alone: bool = False
+    pull: float | None = None
+    pulled: bool = False
 
     def __str__(self) -> str:
         """The sentences."""
@@ -132,7 +140,7 @@ class Status:
     @property
     def _unsettled(self) -> bool:
         still = self.moved > (_SETTLED_WITH_NOISE if self.private else _SETTLED)
-        return not self.alone and (still or self._creeps)
+        return not self.alone and (still or self._creeps or self.pulled)
 
     @property
     def _creeps(self) -> bool:
@@ -143,6 +151,13 @@ class Status:
         ran = f"All {self.rounds} rounds ran, but the posterior has not settled"
         moved = f"the last one still moved it by {self.moved:.2g} of its standard deviations"
         more = f"Write num_rounds={2 * self.num_rounds}"
+        if self.pulled:
+            return (
+                f"{ran}: what clients released last still pulls it away, "
+                f"{math.sqrt(self.pull or 0.0):.2g} times as strongly as noise explains. Its "
+                f"intervals may be far from the truth. {more}, or priors and units under which the "
+                "records are likely at the prior's mean (times in years, say, and not in days)."
+            )
         if self.private:
             return f"{ran}: {moved}. {more}, or allow a larger epsilon."
         if self.left is None:
@@ -181,6 +196,7 @@ def status_of(
     left: float | None = None,
     until_settled: bool = False,
     alone: bool = False,
+    pull: float | None = None,
 ) -> Status:
     """How a run with this history ended.
 
@@ -194,6 +210,7 @@ def status_of(
         left: How far more rounds would still move the posterior; ``None`` if nobody can tell.
         until_settled: Whether the run was to end when it has settled.
         alone: Whether each client fitted a posterior of its own.
+        pull: How strongly the last releases pull the posterior away, as a method tells it.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
@@ -217,6 +234,9 @@ def status_of(
         left,
         until_settled,
         alone,
+        pull,
+        # Of noise alone, the squares add up to a chi-squared number.
+        pull is not None and bool(pull > chi2.isf(_BY_CHANCE, num_latents) / num_latents),
     )
     # From mild to bad: what is set last is the worst that applies.
     if status._unsettled:

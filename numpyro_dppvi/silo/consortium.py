@@ -514,6 +514,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
                 end.refused,
                 num_latents=sum(math.prod(each.base_shape) for each in problem.space.latents),
                 alone=prepared.run.alone,
+                pull=prepared.run.local.pull(known.memory),
             ),
             state=PVIState(rounds, known, ClientState(), ledger),
             run=prepared.run,
