@@ -13,7 +13,7 @@ from numpyro_dppvi.privacy.ledger import BudgetExceededError, Ledger
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian, Gaussian, Noise
-from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
+from numpyro_dppvi.privacy.sampling import Sampler
 from numpyro_dppvi.privacy.worth import Worth, of_client, of_joining, of_widths, worth
 
 # Above this, what is promised in the worst case is next to nothing.
@@ -498,15 +498,7 @@ def _noise_of_changes(
     """The noise multiplier for a budget."""
     if isinstance(noise_law, DiscreteGaussian):
         return calibrate.discrete_noise_multiplier(budget, num_releases, before)
-    everything = FullBatch()
-    return calibrate.noise_multiplier(
-        budget,
-        num_releases=num_releases,
-        sampler=everything,
-        num_records=num_records,
-        physical_size=num_records,
-        before=before,
-    )
+    return calibrate.noise_multiplier(budget, num_releases=num_releases, before=before)
 
 
 def table(
