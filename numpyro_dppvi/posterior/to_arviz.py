@@ -114,7 +114,11 @@ def _check_names(groups: Groups, dims: Mapping[str, Sequence[str]]) -> None:
             )
         own = _validate.entries(f"dims[{name!r}]", names, "['row']")
         for one in own:
-            _validate.instance(f"a name in dims[{name!r}]", one, str, "'row'")
+            if not isinstance(one, str):
+                raise ValueError(
+                    f"dims[{name!r}] must be a list of names, got {_validate.shown(one)} among "
+                    f"them: write dims={{{name!r}: ['row']}}."
+                )
         wrong = [d for d in own if d in _SAMPLE_DIMS or d == name or own.count(d) > 1]
         if wrong:
             raise ValueError(
