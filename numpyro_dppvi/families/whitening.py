@@ -58,13 +58,12 @@ def unwhiten(family: MeanField, coordinates: Coordinates, white: Natural) -> Nat
     return Natural({n: of(member, coordinates[n], white[n]) for n, member in family.members})
 
 
-def weighted(family: MeanField, white: Natural, location: Weights, spread: float) -> Natural:
+def weighted(white: Natural, location: Weights, spread: float) -> Natural:
     """Weights the parts of white coordinates that move a normal's location and its spread.
 
     Coordinates of other families do not separate this way and are kept.
 
     Args:
-        family: The family of q.
         white: White coordinates.
         location: Weights by normal member, one per location.
         spread: The weight of all spreads.

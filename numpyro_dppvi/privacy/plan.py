@@ -440,10 +440,8 @@ def of_changes(
     before = before or [frozenset()] * len(budgets)
     check_before(budgets, num_visits, before)
     noise = [
-        _noise_of_changes(noise_law, budget, max(1, visits), size, spent if visits else frozenset())
-        for budget, visits, size, spent in zip(
-            budgets, num_visits, client_sizes, before, strict=True
-        )
+        _noise_of_changes(noise_law, budget, max(1, visits), spent if visits else frozenset())
+        for budget, visits, spent in zip(budgets, num_visits, before, strict=True)
     ]
     weights = shard_weights(
         clip_norms, num_shards, averaged=averaged, aggregated=num_shares is not None
@@ -489,11 +487,7 @@ def shard_weights(
 
 
 def _noise_of_changes(
-    noise_law: Noise,
-    budget: PrivacyBudget,
-    num_releases: int,
-    num_records: int,
-    before: Composition,
+    noise_law: Noise, budget: PrivacyBudget, num_releases: int, before: Composition
 ) -> float:
     """The noise multiplier for a budget."""
     if isinstance(noise_law, DiscreteGaussian):
