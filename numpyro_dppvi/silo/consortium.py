@@ -7,7 +7,6 @@ finite and no larger than an honest release can be. Anything else is logged and 
 
 import contextlib
 import logging
-import math
 import os
 import queue
 import threading
@@ -503,7 +502,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
                 prepared.plan is not None,
                 end.interrupted,
                 end.refused,
-                num_latents=sum(math.prod(each.base_shape) for each in problem.space.latents),
+                num_latents=problem.space.size,
                 alone=prepared.run.alone,
             ),
             state=PVIState(rounds, known, ClientState(), ledger),
