@@ -430,7 +430,6 @@ def _journal(
         return description.description(
             begun,
             run,
-            run.groups,
             plan,
             task.laid.sizes,
             rng_key,
