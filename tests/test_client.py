@@ -165,7 +165,6 @@ def one_at_a_time(assembly, shards):
         known, key = begin_round(problem, params, known, jax.random.fold_in(KEY, number))
         for index, group in enumerate(assembly.groups(number)):
             shared, q = server.group_key(problem, key, index), known.natural
-            pulled = [clients[m].state.pulled for m in group]
             released = []
             for m in group:
                 asked = request(problem, params, known, q, int(m), shared)
@@ -173,13 +172,8 @@ def one_at_a_time(assembly, shards):
                 clients[m], release = clients[m].respond(asked)
                 released.append(release)
             assert all(type(release) is Release for release in released)
-            releases, pulled = (
-                jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-                for each in (released, pulled)
-            )
-            known, answer, _ = take(
-                problem, params, known, jnp.asarray(group), q, releases, shared, pulled
-            )
+            releases = jax.tree.map(lambda *leaves: jnp.stack(leaves), *released)
+            known, answer, _ = take(problem, params, known, jnp.asarray(group), q, releases, shared)
             for m in group:
                 clients[m] = clients[m].settle(answer)
     return known, clients

@@ -53,7 +53,7 @@ class TestPartitionValue:
         [
             ((), ["at least one client", "empty sequence", "write one array"]),
             (([0], [], [1]), ["empty client 1", "leave it out"]),
-            (([0], [3, -2]), ["client 1", "negative", "-2", "count rows from 0"]),
+            (([0], [3, -2]), ["client 1", "at least 0", "-2", "count rows from 0"]),
             (([0, 4], [1], [2, 4]), ["row 4", "client 0", "client 2", "one client"]),
             (([0, 4, 4],), ["row 4", "in client 0 and in client 0"]),
             (([True, False],), ["client 0", "bool", "np.flatnonzero"]),

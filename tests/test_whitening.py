@@ -93,7 +93,7 @@ def test_weights_touch_normals_alone() -> None:
         (("w", families.DiagonalNormal((2,))), ("rate", families.Gamma(())))
     )
     white = jax.tree.map(lambda leaf: leaf + 1.0, factors.unit(family.natural(family.standard())))
-    found = whitening.weighted(family, white, {"w": jnp.array([0.5, 2.0])}, 3.0)
+    found = whitening.weighted(white, {"w": jnp.array([0.5, 2.0])}, 3.0)
     assert [leaf.tolist() for leaf in found["w"]] == [[0.5, 2.0], [3.0, 3.0]]
     assert [leaf.tolist() for leaf in found["rate"]] == [1.0, 1.0]
 

@@ -158,7 +158,7 @@ def diagnose(
     key = jax.random.key(0) if rng_key is None else _validate.rng_key(rng_key)
     num_replays = _validate.positive_int("num_replays", num_replays, _MOST_REPLAYS)
     family, natural = result.posterior.family, result.posterior.natural
-    size = sum(math.prod(latent.base_shape) for latent in result.posterior.space.latents)
+    size = result.posterior.space.size
     damping = result.run.damping
     contributors, share = _shares(result)
     noise_residual, sharpness, noise = None, None, {}

@@ -38,35 +38,32 @@ def whiten(family: MeanField, coordinates: Coordinates, change: Natural) -> Natu
         A tree in the shapes of the change. Its squared norm is the variance under q of the
         logarithm of the factor.
     """
-    return Natural(
-        {
-            name: member.whitened(coordinates[name], change[name])
-            if isinstance(member, WhiteFamily)
-            else _by_entry(member, coordinates[name], change[name], lambda root, d: root.T @ d)
-            for name, member in family.members
-        }
-    )
+
+    def of(member: Any, at: MemberCoordinates, change: MemberNatural) -> MemberNatural:
+        if isinstance(member, WhiteFamily):
+            return member.whitened(at, change)
+        return _by_entry(member, at, change, lambda root, d: root.T @ d)
+
+    return Natural({n: of(member, coordinates[n], change[n]) for n, member in family.members})
 
 
 def unwhiten(family: MeanField, coordinates: Coordinates, white: Natural) -> Natural:
     """Inverse of :func:`whiten`; linear in ``white``."""
-    return Natural(
-        {
-            name: member.unwhitened(coordinates[name], white[name])
-            if isinstance(member, WhiteFamily)
-            else _by_entry(member, coordinates[name], white[name], _solve_transposed)
-            for name, member in family.members
-        }
-    )
+
+    def of(member: Any, at: MemberCoordinates, white: MemberNatural) -> MemberNatural:
+        if isinstance(member, WhiteFamily):
+            return member.unwhitened(at, white)
+        return _by_entry(member, at, white, _solve_transposed)
+
+    return Natural({n: of(member, coordinates[n], white[n]) for n, member in family.members})
 
 
-def weighted(family: MeanField, white: Natural, location: Weights, spread: float) -> Natural:
+def weighted(white: Natural, location: Weights, spread: float) -> Natural:
     """Weights the parts of white coordinates that move a normal's location and its spread.
 
     Coordinates of other families do not separate this way and are kept.
 
     Args:
-        family: The family of q.
         white: White coordinates.
         location: Weights by normal member, one per location.
         spread: The weight of all spreads.

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
-from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
@@ -83,14 +82,8 @@ def check_additive(
 
 def _fills_in(space: LatentSpace) -> bool:
     """Whether latents are put among the records' values, as one does that are missing."""
-    theta = {latent.name: jnp.zeros(latent.shape, latent.dtype) for latent in space.latents}
-    rows = {name: jnp.zeros(s.shape, s.dtype) for name, s in space.row.items()}
-
-    def values(**theta: Any) -> dict[str, Array]:
-        trace = space.trace(theta, rows)
-        return {name: trace[name]["value"] for name in space.client_side}
-
-    return any(eval_provenance(values, **theta).values())
+    found = space.causes(lambda trace: {n: trace[n]["value"] for n in space.client_side})
+    return any(causes - {"$data"} for causes in found.values())
 
 
 def _is_one_of_a_loop(name: str, others: Sequence[str]) -> bool:
@@ -103,10 +96,9 @@ def _is_one_of_a_loop(name: str, others: Sequence[str]) -> bool:
 def _refuse_closures(space: LatentSpace, model_kwargs: Mapping[str, Any], num_records: int) -> None:
     """Refuses closed-over arrays as long as the data, which would be treated as public."""
     # Arrays that the model closes over appear as constants of its traced program.
-    theta = {lt.name: lt.struct for lt in space.latents}
     # On one row: an array that follows the rows would have length one here, so one of the data's
     # length was made outside.
-    program = jax.make_jaxpr(space.together)(theta, several(space.row, 1))
+    program = jax.make_jaxpr(space.together)(space.structs, several(space.row, 1))
     public = [np.asarray(leaf) for leaf in jax.tree.leaves(model_kwargs) if np.ndim(leaf)]
     for array in constants(program):
         # Keys have no numbers to compare, and no records in them.

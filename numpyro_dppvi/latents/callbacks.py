@@ -38,7 +38,6 @@ def check_callbacks(space: LatentSpace) -> None:
 @functools.lru_cache(maxsize=256)
 def _callback(space: LatentSpace) -> str | None:
     """The name of an operation that calls Python code; ``None`` if there is none."""
-    theta = {latent.name: latent.struct for latent in space.latents}
 
     # With its gradient, because rules of a model's own (jax.custom_vjp) run there alone.
     def differentiated(theta: dict[str, Array], row: dict[str, Array]) -> Array:
@@ -47,7 +46,7 @@ def _callback(space: LatentSpace) -> str | None:
         return value
 
     # Traced with shapes alone: nothing is printed or called here.
-    names = _primitives(jax.make_jaxpr(differentiated)(theta, dict(space.row)).jaxpr)
+    names = _primitives(jax.make_jaxpr(differentiated)(space.structs, dict(space.row)).jaxpr)
     return next((name for name in names if "callback" in name or name == "debug_print"), None)
 
 

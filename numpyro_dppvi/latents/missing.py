@@ -111,7 +111,6 @@ def _asked(space: LatentSpace) -> _Names:
     A comparison with a number, an index or a cast makes something of NaN, too, and something wrong:
     a missing age is not below 50 because ``age > 50`` is false.
     """
-    theta = {latent.name: latent.struct for latent in space.latents}
 
     # A function of its own, because JAX remembers what it has traced.
     def densities(theta: Mapping[str, Array], rows: Mapping[str, Array]) -> dict[str, Array]:
@@ -120,9 +119,9 @@ def _asked(space: LatentSpace) -> _Names:
     # NumPyro's own checks of supports compare every outcome with itself. They are off here; the
     # switch is one for all threads, as its handlers are.
     with HANDLERS, numpyro.validation_enabled(False):
-        program = jax.make_jaxpr(densities)(theta, several(space.row, 1))
+        program = jax.make_jaxpr(densities)(space.structs, several(space.row, 1))
     # A mapping's leaves come in the order of its sorted names. None stands for all latents.
-    names = [*(None for _ in theta), *sorted(space.row)]
+    names = [*(None for _ in space.latents), *sorted(space.row)]
     causes = [frozenset({name}) for name in names]
     # Where latents take part, it is a library that keeps a number finite (logsumexp does).
     asked = (found for found in _compared(program.jaxpr, causes) if None not in found)
@@ -160,8 +159,7 @@ def _masked(space: LatentSpace) -> _Names:
         }
 
     # No argument has an empty name.
-    theta = {latent.name: latent.struct for latent in space.latents}
-    found = eval_provenance(values, **{"": theta}, **space.row)
+    found = eval_provenance(values, **{"": space.structs}, **space.row)
     return frozenset[str]().union(
         *(value for value, masks in found.values() if frozenset[str]().union(*masks) - {""})
     ) - {""}

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
@@ -20,6 +19,7 @@ from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.additive import made_up
 from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.space import Latent, LatentSpace, several
+from numpyro_dppvi.latents.trace import Trace
 
 _NUM_DRAWS, _NUM_POINTS, _NUM_ROWS = 256, 32, 3
 # The first step from the prior uses about ten draws, and one without a density makes it NaN. So
@@ -62,12 +62,10 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
 def _checked(space: LatentSpace) -> tuple[str, ...]:
     """Sites whose outcomes are checked: those that do not depend on a latent."""
 
-    def values(**given: Any) -> dict[str, Array]:
-        trace = space.trace({k: x for k, x in given.items() if k != "$data"}, given["$data"])
+    def values(trace: Trace) -> dict[str, Array]:
         return {name: jnp.asarray(trace[name]["value"]) for name in space.client_side}
 
-    theta = {latent.name: latent.struct for latent in space.latents}
-    found = eval_provenance(values, **theta, **{"$data": dict(space.row)})
+    found = space.causes(values)
     return tuple(name for name in space.client_side if not found[name] - {"$data"})
 
 
@@ -122,7 +120,7 @@ def _described(space: LatentSpace, name: str) -> tuple[str, str]:
         support = domains.in_words(fn.support) + at_edge * domains.has_edge(fn.support)
         words.extend([domains.name_of(fn), support])
 
-    jax.eval_shape(read, {latent.name: latent.struct for latent in space.latents}, dict(space.row))
+    jax.eval_shape(read, space.structs, dict(space.row))
     return words[0], words[1]
 
 
@@ -158,8 +156,7 @@ def _scaled(space: LatentSpace) -> tuple[str, str] | None:
     """The first observed site with such a constant, and the constant if the program shows it."""
     shown: dict[str, str] = {}
 
-    def scales(**given: Any) -> dict[str, Array]:
-        trace = space.trace({k: x for k, x in given.items() if k != "$data"}, given["$data"])
+    def scales(trace: Trace) -> dict[str, Array]:
         found = {}
         for name in space.client_side:
             # NumPyro keeps the factors of plates beside each other, and that of handlers.scale
@@ -171,8 +168,7 @@ def _scaled(space: LatentSpace) -> tuple[str, str] | None:
                 found[name] = jnp.asarray(scale)
         return found
 
-    theta = {latent.name: latent.struct for latent in space.latents}
-    causes = eval_provenance(scales, **theta, **{"$data": dict(space.row)})
+    causes = space.causes(scales)
     constant = [name for name in shown if not causes[name]]
     return (constant[0], shown[constant[0]]) if constant else None
 

@@ -129,7 +129,7 @@ def _sites(space: LatentSpace) -> list[Mapping[str, Any]]:
             for n in space.client_side
         )
 
-    jax.eval_shape(read, {latent.name: latent.struct for latent in space.latents}, dict(space.row))
+    jax.eval_shape(read, space.structs, dict(space.row))
     return found
 
 

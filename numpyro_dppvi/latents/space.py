@@ -1,6 +1,7 @@
 """A NumPyro model as partitioned inference sees it: latents, prior, one record's likelihood."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -167,6 +168,32 @@ class LatentSpace:
     def constrain(self, base: Mapping[str, Array]) -> dict[str, Array]:
         """Transforms base values of any latents to values in their supports."""
         return {lt.name: lt.constrain(base[lt.name]) for lt in self.latents if lt.name in base}
+
+    @property
+    def structs(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the latents' values."""
+        return {latent.name: latent.struct for latent in self.latents}
+
+    @property
+    def size(self) -> int:
+        """How many numbers a posterior is of."""
+        return sum(math.prod(latent.base_shape) for latent in self.latents)
+
+    def causes(self, read: Callable[[Trace], dict[str, Any]]) -> dict[str, Any]:
+        """What depends on what: for each array that is read off a record's trace, the latents.
+
+        Args:
+            read: Reads arrays off a trace. ``"$data"`` stands for the record among their causes.
+        """
+
+        def read_off(**given: Any) -> dict[str, Any]:
+            row = given.pop("$data")
+            return read(self.trace(given, row))
+
+        found: dict[str, Any] = eval_provenance(
+            read_off, **self.structs, **{"$data": dict(self.row)}
+        )
+        return found
 
     @functools.cached_property
     def predictor(self) -> Predictor | None:

@@ -114,9 +114,7 @@ class Descent:
         """The change itself."""
         return change
 
-    def unmeasured(self, family: MeanField, q: Natural, measured: Natural) -> Natural:
-        """The change itself."""
-        return measured
+    unmeasured = measured
 
     def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
         """Those of hierarchies, whose refined prior would follow (``server.merge``)."""

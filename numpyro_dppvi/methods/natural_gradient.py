@@ -99,7 +99,7 @@ class NaturalGradient:
             share = {
                 name: self.location_rate / (1 + self.ridge * v) for name, v in variances.items()
             }
-            white = whitening.weighted(family, factors.multiply(records, rest), share, 1.0)
+            white = whitening.weighted(factors.multiply(records, rest), share, 1.0)
             # ``white`` is the loss's gradient: the step goes against it.
             return factors.divide(before, whitening.unwhiten(family, coordinates, white)), None
 
@@ -110,14 +110,14 @@ class NaturalGradient:
         coordinates = family.coordinates(q)
         white = whitening.whiten(family, coordinates, change)
         weights = _location_weights(self, family, coordinates)
-        return whitening.weighted(family, white, weights, self.spread_weight)
+        return whitening.weighted(white, weights, self.spread_weight)
 
     def unmeasured(self, family: MeanField, q: Natural, measured: Natural) -> Natural:
         """Inverse of :func:`measured`; linear."""
         coordinates = family.coordinates(q)
         weights = _location_weights(self, family, coordinates)
         inverse = {name: 1 / weight for name, weight in weights.items()}
-        white = whitening.weighted(family, measured, inverse, 1 / self.spread_weight)
+        white = whitening.weighted(measured, inverse, 1 / self.spread_weight)
         return whitening.unwhiten(family, coordinates, white)
 
     def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:

@@ -81,24 +81,17 @@ def _check_fields(self: Any) -> None:
         values.set_each(self, "num_shards", _validate.positive_int)
 
 
-class _OfChanges:
+class _OfChanges(values.Usual):
     """What these methods have in common: all but their shards and what they do with them."""
 
     releases: ClassVar[Releases] = "changes"
     aggregator: ClassVar[Aggregator] = "useful"
-    keeps_factors: ClassVar[bool] = False
-    central: ClassVar[bool] = False
-    damped: ClassVar[bool] = True
-    wide: ClassVar[bool] = False
     averages: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check_fields(self)
 
-    guide, check = values.as_asked, values.any_model
-    told, pull = values.tells_nothing, values.tells_no_pull
-    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
-    weights, learning_rate = _weights, _small_rate
+    solver, learning_rate, weights = values.solver, _small_rate, _weights
     plan, planned = _plan_of_changes, _planned_changes
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:

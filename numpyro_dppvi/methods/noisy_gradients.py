@@ -64,7 +64,7 @@ def planned_gradients(
 
 
 @dataclass(frozen=True)
-class DPOptimization:
+class DPOptimization(values.Usual):
     """Privacy by perturbing the local optimisation: DP-SGD at every client (paper, Theorem 1).
 
     In each local step the gradient of every sampled record's expected log likelihood is clipped,
@@ -94,10 +94,6 @@ class DPOptimization:
 
     releases: ClassVar[Releases] = "gradients"
     aggregator: ClassVar[Aggregator] = "useless"
-    keeps_factors: ClassVar[bool] = False
-    central: ClassVar[bool] = False
-    damped: ClassVar[bool] = True
-    wide: ClassVar[bool] = False
 
     clip_norm: float | tuple[float, ...] = 2.5
     num_local_steps: int = 3
@@ -113,10 +109,7 @@ class DPOptimization:
         values.check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    guide, check = values.as_asked, values.any_model
-    told, pull = values.tells_nothing, values.tells_no_pull
-    solver, memory, take = values.solver, values.remembers_nothing, values.takes_releases
-    weights, plan, planned = values.ones, plan_of_gradients, planned_gradients
+    solver, plan, planned = values.solver, plan_of_gradients, planned_gradients
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """See :func:`noisy_learning_rate`."""
@@ -166,7 +159,7 @@ class BayesianCommitteeMachine:
 
 
 @dataclass(frozen=True)
-class GlobalVI:
+class GlobalVI(values.Usual):
     """A baseline with one communication a step: central DP-VI under a trusted aggregator.
 
     Jälkö, Dikmen and Honkela (2017). In every round all clients send a clipped sum of gradients
@@ -189,10 +182,8 @@ class GlobalVI:
 
     releases: ClassVar[Releases] = "gradients"
     aggregator: ClassVar[Aggregator] = "needed"
-    keeps_factors: ClassVar[bool] = False
     central: ClassVar[bool] = True
     damped: ClassVar[bool] = False
-    wide: ClassVar[bool] = False
     num_local_steps: ClassVar[int] = 1
 
     clip_norm: float | tuple[float, ...] = 2.5
@@ -207,9 +198,7 @@ class GlobalVI:
         values.check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    guide, check = values.as_asked, values.any_model
-    told, pull = values.tells_nothing, values.tells_no_pull
-    weights, plan, planned = values.ones, plan_of_gradients, planned_gradients
+    plan, planned = plan_of_gradients, planned_gradients
 
     def solver(self, learning_rate: Array | float) -> Descent:
         """Whose optimiser takes the server's steps."""

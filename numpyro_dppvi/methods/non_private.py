@@ -18,7 +18,7 @@ from numpyro_dppvi.privacy import PrivacyPlan
 
 
 @dataclass(frozen=True)
-class NonPrivate:
+class NonPrivate(values.Usual):
     """Partitioned variational inference without privacy (paper, Algorithm 1).
 
     Args:
@@ -38,10 +38,6 @@ class NonPrivate:
 
     releases: ClassVar[Releases] = "nothing"
     aggregator: ClassVar[Aggregator] = "useless"
-    keeps_factors: ClassVar[bool] = False
-    central: ClassVar[bool] = False
-    damped: ClassVar[bool] = True
-    wide: ClassVar[bool] = False
 
     num_local_steps: int = 50
     optimizer: Optimizer | None = None
@@ -52,10 +48,6 @@ class NonPrivate:
         values.set_steps(self)
         values.set_microbatch(self)
         values.check_pieces(self.optimizer, self.expectation, natural=True)
-
-    guide, check = values.as_asked, values.any_model
-    told, pull = values.tells_nothing, values.tells_no_pull
-    memory, take, weights = values.remembers_nothing, values.takes_releases, values.ones
 
     def solver(self, learning_rate: Array | float) -> Solver:
         """Newton's steps where no optimiser is named."""

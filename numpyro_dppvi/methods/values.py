@@ -264,9 +264,8 @@ def program_of(method: Any) -> Any:
     return same
 
 
-# What the fields of methods are checked with. A checked field is replaced by what the check makes
-# of it (a list by a tuple, a NumPy integer by an int): equal methods have equal hashes then, and
-# share a compilation.
+# What the fields of methods are checked with. Equal methods have equal hashes then, and share a
+# compilation.
 
 
 def set_each(method: Any, name: str, check: Callable[[str, Any], Any]) -> None:
@@ -305,7 +304,7 @@ def check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) -> 
         )
 
 
-# What methods do alike, to be taken into a class body under the names of `Method`.
+# What methods do alike, to be taken into a class body under the names of `Method`: see `Usual`.
 
 
 def solver(self: Any, learning_rate: Array | float) -> Solver:
@@ -338,7 +337,7 @@ def tells_no_pull(self: Any, memory: PyTree) -> None:
 
 
 def takes_releases(
-    self: Any, received: Received, releases: Natural, memory: None, places: Array
+    self: Any, received: Received, releases: PyTree, memory: None, places: Array
 ) -> tuple[Natural, None]:
     """The releases are the changes."""
     return releases, memory
@@ -347,3 +346,21 @@ def takes_releases(
 def ones(self: Any, num_shards: np.ndarray) -> np.ndarray:
     """All 1: what is released is the sum."""
     return np.ones(len(num_shards))
+
+
+class Usual:
+    """What most methods are and do, to be inherited; a method says what is otherwise with it.
+
+    Any guide and model will do. The server tells its clients nothing but q, takes their releases,
+    sums with weight one, as the changes of their factors, and cannot tell from them whether the
+    run has arrived.
+    """
+
+    keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
+
+    guide, check = as_asked, any_model
+    told, pull = tells_nothing, tells_no_pull
+    memory, take, weights = remembers_nothing, takes_releases, ones

@@ -104,7 +104,6 @@ class Received(NamedTuple):
     Attributes:
         family: The family of q.
         q: The current approximation.
-        sent: What the clients were sent, on a leading axis; q, but for asynchronous ones.
         factor: The factors that are to change, on a leading axis.
         noise_std: Noise on every entry of each release.
         num_records: Records behind each release.
@@ -116,7 +115,6 @@ class Received(NamedTuple):
 
     family: MeanField
     q: Natural
-    sent: Natural
     factor: Natural
     noise_std: Array
     num_records: Array

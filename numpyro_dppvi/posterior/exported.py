@@ -22,8 +22,7 @@ def deterministics(
     space: LatentSpace,
 ) -> Derived:
     """The model's ``numpyro.deterministic`` sites that do not depend on records."""
-    theta = {latent.name: latent.struct for latent in space.latents}
-    return outputs.derived(model, records, model_kwargs, theta)
+    return outputs.derived(model, records, model_kwargs, space.structs)
 
 
 def of_draws(space: LatentSpace, draws: Mapping[str, Array], derived: Derived) -> Group:

@@ -130,20 +130,16 @@ def _claimed(epsilon: float) -> float:
 
 def _checked(scores: np.ndarray) -> np.ndarray:
     scores = _validate.host_array("scores", scores)
-    if scores.dtype.kind not in "biuf":
+    are_numbers = scores.dtype.kind in "biuf"
+    if not are_numbers or scores.size < 4 or np.isnan(scores).any():
+        lacking = f" with {int(np.isnan(scores).sum())} NaNs" if are_numbers else ""
         raise ValueError(
-            f"scores must be at least four numbers per data set, got dtype {scores.dtype}: give "
-            "one score per run."
+            f"scores must be at least four numbers per data set, got {_validate.shown(scores)}"
+            f"{lacking}: give one score per run."
         )
     # What is too large for 64 bits is infinite, and still larger than any threshold.
     with np.errstate(over="ignore"):
-        scores = scores.astype(np.float64).ravel()
-    if len(scores) < 4 or np.isnan(scores).any():
-        raise ValueError(
-            f"scores must be at least four numbers per data set, got {_validate.shown(scores)} "
-            f"with {int(np.isnan(scores).sum())} NaNs: give one score per run."
-        )
-    return scores
+        return scores.astype(np.float64).ravel()
 
 
 def _shown(epsilon: float, one: np.ndarray, other: np.ndarray, failure_prob: float) -> float:

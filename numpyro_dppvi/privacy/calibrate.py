@@ -11,7 +11,7 @@ from numpyro_dppvi.privacy import accounting, units
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation, unit_sensitivity
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian
-from numpyro_dppvi.privacy.sampling import FixedSizeSampling, Sampler
+from numpyro_dppvi.privacy.sampling import FixedSizeSampling, FullBatch, Sampler
 
 # The search stops when at least this share of the target epsilon is spent.
 _ENOUGH = 0.999
@@ -38,9 +38,9 @@ def noise_multiplier(
     budget: PrivacyBudget,
     *,
     num_releases: int,
-    sampler: Sampler,
-    num_records: int,
-    physical_size: int,
+    sampler: Sampler = FullBatch(),
+    num_records: int = 1,
+    physical_size: int = 1,
     before: Composition = _NOTHING,
 ) -> float:
     """The noise multiplier that spends between 0.999 and 1 of a budget's epsilon.

@@ -3,6 +3,7 @@
 ``plan_privacy`` does this for a whole run; these functions are for exploring a design.
 """
 
+import bisect
 import functools
 import math
 from collections.abc import Callable
@@ -142,50 +143,33 @@ def rounds_from_epsilon(
     sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
 
-    def spends(rounds: int, roughly: bool = False) -> float:
+    def fits(rounds: int, roughly: bool = False) -> bool:
         composition = accounting.compose([(event, rounds * releases_per_round)])
-        return calibrate.spent(composition, budget, roughly)
+        return calibrate.spent(composition, budget, roughly) <= budget.epsilon
 
     likely = calibrate.likely_releases(noise_multiplier, sampler, size, budget)
     most = _MOST_RELEASES // releases_per_round
-    roughly = functools.partial(spends, roughly=True)
     # Coarse grids first: the fine ones are asked only near the answer.
-    near = _most_rounds(roughly, budget.epsilon, likely / releases_per_round, most)
-    return _most_rounds(spends, budget.epsilon, near, most)
+    near = _most_rounds(functools.partial(fits, roughly=True), likely / releases_per_round, most)
+    return _most_rounds(fits, near, most)
 
 
-def _most_rounds(spends: Callable[[int], float], target: float, guess: float, most: int) -> int:
-    """The largest number of rounds in [0, most] whose epsilon is within the target.
+def _most_rounds(fits: Callable[[int], bool], guess: float, most: int) -> int:
+    """The largest number of rounds in [0, most] that fits; any number below it does, too.
 
-    ``spends``, epsilon as an increasing function of the rounds, is expensive: the search takes
-    secant steps in logarithms within a bracket, as ``calibrate._least_sufficient`` does.
+    ``fits`` is slow to tell: steps that double lead from a good guess to where it changes.
     """
-    enough, too_many = 0, most + 1
-    rounds = int(min(max(guess, 1), most))
-    slope, nudge = 0.5, 1  # log epsilon rises about half as fast as log rounds
-    last: tuple[float, float] | None = None
-    while True:
-        epsilon = spends(rounds)
-        if epsilon <= target:
-            enough = rounds
-        else:
-            too_many = rounds
-        if too_many - enough <= 1:
-            return enough
-        far = calibrate.FAR
-        x, y = math.log(rounds), math.log(max(epsilon, 1e-300) / target)
-        y = min(max(y, -far), far)
-        if last is not None and x != last[0]:
-            slope = max((y - last[1]) / (x - last[0]), 0.25)
-        last = x, y
-        rounds = math.floor(rounds * math.exp(min(max(-y / slope, -far), far)))
-        if not enough < rounds < too_many:  # move away from that end, in growing steps
-            rounds = (
-                min(enough + nudge, too_many - 1)
-                if rounds <= enough
-                else max(too_many - nudge, enough + 1)
-            )
-            nudge *= 2
+    low = int(min(max(guess, 1), most))
+    high, step = low + 1, max(1, low // 64)
+    if fits(low):
+        while high <= most and fits(high):
+            low, high, step = high, min(high + step, most + 1), 2 * step
+    else:
+        low, high = low - 1, low
+        while low and not fits(low):
+            low, high, step = max(low - step, 0), low, 2 * step
+    between = range(low + 1, high)
+    return low + bisect.bisect_left(between, x=True, key=lambda rounds: not fits(rounds))
 
 
 def _one_client(

@@ -35,6 +35,7 @@ from numpyro_dppvi.privacy import accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
 from numpyro_dppvi.privacy.ledger import Entry, Ledger, check_names
+from numpyro_dppvi.privacy.loss_distributions import fields_of
 
 _SCHEMA = "numpyro_dppvi/ledger/2"
 # Appended to a line that a killed process left unfinished.
@@ -524,13 +525,8 @@ def event_to_json(event: dpa.DpEvent) -> dict[str, Any]:
     name = type(event).__name__
     if _EVENTS.get(name) is not type(event):
         raise TypeError(f"event must be one of {', '.join(_EVENTS)}, got a {name}.")
-    fields = {field.name: getattr(event, field.name) for field in type(event).__attrs_attrs__}
-    return {
-        name: {
-            field: event_to_json(value) if isinstance(value, dpa.DpEvent) else value
-            for field, value in fields.items()
-        }
-    }
+    fields = fields_of(event).items()
+    return {name: {k: event_to_json(x) if isinstance(x, dpa.DpEvent) else x for k, x in fields}}
 
 
 def event_from_json(value: Any) -> dpa.DpEvent:

@@ -6,6 +6,7 @@ which is built here from its primitives. Noise multipliers are in units of the c
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
@@ -37,18 +38,17 @@ def with_noise(event: dpa.DpEvent, factor: float) -> dpa.DpEvent:
     """
     if isinstance(event, dpa.ZCDpEvent):  # discrete noise is never shared between clients
         return event
-    noise = factor * noise_multiplier(event)
-    if isinstance(event, dpa.PoissonSampledDpEvent):
-        return dpa.PoissonSampledDpEvent(event.sampling_probability, dpa.GaussianDpEvent(noise))
-    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-        return dpa.SampledWithoutReplacementDpEvent(
-            event.source_dataset_size, event.sample_size, dpa.GaussianDpEvent(noise)
-        )
-    if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
-        return dpa.TruncatedSubsampledGaussianDpEvent(
-            event.dataset_size, event.sampling_probability, event.truncated_batch_size, noise
-        )
-    return dpa.GaussianDpEvent(noise)
+    noise, fields = factor * noise_multiplier(event), fields_of(event)
+    # A sampled event holds the one that it is a sample of.
+    changed = (
+        {"event": dpa.GaussianDpEvent(noise)} if "event" in fields else {"noise_multiplier": noise}
+    )
+    return type(event)(**{**fields, **changed})
+
+
+def fields_of(event: dpa.DpEvent) -> dict[str, Any]:
+    """An event's fields by name."""
+    return {field.name: getattr(event, field.name) for field in type(event).__attrs_attrs__}
 
 
 def check_relation(event: dpa.DpEvent, relation: Relation) -> None:

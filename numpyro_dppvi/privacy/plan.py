@@ -13,7 +13,7 @@ from numpyro_dppvi.privacy.ledger import BudgetExceededError, Ledger
 from numpyro_dppvi.privacy.meaning import Attack, best_attack
 from numpyro_dppvi.privacy.mechanisms import GaussianShardSum, GaussianSum, Mechanism
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian, Gaussian, Noise
-from numpyro_dppvi.privacy.sampling import FullBatch, Sampler
+from numpyro_dppvi.privacy.sampling import Sampler
 from numpyro_dppvi.privacy.worth import Worth, of_client, of_joining, of_widths, worth
 
 # Above this, what is promised in the worst case is next to nothing.
@@ -440,10 +440,8 @@ def of_changes(
     before = before or [frozenset()] * len(budgets)
     check_before(budgets, num_visits, before)
     noise = [
-        _noise_of_changes(noise_law, budget, max(1, visits), size, spent if visits else frozenset())
-        for budget, visits, size, spent in zip(
-            budgets, num_visits, client_sizes, before, strict=True
-        )
+        _noise_of_changes(noise_law, budget, max(1, visits), spent if visits else frozenset())
+        for budget, visits, spent in zip(budgets, num_visits, before, strict=True)
     ]
     weights = shard_weights(
         clip_norms, num_shards, averaged=averaged, aggregated=num_shares is not None
@@ -489,24 +487,12 @@ def shard_weights(
 
 
 def _noise_of_changes(
-    noise_law: Noise,
-    budget: PrivacyBudget,
-    num_releases: int,
-    num_records: int,
-    before: Composition,
+    noise_law: Noise, budget: PrivacyBudget, num_releases: int, before: Composition
 ) -> float:
     """The noise multiplier for a budget."""
     if isinstance(noise_law, DiscreteGaussian):
         return calibrate.discrete_noise_multiplier(budget, num_releases, before)
-    everything = FullBatch()
-    return calibrate.noise_multiplier(
-        budget,
-        num_releases=num_releases,
-        sampler=everything,
-        num_records=num_records,
-        physical_size=num_records,
-        before=before,
-    )
+    return calibrate.noise_multiplier(budget, num_releases=num_releases, before=before)
 
 
 def table(

@@ -160,9 +160,7 @@ def of_joining(bought: Worth, names: Sequence[str] = ()) -> str:
 
 def _noise(budget: PrivacyBudget, before: Composition) -> float:
     """Noise on one release with all that is left of a budget, of records clipped at norm 1."""
-    return calibrate.noise_multiplier(
-        budget, num_releases=1, sampler=FullBatch(), num_records=1, physical_size=1, before=before
-    )
+    return calibrate.noise_multiplier(budget, num_releases=1, before=before)
 
 
 def _epsilon(budget: PrivacyBudget, before: Composition, noise: float) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import DPOptimization, FisherScoring
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.posterior.prior import Prior
@@ -106,7 +105,7 @@ def recommend(
     space = latents.from_model(model, shapes, constants)
     num_records, trusted = sum(sizes), server.aggregator(trusted_aggregator)
     num_shares = None if trusted is None else trusted.num_shares(len(sizes))
-    bought = worth(count_latents(space), budgets, sizes, num_shares=num_shares)
+    bought = worth(space.size, budgets, sizes, num_shares=num_shares)
     # Noise over a posterior standard deviation is z sqrt(d M / N). The variance is that of noise on
     # an entry of a sum that is clipped at 1, from M clients: z^2 M.
     noise = math.sqrt(bought.together**2 - 1)
@@ -123,11 +122,6 @@ def recommend(
     method, why = _method(read, prior, bought.num_latents, noise, spread)
     joining = of_joining(bought, client_names)
     return Recommendation(method, (why, of_widths(bought), *([joining] if joining else [])), bought)
-
-
-def count_latents(space: LatentSpace) -> int:
-    """How many numbers a posterior is of."""
-    return sum(math.prod(latent.base_shape) for latent in space.latents)
 
 
 def _method(

@@ -177,9 +177,8 @@ def one_round(
         outcomes = _side_by_side(problem, params, lambda at: visit(*at), (numbers, noise))
         # From here to the answer nothing is seen but what was released.
         releases = Release(outcomes.release, outcomes.failed)
-        pulled = client.of_many(now.clients, numbers).pulled
         known, answer, info = server.take(
-            problem, params, now.server, numbers, q, releases, key, pulled, totals
+            problem, params, now.server, numbers, q, releases, key, totals
         )
         # Totals are taken again from the factors that were written, not from the changes, so that
         # they cannot drift away from them.

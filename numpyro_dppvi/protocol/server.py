@@ -217,7 +217,6 @@ def take(
     q: Natural,
     releases: Release,
     rng_key: PRNGKey,
-    pulled: Natural | None = None,
     totals: Natural | None = None,
 ) -> tuple[ServerState, Answer, MergeInfo]:
     """Takes what a group of clients has released.
@@ -230,8 +229,6 @@ def take(
         q: The approximation that they were sent.
         releases: What they released, on a leading axis.
         rng_key: The public key of the group's visits.
-        pulled: Where q is not what they started from, what they were sent before instead, on a
-            leading axis.
         totals: The ``factors.block_totals`` of the clients' factors, where they are known: then a
             visit costs as much however many clients there are.
 
@@ -253,12 +250,9 @@ def take(
         return _prior_loss(problem, params.prior_of(problem), params.exact_prior, key, coordinates)
 
     before = jax.tree.map(lambda leaf: leaf[targets], state.factors)
-    if pulled is None:
-        pulled = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (targets.size, *leaf.shape)), q)
     received = Received(
         family=problem.family,
         q=q,
-        sent=pulled,
         factor=before,
         noise_std=noise_std,
         num_records=num_records,

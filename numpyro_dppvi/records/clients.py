@@ -256,13 +256,11 @@ def _row_numbers(client: int, rows: npt.ArrayLike) -> Rows:
             f"{array.dtype} of shape {array.shape}: write np.flatnonzero(mask), say."
         )
     # Unsigned integers may be larger, and the cast below would make them negative.
-    if array.max() > _MOST_ROW:
+    wrong = array[(array < 0) | (array > _MOST_ROW)]
+    if wrong.size:
         raise ValueError(
-            f"rows of client {client} must be below 2**63, got {array.max()}: count rows from 0."
-        )
-    if array.min() < 0:
-        raise ValueError(
-            f"rows of client {client} must not be negative, got {array.min()}: count rows from 0."
+            f"rows of client {client} must be at least 0 and below 2**63, got {wrong[0]}: count "
+            "rows from 0."
         )
     # A copy: the caller's array may change after it was checked.
     numbers = array.astype(np.int64)

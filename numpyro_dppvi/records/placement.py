@@ -71,11 +71,6 @@ def spread(shards: Shards) -> SpreadShards | Shards:
     return SpreadShards(records, num_records, sizes)
 
 
-def num_devices(num_clients: int) -> int:
-    """Over how many devices :func:`spread` spreads so many clients."""
-    return len(_devices(num_clients))
-
-
 def _devices(num_clients: int) -> list[jax.Device]:
     """As few devices as hold no more clients each than all of them would."""
     if jax.process_count() > 1:  # all take part; the first of each process come first

@@ -23,7 +23,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def description(
     posterior: Posterior,
     run: RunSpec,
-    groups: Sequence[np.ndarray],
     plan: PrivacyPlan | None,
     client_sizes: Sequence[int],
     rng_key: PRNGKey,
@@ -39,7 +38,6 @@ def description(
     Args:
         posterior: Any posterior of the run: its model, family, prior and shapes of data.
         run: How the method is run.
-        groups: The clients that each round visits.
         plan: The privacy plan.
         client_sizes: Records of each client.
         rng_key: The run's key.
@@ -60,7 +58,7 @@ def description(
         "list of clients": ", ".join(client_names) or "no names",
         "method": _in_words(run.method, start),
         "number of rounds": str(run.num_rounds),
-        "schedule": _schedule(groups),
+        "schedule": _schedule(run.groups),
         "trusted aggregator": _in_words(run.trusted, start),
         "budget": "none" if plan is None else _budgets(plan),
         "damping": repr(run.damping),

@@ -430,7 +430,6 @@ def _journal(
         return description.description(
             begun,
             run,
-            run.groups,
             plan,
             task.laid.sizes,
             rng_key,
@@ -489,7 +488,7 @@ def _packed(
     # Whoever goes on from here by hand is charged for every round: no checkpoint knows of it.
     state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
     posterior = algorithm.posterior(state)
-    num_latents = recommendation.count_latents(posterior.space)
+    num_latents = posterior.space.size
     # Under noise nobody can tell a path from it, unless it is long.
     way = None if plan else settling.way(done.history, posterior.family, run.damping)
     result = FitResult(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from numpyro_dppvi.privacy import BudgetExceededError, Entry, Ledger, PrivacyPlan, words
 from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.privacy.worth import of_joining, of_widths
-from numpyro_dppvi.protocol import recommendation, server
+from numpyro_dppvi.protocol import server
 from numpyro_dppvi.silo import messages, new_study, settings
 from numpyro_dppvi.silo.gateway import OpenStudy, open_gateway, open_studies
 from numpyro_dppvi.silo.settings import Settings
@@ -151,8 +151,7 @@ def _what_it_buys(prepared: Prepared) -> Iterator[str]:
     """How wide intervals will be at the least, and for which hospital joining cannot pay."""
     if prepared.plan is None:
         return
-    num_latents = recommendation.count_latents(prepared.assembly.problem.space)
-    bought = with_worth(prepared.plan, num_latents).worth
+    bought = with_worth(prepared.plan, prepared.assembly.problem.space.size).worth
     if bought is not None:
         said = of_widths(bought), of_joining(bought, prepared.study.names)
         yield from words.paragraph(" ".join(words.sentence(each) for each in said if each))

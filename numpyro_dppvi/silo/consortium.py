@@ -7,7 +7,6 @@ finite and no larger than an honest release can be. Anything else is logged and 
 
 import contextlib
 import logging
-import math
 import os
 import queue
 import threading
@@ -21,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi._typing import Natural
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan, PrivacyStatement
@@ -303,7 +301,7 @@ class _Server:
         if isinstance(reply, Released):
             if at.group == 0:
                 now = self._with_begun_round(now, at.round)
-            now = self._dealt_with(now, at, {name: reply}, pulled=sent.q)
+            now = self._dealt_with(now, at, {name: reply})
             now = now._replace(slot=now.slot + 1)
             if now.slot % len(names) == 0:
                 now = self._with_ended_round(now)
@@ -407,16 +405,12 @@ class _Server:
         return now._replace(known=known, counts=Counts())
 
     def _dealt_with(
-        self,
-        now: Progress,
-        at: Step,
-        replies: "Mapping[str, Released | Missed]",
-        pulled: Natural | None = None,
+        self, now: Progress, at: Step, replies: "Mapping[str, Released | Missed]"
     ) -> Progress:
         """After a group's replies: merged, charged, and told to the log."""
         released = {n: r for n, r in replies.items() if isinstance(r, Released)}
         now = self._charged(now, at, replies)
-        return self._merged(now, at, released, pulled) if released else now
+        return self._merged(now, at, released) if released else now
 
     def _charged(
         self, now: Progress, at: Step, replies: "Mapping[str, Released | Missed]"
@@ -432,21 +426,17 @@ class _Server:
                 charged.append((at.round, number, step))
         return now._replace(charged=tuple(charged))
 
-    def _merged(
-        self, now: Progress, at: Step, released: Mapping[str, Released], pulled: Natural | None
-    ) -> Progress:
+    def _merged(self, now: Progress, at: Step, released: Mapping[str, Released]) -> Progress:
         assembly = self.prepared.assembly
         problem, params = assembly.problem, assembly.params
         numbers = [self.prepared.study.names.index(name) for name in released]
         stacked = _stacked([Release(r.value, jnp.asarray(r.failed)) for r in released.values()])
-        # Where an asynchronous hospital's solve began: q may have moved since.
-        start = None if pulled is None else _stacked([pulled])
         _, key = server.round_keys(problem, self.prepared.round_key(at.round))
         # The same keys as in one process, so that a study over hospitals and fit(...) on their data
         # give the same posterior for the same noise.
         key, q = server.group_key(problem, key, at.group), now.known.natural
         known, answer, info = _take(
-            problem, params, now.known, jnp.asarray(numbers), q, stacked, key, start
+            problem, params, now.known, jnp.asarray(numbers), q, stacked, key
         )
         share, failed = float(answer.share), int(np.sum(stacked.failed))
         taken = {n: Taken(r.step, share) for n, r in released.items()}
@@ -512,7 +502,7 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
                 prepared.plan is not None,
                 end.interrupted,
                 end.refused,
-                num_latents=sum(math.prod(each.base_shape) for each in problem.space.latents),
+                num_latents=problem.space.size,
                 alone=prepared.run.alone,
                 pull=prepared.run.local.pull(known.memory),
             ),

@@ -8,7 +8,7 @@ public keys are the study's, and no message can change them.
 
 import enum
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -133,6 +133,7 @@ class Refused(NamedTuple):
 
 
 Reply: TypeAlias = Ready | Released | Refused
+M = TypeVar("M", Join, Visit, Ready, Released, Refused)
 
 
 class Form(NamedTuple):
@@ -170,20 +171,15 @@ def encode(message: Join | Visit | Reply) -> bytes:
     Args:
         message: Any of this module's.
     """
-    trees = {}
-    fields = message._asdict()
-    # The fields that are trees go as arrays, all others as facts of the header.
-    if isinstance(message, Visit):
-        trees = {name: fields.pop(name) for name in ("q", "factor", "told", "share")}
-    elif isinstance(message, Released):
-        trees = {name: fields.pop(name) for name in ("value", "failed")}
-    elif isinstance(message, Refused):
-        fields["code"] = message.code.value
-    # Trees become arrays by path, so that nothing of their Python types is on the wire.
+    facts: dict[str, str | int] = {}
     arrays: dict[str, np.ndarray] = {}
-    for name, tree in trees.items():
-        arrays |= _files.flatten(tree, name)
-    return wire.encode(type(message).__name__.lower(), fields, arrays)
+    kinds = _facts_of(type(message))
+    for name, field in message._asdict().items():
+        if name in kinds:
+            facts[name] = field.value if isinstance(field, Code) else field
+        else:  # a tree, as arrays by path, so that nothing of its Python types is on the wire
+            arrays |= _files.flatten(field, name)
+    return wire.encode(type(message).__name__.lower(), facts, arrays)
 
 
 def read_join(data: bytes, head: Head) -> Join:
@@ -196,10 +192,7 @@ def read_join(data: bytes, head: Head) -> Join:
     Raises:
         MalformedError: If it is not one.
     """
-    # A Join has no arrays, and read_arrays(..., {}) refuses bytes after its header.
-    facts = _facts(head, "join", study=str)
-    wire.read_arrays(data, head, {})
-    return Join(**facts)
+    return _read(Join, data, head)
 
 
 def read_visit(data: bytes, head: Head, form: Form) -> Visit:
@@ -213,13 +206,11 @@ def read_visit(data: bytes, head: Head, form: Form) -> Visit:
     Raises:
         MalformedError: If it is not one of this study.
     """
-    facts = _facts(head, "visit", study=str, hospital=str, step=int, taken=int)
-    trees = _trees(data, head, form.visit)
+    visit = _read(Visit, data, head, form.visit)
     # A share of 5 would move private factors by five times what was released.
-    if not 0 <= trees["share"] <= 1:
+    if not 0 <= visit.share <= 1:
         raise MalformedError("the share is not between 0 and 1")
-    # What this study's visits do not have is None.
-    return Visit(**{"factor": None, "told": None, **facts, **trees})
+    return visit
 
 
 def read_reply(data: bytes, form: Form) -> Reply:
@@ -236,16 +227,14 @@ def read_reply(data: bytes, form: Form) -> Reply:
         raise MalformedError("the message is larger than any reply of this study")
     head = wire.read_head(data)
     if head.kind == "ready":
-        return read_ready(data)
-    if head.kind == "refused":
-        facts = _facts(head, "refused", code=str, answers=str)
-        wire.read_arrays(data, head, {})
-        try:
-            return Refused(Code(facts["code"]), facts["answers"])
-        except ValueError:
-            raise MalformedError("the reason is unknown") from None
-    facts = _facts(head, "released", study=str, hospital=str, step=int, answers=str)
-    return Released(**facts, **_trees(data, head, form.release))
+        return _read(Ready, data, head)
+    if head.kind == "released":
+        return _read(Released, data, head, form.release)
+    refused = _read(Refused, data, head)
+    try:
+        return refused._replace(code=Code(refused.code))
+    except ValueError:
+        raise MalformedError("the reason is unknown") from None
 
 
 def read_ready(data: bytes) -> Ready:
@@ -257,24 +246,25 @@ def read_ready(data: bytes) -> Ready:
     Raises:
         MalformedError: If it is not one.
     """
-    head = wire.read_head(data)
-    facts = _facts(head, "ready", study=str, hospital=str, released=int)
-    wire.read_arrays(data, head, {})
-    return Ready(**facts)
+    return _read(Ready, data, wire.read_head(data))
 
 
-def _facts(head: Head, kind: str, **kinds: type) -> dict[str, Any]:
-    """A message's facts, if they are those of its kind."""
+def _facts_of(kind: type) -> dict[str, type]:
+    """The fields of a message that are facts of the header, with their types; others are trees."""
+    kinds = kind.__annotations__.items()
+    return {name: str if of is Code else of for name, of in kinds if of in (str, int, Code)}
+
+
+def _read(kind: type[M], data: bytes, head: Head, like: Mapping[str, PyTree] = {}) -> M:
+    """A message of some kind, with trees of arrays like these and no other bytes."""
+    found = {name: type(value) for name, value in head.facts.items()}
     # Exactly these facts, of exactly these types: True does not pass for 1.
-    if head.kind != kind or {name: type(value) for name, value in head.facts.items()} != kinds:
+    if head.kind != kind.__name__.lower() or found != _facts_of(kind):
         raise MalformedError("the message is of another kind, or says other things")
-    return dict(head.facts)
-
-
-def _trees(data: bytes, head: Head, like: Mapping[str, PyTree]) -> dict[str, PyTree]:
-    """A message's arrays as trees."""
     arrays = wire.read_arrays(data, head, shapes(like))
-    return {name: _files.unflatten(arrays, name, tree) for name, tree in like.items()}
+    trees = {name: _files.unflatten(arrays, name, tree) for name, tree in like.items()}
+    # What this study's messages do not have is None.
+    return kind(**{**dict.fromkeys(kind.__annotations__), **head.facts, **trees})
 
 
 def shapes(trees: Mapping[str, PyTree]) -> Shapes:

@@ -602,8 +602,8 @@ _CHARGING = (
     ),
     Mutant(
         "noise on changes for one visit",
-        "_noise_of_changes(noise_law, budget, max(1, visits), size, spent",
-        "_noise_of_changes(noise_law, budget, 1, size, spent",
+        "_noise_of_changes(noise_law, budget, max(1, visits), spent",
+        "_noise_of_changes(noise_law, budget, 1, spent",
         (f"{UNITS}TestPlans::test_of_changes_cover_all_shards_of_a_unit",),
     ),
     Mutant(
@@ -765,8 +765,8 @@ _WHITE = (
     ),
     Mutant(
         "white lengths without the spread's weight",
-        "return whitening.weighted(family, white, weights, self.spread_weight)",
-        "return whitening.weighted(family, white, weights, 1.0)",
+        "return whitening.weighted(white, weights, self.spread_weight)",
+        "return whitening.weighted(white, weights, 1.0)",
         (f"{SABOTAGE}test_a_change_within_the_clip_is_what_the_solve_found",),
     ),
     Mutant(
