@@ -542,7 +542,7 @@ def noise_share(trusted=False, **budget):
     """What a recommendation takes for the noise's share of the variance."""
     asked = dppvi.PrivacyBudget(1.0, **budget)
     found = dppvi.recommend(one_mean, ONE_NUMBER[0], [900, 600], asked, trusted_aggregator=trusted)
-    return found.width_together**2 - 1
+    return found.worth.together**2 - 1
 
 
 def test_a_recommendation_counts_the_noise_that_a_plan_has():

@@ -234,7 +234,7 @@ def test_budgets_by_name_need_not_be_in_the_clients_order(result):
     assert [client.budget for client in plan.clients] == [ONE, TWO]
     found = dppvi.recommend(model, HELSINKI, sizes, {"Turku": TWO, "Helsinki": ONE})
     same = dppvi.recommend(model, HELSINKI, [9, 6], [ONE, TWO])
-    assert found.width_together == same.width_together
+    assert found.worth.together == same.worth.together
     data = {"Helsinki": HELSINKI, "Turku": TURKU}
     scored = dppvi.score(
         result.posterior, data, budget={"Turku": TWO, "Helsinki": ONE}, rng_key=KEY,

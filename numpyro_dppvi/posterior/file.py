@@ -62,14 +62,12 @@ class Pieces(NamedTuple):
     prior: Prior | None
 
 
-def write(path: str | os.PathLike[str], model: Model, pieces: Pieces) -> None:
+def write(path: Path, model: Model, pieces: Pieces) -> None:
     """Writes a posterior. The file holds the shapes of the data's arrays, but no records.
 
     Raises:
-        TypeError: If the path is not a path.
         ValueError: If the posterior is too large.
     """
-    path = _validate.path("path", path)
     stored = {name: _plain(value) for name, value in pieces.model_kwargs.items()}
     # Each public argument goes to where it can be read without running code; what cannot is named,
     # and asked for again by load.

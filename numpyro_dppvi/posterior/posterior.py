@@ -334,7 +334,7 @@ class Posterior:
             TypeError: If the path is not a path.
             ValueError: If this posterior lacks the shapes of its data, or takes more than 4 GiB.
         """
-        file.write(path, self.model, self._pieces())
+        file.write(_validate.path("path", path), self.model, self._pieces())
 
     def _pieces(self) -> file.Pieces:
         # The model is read again from the shapes of its data.
