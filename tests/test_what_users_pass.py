@@ -987,7 +987,7 @@ LEFT_OUT = {
         )
         for part in (
             *("guide", "check", "solver", "learning_rate", "visit", "memory", "told", "take"),
-            *("weights", "plan", "planned"),
+            *("pull", "weights", "plan", "planned"),
         )
     },
     **{
