@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.stats
 from numpyro import handlers
 from numpyro.infer.util import log_density, log_likelihood, potential_energy
 from scipy import stats
@@ -564,6 +565,29 @@ def test_what_computes_the_same_is_equal(change):
     first, second = from_model(**SAME), from_model(**{**SAME, **change})
     assert first == second
     assert hash(first) == hash(second)
+
+
+def test_of_equal_ones_only_the_first_is_split_at_its_predictor():
+    runs = []
+
+    def model(X, y):
+        runs.append(1)
+        shifted(X, y, shift=5.0)
+
+    first, second = from_model(model, SAME["records"]), from_model(model, SAME["records"])
+    row = {"X": np.ones(3, np.float32), "y": np.float32(4)}
+
+    def density(space):
+        found = space.predictor
+        return found.log_likelihood(found.value({"w": np.ones(3, np.float32)}, row), row)
+
+    # Found while something else is traced, and of use outside of it.
+    jax.eval_shape(lambda: density(first))
+    before = len(runs)
+    np.testing.assert_allclose(density(second), scipy.stats.norm.logpdf(4, 3 + 5), rtol=1e-6)
+    assert len(runs) == before
+    other = from_model(shifted, SAME["records"], {"shift": 7.0})
+    np.testing.assert_allclose(density(other), scipy.stats.norm.logpdf(4, 3 + 7), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

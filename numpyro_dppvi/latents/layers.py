@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from numpyro_dppvi._typing import Array
+from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi.latents import programs
 from numpyro_dppvi.latents.predictor import LogLikelihood
 
@@ -37,14 +37,14 @@ class FirstLayers:
 
 
 def first_layers(
-    log_likelihood: LogLikelihood, base: Mapping[str, Array], row: Mapping[str, Array]
+    log_likelihood: LogLikelihood, base: Mapping[str, Any], row: PyTree
 ) -> FirstLayers | None:
     """Splits a log likelihood behind products of its record's values with latents.
 
     Args:
         log_likelihood: ``(base, row) -> scalar``, of unconstrained latents and one record.
-        base: Any values of the latents; only their shapes matter.
-        row: Any record; only its shapes matter.
+        base: Values of the latents, or their shapes and dtypes, which are all that matters.
+        row: A record, or its shapes and dtypes.
 
     Returns:
         What was found, or ``None`` if no latent enters by one such product alone.

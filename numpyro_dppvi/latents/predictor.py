@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from numpyro_dppvi._typing import Array
+from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi.latents import programs
 
 # Primitives that are linear jointly in all inputs; in the first input, if the others do not depend
@@ -44,14 +44,14 @@ class Predictor:
 
 
 def scalar_predictor(
-    log_likelihood: LogLikelihood, base: Mapping[str, Array], row: Mapping[str, Array]
+    log_likelihood: LogLikelihood, base: Mapping[str, Any], row: PyTree
 ) -> Predictor | None:
     """Splits a log likelihood at its scalar linear predictor.
 
     Args:
         log_likelihood: ``(base, row) -> scalar``, of unconstrained latents and one record.
-        base: Any values of the latents; only their shapes matter.
-        row: Any record; only its shapes matter.
+        base: Values of the latents, or their shapes and dtypes, which are all that matters.
+        row: A record, or its shapes and dtypes.
 
     Returns:
         The predictor, or ``None`` if the likelihood depends on the latents through more than one

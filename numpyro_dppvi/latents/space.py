@@ -195,22 +195,14 @@ class LatentSpace:
         )
         return found
 
-    @functools.cached_property
+    @property
     def predictor(self) -> Predictor | None:
         """The scalar linear predictor of the likelihood, if there is one.
 
         It is a function of the continuous latents. Its functions take a pair in place of a row:
         values of the discrete latents, and a row.
         """
-
-        def of_base(base: Mapping[str, Array], given: Any) -> Array:
-            values, row = given
-            return self.log_likelihood({**self.constrain(base), **values}, row)
-
-        base = self._continuous_zeros
-        discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
-        given = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (discrete, dict(self.row)))
-        return scalar_predictor(of_base, base, given)
+        return _predictor(self)
 
     @property
     def first_layers(self) -> FirstLayers | None:
@@ -221,10 +213,11 @@ class LatentSpace:
         return _first_layers(self)
 
     @property
-    def _continuous_zeros(self) -> dict[str, Array]:
-        """Base values of the continuous latents."""
+    def _continuous(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the base values of the continuous latents."""
+        dtype = jnp.result_type(float)
         rest = [latent for latent in self.latents if not latent.is_discrete]
-        return {latent.name: jnp.zeros(latent.base_shape) for latent in rest}
+        return {lt.name: jax.ShapeDtypeStruct(lt.base_shape, dtype) for lt in rest}
 
     @functools.cached_property
     def can_draw(self) -> bool:
@@ -280,7 +273,18 @@ class LatentSpace:
         return replace(self, latents=latents, program=program)
 
 
-# Not kept by the space itself: of two equal ones, only the first is asked when a round is compiled.
+# Neither of these two is kept by the space itself: of equal spaces only the first is asked, and the
+# next fit of a model does not run it for them again.
+@functools.lru_cache(maxsize=32)
+def _predictor(space: LatentSpace) -> Predictor | None:
+    def of_base(base: Mapping[str, Array], given: Any) -> Array:
+        values, row = given
+        return space.log_likelihood({**space.constrain(base), **values}, row)
+
+    discrete = {lt.name: lt.struct for lt in space.latents if lt.is_discrete}
+    return scalar_predictor(of_base, space._continuous, (discrete, dict(space.row)))
+
+
 @functools.lru_cache(maxsize=32)
 def _first_layers(space: LatentSpace) -> FirstLayers | None:
     def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
@@ -288,8 +292,7 @@ def _first_layers(space: LatentSpace) -> FirstLayers | None:
 
     if any(latent.is_discrete for latent in space.latents):
         return None
-    row = {name: jnp.zeros(s.shape, s.dtype) for name, s in space.row.items()}
-    return first_layers(of_base, space._continuous_zeros, row)
+    return first_layers(of_base, space._continuous, dict(space.row))
 
 
 def from_model(
