@@ -150,7 +150,17 @@ def history(projected=(0, 0), rejected=(0, 0), failed=(0, 0), movement=(1.0, 0.0
             "DIVERGED",
             ["All 2 rounds ran. 2 merges would have", "released is charged"],
         ),
-        ({"failed": (1, 0)}, False, "DIVERGED", ["1 visit ended in no finite numbers"]),
+        (
+            {"failed": (1, 0)},
+            False,
+            "DIVERGED",
+            [
+                "1 visit ended in no finite numbers",
+                # Newton's steps have no learning rate, and are what most visits take.
+                "Use priors and units under which",
+                "where method= names an optimizer, a smaller learning rate",
+            ],
+        ),
         (
             {"rejected": (1, 0)},
             True,

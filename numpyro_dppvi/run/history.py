@@ -133,7 +133,9 @@ class Status:
         if self.failed:
             said.append(
                 f"{_counted(self.failed, 'visit')} ended in no finite numbers and changed nothing "
-                f"(see history.failed).{cost} Use a smaller learning rate."
+                f"(see history.failed).{cost} Use priors and units under which the records are "
+                "likely at the prior's mean; where method= names an optimizer, a smaller learning "
+                "rate may do, too."
             )
         return said
 
