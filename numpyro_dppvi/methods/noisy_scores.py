@@ -502,7 +502,7 @@ def _shape_seen(
     gain = var / (var + noise)
     level = memory.level * jnp.clip(1 + gain * (ratio - 1), 0.2, 5.0)
     # A level has changed because it was wrong before, or because it drifts: by their variances
-    # (Rauch, Tung and Striebel's smoother, one step). As far as it was wrong, all scores so far
+    # (a smoother, one step back). As far as it was wrong, all scores so far
     # were divided by the wrong number.
     left = gain * noise
     wrong = (memory.level / level) ** (left / jnp.maximum(left + drift, 1e-12))
