@@ -49,7 +49,6 @@ _TRUST = 2.0  # the longest step, in white length
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
 _LEVEL_DRIFT = 0.2  # relative change of the level in a round
 _LEVEL_DOUBT = 0.3  # how much of what is unknown of the level counts, where scores are moved
-_PULLED = 4.0  # a pull stronger than that makes factors claim less
 _LENGTHS = 0.5  # a change of lengths is believed if its relative error is less
 _DOUBT = 1.5  # the misfit counts from so many of its standard deviations on
 _FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, relatively
@@ -694,9 +693,6 @@ def _factors(
     # A loop, because compiling each of the three steps took a second.
     middle = jax.lax.fori_loop(0, 3, lambda _, middle: step(naturals(middle)), here)
     found = naturals(middle)
-    # Where scores still point one way, what they say about here is not about where they point.
-    doubt = jnp.where(noise_aware, jnp.maximum(memory.pull.strength / _PULLED, 1.0), 1.0)
-    found = jax.tree.map(lambda leaf: leaf / doubt, found)
     change = jax.tree.map(jnp.subtract, found, received.factor[name])
     return Natural({name: change}), middle * sd
 
