@@ -161,3 +161,16 @@ def test_a_kink_has_a_width_under_a_joint_normal_too():
     sd = apart.stddev["mu"]
     np.testing.assert_allclose((joint.mean["mu"] - apart.mean["mu"]) / sd, 0, atol=0.25)
     np.testing.assert_allclose(joint.stddev["mu"] / sd, 1, atol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("end", "held", "trust"),
+    [(0.0, True, 0.5), (-6.0, True, 0.5), (-9.0, False, 0.0625), (jnp.inf, False, 0.0625)],
+)
+def test_a_step_that_climbs_is_taken_back(end, held, trust):
+    """Of x^2 / 2 from x = 6: the other side of the valley holds, higher up does not."""
+    place = lambda x: newton._Place(jnp.array([x]), jnp.zeros(1))  # noqa: E731
+    walk = newton._Walk(place(end), place(6.0), place(6.0), jnp.asarray(0.25))
+    found = newton._held(walk, place(end))
+    assert found.at.loc == found.before.loc == found.slope.loc == (end if held else 6.0)
+    assert found.trust == trust

@@ -10,6 +10,9 @@ a natural-gradient step). The fixed points are those of the local objective, wha
 The Hessian also says what the draws of a step do to the precisions of a quadratic log density, for
 which the answer is known: that error is taken off (a control variate). It is nearly all of it where
 the posterior is nearly normal.
+
+A step at whose end the loss climbs more than it fell at its beginning is taken back, and shorter
+ones follow: one unlucky draw under heavy tails would throw q far away.
 """
 
 from dataclasses import dataclass
@@ -39,6 +42,10 @@ _FARTHEST = 1.0
 # A step multiplies a precision by these at least and at most. Where the log density is not concave,
 # q would widen to no end.
 _LEAST_SHARPER, _MOST_SHARPER = 0.8, 50.0
+# A step that is taken back is tried again at a quarter of its length; each that holds doubles it.
+_SHORTER, _LONGER = 0.25, 2.0
+# Nats by which a step's end may rise more than its beginning fell: draws' noise does not reach it.
+_WORSE = 1.0
 # Columns of a Hessian that are computed side by side.
 _COLUMNS_AT_ONCE = 8
 
@@ -48,6 +55,22 @@ class _Place(NamedTuple):
 
     loc: Array
     log_scale: Array
+
+
+class _Walk(NamedTuple):
+    """A place, and the way to it.
+
+    Attributes:
+        at: The place.
+        before: The last place that has held.
+        slope: The slope there.
+        trust: The share of a step that is trusted.
+    """
+
+    at: _Place
+    before: _Place
+    slope: _Place
+    trust: Array
 
 
 @dataclass(frozen=True)
@@ -198,7 +221,8 @@ def _solve(local: _Local, q: Natural, keys: Any) -> Coordinates:
     # Natural parameters are pairs, too, (P m, -P / 2): here ``place`` only lays them end to end.
     precision = -2 * local.place(local.cavity).log_scale
 
-    def block(begin: _Place, steps: tuple[Any, Array]) -> tuple[_Place, Array]:
+    def block(walk: _Walk, steps: tuple[Any, Array]) -> tuple[_Walk, Array]:
+        begin = walk.at
         scale = jnp.exp(begin.log_scale)
         # Draws of its own: a control variate must not know those that it is to correct.
         hessian = local.hessian(jax.random.fold_in(steps[0][0], 1), begin)
@@ -206,25 +230,46 @@ def _solve(local: _Local, q: Natural, keys: Any) -> Coordinates:
         # in units of q's standard deviations; the entropy has none in locations.
         axes = _axes(scale, hessian + jnp.diag(scale**2 * precision))
 
-        def step(at: _Place, now: tuple[Any, Array]) -> tuple[_Place, Array]:
+        def step(walk: _Walk, now: tuple[Any, Array]) -> tuple[_Walk, Array]:
             key, share = now
-            slope = jax.tree.map(jnp.add, local.free(at), local.records(key, at))
+            here = jax.tree.map(jnp.add, local.free(walk.at), local.records(key, walk.at))
+            at, _, slope, trust = held = _held(walk, here)
+            share = share * trust
             narrower = slope.log_scale - local.off(
                 key, hessian, jnp.exp(at.log_scale - begin.log_scale)
             )
             after = _Place(
-                at.loc - _step(axes, slope.loc, share, widest),
+                at.loc - _step(axes, slope.loc, share, trust * _FARTHEST, widest),
                 at.log_scale - _narrowed(narrower, share),
             )
             # As in local_solve.solve: one overflow costs a step, and not the visit.
-            finite = factors.is_finite((slope, after))
-            return factors.select(finite, after, at), finite
+            finite = factors.is_finite((here, after))
+            return held._replace(at=factors.select(finite, after, at)), finite
 
-        return jax.lax.scan(step, begin, steps)
+        return jax.lax.scan(step, walk, steps)
 
     blocks = keys.reshape(shares.shape)
-    end, finite = jax.lax.scan(block, first, (blocks, shares))
-    return local.coordinates(jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), end))
+    flat = jax.tree.map(jnp.zeros_like, first)
+    walk = _Walk(first, first, flat, jnp.ones((), first.loc.dtype))
+    walk, finite = jax.lax.scan(block, walk, (blocks, shares))
+    end = jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), walk.at)
+    return local.coordinates(end)
+
+
+def _held(walk: _Walk, here: _Place) -> _Walk:
+    """The walk if its last step held, else from before that step, with less trust."""
+    # Solvers see slopes alone. Along a step d the loss changes by about (g + g')d / 2, with g and
+    # g' the slopes at its ends: it rose if g'd is above -g d.
+    step = jax.tree.map(jnp.subtract, walk.at, walk.before)
+
+    def along(slope: _Place) -> Array:
+        return slope.loc @ step.loc + slope.log_scale @ step.log_scale
+
+    finite = factors.is_finite(here)
+    holds = finite & (along(here) <= jnp.maximum(-along(walk.slope), 0) + _WORSE)
+    at, slope = factors.select(holds, (walk.at, here), (walk.before, walk.slope))
+    trust = walk.trust * jnp.where(holds, _LONGER, _SHORTER)
+    return _Walk(at, at, slope, jnp.minimum(trust, 1.0))
 
 
 class _Axes(NamedTuple):
@@ -252,7 +297,7 @@ def _axes(scale: Array, hessian: Array) -> _Axes:
     return _Axes(scale, vectors, jnp.maximum(jnp.abs(values), least))
 
 
-def _step(axes: _Axes, slope: Array, share: Array, widest: Array) -> Array:
+def _step(axes: _Axes, slope: Array, share: Array, farthest: Array, widest: Array) -> Array:
     """A share of the Newton step, or as much of it as is trusted."""
     # With S the standard deviations and S A S = V D V', the step A^-1 g is S V D^-1 V'S g.
     across = axes.vectors.T @ (axes.scale * slope)
@@ -261,7 +306,7 @@ def _step(axes: _Axes, slope: Array, share: Array, widest: Array) -> Array:
     # those of the coordinate that goes furthest. The smaller number counts, which is by the wider.
     by_hessian = jnp.linalg.norm(across / jnp.sqrt(axes.values))
     by_q = jnp.max(jnp.abs(whole) / widest)
-    return whole * jnp.minimum(share, _FARTHEST / jnp.minimum(by_hessian, by_q))
+    return whole * jnp.minimum(share, farthest / jnp.minimum(by_hessian, by_q))
 
 
 def _narrowed(slope: Array, share: Array) -> Array:
