@@ -60,7 +60,19 @@ def poisson(x: jax.Array, y: jax.Array, width: jax.Array) -> None:
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
 
 
-MODELS = {"logistic": logistic, "linear": linear, "poisson": poisson}
+def survival(x: jax.Array, y: jax.Array, event: jax.Array, width: jax.Array) -> None:
+    """Weights, an unknown shape, and times that may be censored; these cannot be drawn."""
+    w = numpyro.sample("w", dist.Normal(0, width).to_event(1))
+    shape = numpyro.sample("shape", dist.LogNormal(0, 3))
+    with numpyro.plate("records", x.shape[0]):
+        gone = jnp.exp(shape * (jnp.log(y) - x @ w))
+        density = jnp.log(shape) - jnp.log(y) + jnp.log(gone)
+        numpyro.factor("time", jnp.where(event, density, 0.0) - gone)
+
+
+MODELS = {"logistic": logistic, "linear": linear, "poisson": poisson, "survival": survival}
+# The latent beside the weights, and the logarithm of its true value.
+OTHERS = {"linear": ("spread", math.log(0.5)), "survival": ("shape", math.log(1.5))}
 
 
 class Cell(NamedTuple):
@@ -87,21 +99,26 @@ class Cell(NamedTuple):
     misspecified: bool = False
 
 
+GLMS = ("logistic", "linear", "poisson")
 CELLS = [
-    *(Cell(model, (1000,) * 5, epsilon) for model in MODELS for epsilon in (1.0, 3.0, 10.0)),
-    *(Cell(model, (200,) * 5, 3.0) for model in MODELS),
-    *(Cell(model, (1000,) * 5, 3.0, "correlated") for model in MODELS),
-    *(Cell(model, (1000,) * 5, 3.0, "raw units") for model in MODELS),
-    *(Cell(model, (200,) * 5, 3.0, "raw units") for model in MODELS),
-    *(Cell(model, (400, 2000, 8000), 2.0, num_weights=3) for model in MODELS),
+    *(Cell(model, (1000,) * 5, epsilon) for model in GLMS for epsilon in (1.0, 3.0, 10.0)),
+    *(Cell(model, (200,) * 5, 3.0) for model in GLMS),
+    *(Cell(model, (1000,) * 5, 3.0, "correlated") for model in GLMS),
+    *(Cell(model, (1000,) * 5, 3.0, "raw units") for model in GLMS),
+    *(Cell(model, (200,) * 5, 3.0, "raw units") for model in GLMS),
+    *(Cell(model, (400, 2000, 8000), 2.0, num_weights=3) for model in GLMS),
     *(Cell("logistic", (200,) * 10, epsilon, "far", 15) for epsilon in (3.0, 10.0)),
     Cell("logistic", (1000,) * 10, 3.0, "far", 15),
-    *(Cell(model, (1000,) * 5, 0.5) for model in MODELS),
-    *(Cell(model, (50, 150, 300, 1000, 3500), 3.0) for model in MODELS),
-    *(Cell(model, (1000,) * 5, 3.0, kind) for kind in ("rare", "collinear") for model in MODELS),
+    *(Cell(model, (1000,) * 5, 0.5) for model in GLMS),
+    *(Cell(model, (50, 150, 300, 1000, 3500), 3.0) for model in GLMS),
+    *(Cell(model, (1000,) * 5, 3.0, kind) for kind in ("rare", "collinear") for model in GLMS),
     *(Cell(model, (1000,) * 5, 3.0, misspecified=True) for model in ("linear", "poisson")),
     *(Cell("logistic", (1000,) * 5, epsilon, "rare outcomes") for epsilon in (1.0, 3.0)),
     Cell("logistic", (200,) * 5, 3.0, "rare outcomes"),
+    *(Cell("survival", (1000,) * 5, epsilon) for epsilon in (0.5, 1.0, 3.0, 10.0)),
+    *(Cell("survival", (1000,) * 5, 3.0, kind) for kind in ("correlated", "rare", "raw units")),
+    Cell("survival", (200,) * 5, 3.0),
+    Cell("survival", (400, 2000, 8000), 2.0, num_weights=3),
 ]
 
 
@@ -145,36 +162,49 @@ def study(cell: Cell, seed: int) -> Study:
     elif cell.model == "poisson":
         factor = rng.gamma(2, 0.5, size=num_records) if cell.misspecified else 1
         y = rng.poisson(factor * np.exp(eta)).astype(np.int32)
+    elif cell.model == "survival":
+        # About a third are censored.
+        died = np.exp(eta) * rng.weibull(1.5, size=num_records)
+        left = 2 * np.exp(np.median(eta)) * rng.exponential(size=num_records)
+        y, event = np.minimum(died, left).astype(np.float32), died < left
     else:
         # Of standard deviation 1 both, which is what the model takes for their spread.
         tails = rng.standard_t(4, size=num_records) / math.sqrt(2) if cell.misspecified else None
         y = eta + 0.5 * (rng.normal(size=num_records) if tails is None else tails)
         y = y.astype(np.float32)
-        truth = np.append(truth, math.log(0.5))
+    records = {"x": x, "y": y, **({"event": event} if cell.model == "survival" else {})}
     ends = np.cumsum(cell.sizes)
     data = [
-        {"x": x[end - size : end], "y": y[end - size : end]}
+        {name: rows[end - size : end] for name, rows in records.items()}
         for size, end in zip(cell.sizes, ends, strict=True)
     ]
-    information = _information(cell, x.astype(np.float64), eta)
+    information = _information(cell, records, eta)
+    if cell.model in OTHERS:
+        truth = np.append(truth, OTHERS[cell.model][1])
     information[np.arange(len(widths)), np.arange(len(widths))] += widths**-2.0
     return Study(data, truth, widths, np.sqrt(np.diag(np.linalg.inv(information))))
 
 
-def _information(cell: Cell, x: np.ndarray, eta: np.ndarray) -> np.ndarray:
-    """Expected information of all records at the truth."""
-    if cell.model == "logistic":
+def _information(cell: Cell, records: dict[str, np.ndarray], eta: np.ndarray) -> np.ndarray:
+    """Expected information of all records at the truth; of censored times, the observed one."""
+    x = records["x"].astype(np.float64)
+    if cell.model == "survival":
+        k = math.exp(OTHERS["survival"][1])
+        u, event = k * (np.log(records["y"]) - eta), records["event"]
+        # Second derivatives of event (log k + u) - exp(u), with u = k (log y - eta).
+        gone = np.exp(u)
+        weight, cross = k**2 * gone, k * (event - gone * (1 + u))
+        other = -np.sum(u * event - u * gone * (1 + u))
+    elif cell.model == "logistic":
         weight = 1 / (2 + np.exp(eta) + np.exp(-eta))
     elif cell.model == "poisson":
         weight = np.exp(eta)
     else:
-        weight = np.full(len(eta), 4.0)
+        weight, cross, other = np.full(len(eta), 4.0), np.zeros(len(eta)), 2 * len(eta)
     found = (x.T * weight) @ x
-    if cell.model != "linear":
+    if cell.model not in OTHERS:
         return found
-    whole = np.zeros((len(found) + 1,) * 2)
-    whole[:-1, :-1], whole[-1, -1] = found, 2 * len(eta)
-    return whole
+    return np.block([[found, (x.T @ cross)[:, None]], [x.T @ cross, np.array([[other]])]])
 
 
 def posterior(cell: Cell, made: Study, method: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -194,14 +224,14 @@ def posterior(cell: Cell, made: Study, method: Any, seed: int) -> tuple[np.ndarr
     draws = family.sample(
         jax.random.key(seed), family.coordinates(result.posterior.natural), (4000,)
     )
-    names = ["w", "spread"] if cell.model == "linear" else ["w"]
+    names = ["w", *OTHERS.get(cell.model, ())[:1]]
     table = np.column_stack([np.asarray(draws[name]).reshape(4000, -1) for name in names])
     return table.mean(axis=0), table.std(axis=0)
 
 
 def limit(cell: Cell) -> float:
     """Width over the exact one if all budget went into one release at the mode."""
-    size = cell.num_weights + (cell.model == "linear")
+    size = cell.num_weights + (cell.model in OTHERS)
     total = sum(cell.sizes)
     noise = noise_multiplier(
         dppvi.PrivacyBudget(cell.epsilon, DELTA),

@@ -14,7 +14,6 @@ import numpy as np
 
 from numpyro_dppvi import _validate, latents
 from numpyro_dppvi._typing import Array, PRNGKey
-from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents import LatentSpace, predictive
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.privacy import (
@@ -292,7 +291,7 @@ def _ends(
         return ends[0], ends[1]
     # From draws and made-up rows. A range that was read off the records would be a release itself.
     ends = [-math.inf, math.inf]
-    if _can_draw(space):
+    if space.can_draw:
         ends = list(predictive.usual_range(space, draws, rng_key))
     if not all(map(math.isfinite, ends)):
         raise ValueError(
@@ -300,13 +299,6 @@ def _ends(
             f"score_range={example}, say, the range of a record's log density."
         )
     return ends[0], ends[1]
-
-
-def _can_draw(space: LatentSpace) -> bool:
-    try:
-        return space.can_draw
-    except UnsupportedModelError:  # a density that handlers.scale changes
-        return False
 
 
 def _longest(space: LatentSpace) -> float:

@@ -223,8 +223,9 @@ class LatentSpace:
     def can_draw(self) -> bool:
         """Whether all outcomes of records can be drawn.
 
-        A ``numpyro.factor`` has none. And what is a function of latents (a residual, say) is no
-        outcome: another value in its place would not move with them.
+        A ``numpyro.factor`` has none, and a density that ``handlers.scale`` changes is not that of
+        what is drawn. And what is a function of latents (a residual, say) is no outcome: another
+        value in its place would not move with them.
         """
         zeros = {lt.name: np.zeros(lt.shape, lt.dtype) for lt in self.latents}
         row = {name: np.zeros(s.shape, s.dtype) for name, s in self.row.items()}
@@ -239,8 +240,6 @@ class LatentSpace:
 
         try:
             found = eval_provenance(values, **zeros, **{"$data": row})
-        except UnsupportedModelError as refusal:
-            raise UnsupportedModelError(str(refusal)) from None  # without JAX's note on frames
         except (NotImplementedError, TypeError, AttributeError, ValueError):  # no such method
             return False
         return not any(factors) and not any(names & {*zeros} for names in found.values())

@@ -21,15 +21,15 @@ or scale of columns is chosen by the user:
   that was observed is clipped about a centre of all of them together. By symmetry among the
   observed and the drawn outcomes, the expectation at the true x is zero for any clip. Where the
   model does not fit, observed scores are clipped more often than drawn ones: that difference is
-  released, and the clip rises until what exceeds it is less than the noise.
+  released, and the clip rises until what exceeds it is less than the noise. Where outcomes cannot
+  be drawn (a ``numpyro.factor``), scores are clipped about zero, and a high clip bends little.
 * *All rounds count.* Releases of a client are averaged, older ones for less the further x has
   moved since.
 
 What the server makes of releases is in :mod:`numpyro_dppvi.methods.noisy_scores`.
 """
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -54,14 +54,18 @@ from numpyro_dppvi.methods.values import Aggregator, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
 from numpyro_dppvi.privacy import FullBatch, PrivacyPlan
 
+_NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cannot be drawn
+
 
 @dataclass(frozen=True)
 class FisherScoring:
     """Private Fisher scoring with factors that know their noise; nothing to tune.
 
-    For models whose latents are all continuous and whose outcomes can be drawn, with a posterior
-    of full covariance (``guide=None`` or ``AutoMultivariateNormal(model)``), and at most a few
-    dozen latents: see :func:`~numpyro_dppvi.recommend`. ``damping`` has no effect on it.
+    For models whose latents are all continuous, with a posterior of full covariance (``guide=None``
+    or ``AutoMultivariateNormal(model)``), and at most a few dozen latents: see
+    :func:`~numpyro_dppvi.recommend`. ``damping`` has no effect on it. Where outcomes cannot be
+    drawn (a ``numpyro.factor``, say for censored times), clipping bends a little, and intervals are
+    somewhat too narrow.
 
     Args:
         num_replicates: Outcomes that are drawn for each record and visit, to centre its score.
@@ -108,18 +112,12 @@ class FisherScoring:
         return AutoMultivariateNormal(model) if guide is None else guide
 
     def check(self, space: LatentSpace, family: MeanField) -> None:
-        """Refuses what has no joint normal posterior, and outcomes that cannot be drawn."""
+        """Refuses what has no joint normal posterior."""
         if len(family.members) != 1 or not isinstance(family.members[0][1], FullNormal):
             raise UnsupportedModelError(
                 "guide must be None or AutoMultivariateNormal(model) for FisherScoring(), whose "
                 "posterior is one normal distribution over all latents: leave guide out, or write "
                 "method=DPOptimization()."
-            )
-        if not space.can_draw:
-            raise UnsupportedModelError(
-                "the model's outcomes cannot be drawn (a numpyro.factor that records enter, an "
-                "observed value that latents enter, or a distribution without sample), which "
-                "FisherScoring() needs to centre scores: write method=DPOptimization()."
             )
 
     def solver(self, learning_rate: Array | float) -> Descent:
@@ -151,23 +149,27 @@ class FisherScoring:
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One noisy vector: scores, information, fractions that were clipped, scales."""
         told: Told = visit.told
+        family, ((name, _),) = visit.family, visit.family.members
 
         def contribution(space: LatentSpace, row: Mapping[str, Array], key: PRNGKey) -> PyTree:
-            latents = functools.partial(_latents, space, visit.family)
+            def score(loc: Array, outcome: PyTree = None) -> Array:
+                def log_likelihood(loc: Array) -> Array:
+                    theta = space.constrain(family.by_latent({name: loc}))
+                    if outcome is None:
+                        return space.log_likelihood(theta, row)
+                    return space.log_likelihood_of(theta, row, outcome)
 
-            def score(outcome: PyTree) -> Array:
-                return jax.grad(lambda loc: space.log_likelihood_of(latents(loc), row, outcome))(
-                    told.loc
-                )
+                return jax.grad(log_likelihood)(loc)
 
+            if not space.can_draw:
+                return _as_observed(told, score)
             # Drawn at the very point where scores are taken: if the model is right there, the
             # observed outcome is one more like them.
-            theta = latents(told.loc)
+            theta = space.constrain(family.by_latent({name: told.loc}))
             keys = jax.random.split(key, self.num_replicates)
             drawn = jax.vmap(lambda key: space.draw(theta, row, key))(keys)
-            observed = jax.grad(lambda loc: space.log_likelihood(latents(loc), row))(told.loc)
-            scores = jnp.concatenate([observed[None], jax.vmap(score)(drawn)])
-            return _contribution(told, scores)
+            others = jax.vmap(lambda outcome: score(told.loc, outcome))(drawn)
+            return _centred(told, jnp.concatenate([score(told.loc)[None], others]))
 
         # The scores of all outcomes, and an information matrix.
         floats = (self.num_replicates + 1) * told.loc.size + told.loc.size**2
@@ -193,11 +195,6 @@ class FisherScoring:
         return float(memory.pull.strength)
 
 
-def _latents(space: LatentSpace, family: MeanField, loc: Array) -> Mapping[str, Array]:
-    """Values of the latents from one vector of base values."""
-    return space.constrain(family.by_latent({family.members[0][0]: loc}))
-
-
 def _norms(rows: Array) -> Array:
     return jnp.sqrt(jnp.sum(rows * rows, axis=-1))
 
@@ -207,8 +204,8 @@ def _shrink(norm: Array, bound: Array) -> Array:
     return jnp.minimum(1.0, bound / jnp.maximum(norm, 1e-30))
 
 
-def _contribution(told: Told, scores: Array) -> PyTree:
-    """What one record adds to a release, joint norm at most 1.
+def _centred(told: Told, scores: Array) -> PyTree:
+    """What one record adds to a release whose outcomes can be drawn.
 
     Args:
         told: What the server said.
@@ -226,17 +223,81 @@ def _contribution(told: Told, scores: Array) -> PyTree:
     norms = _norms(rest)
     clipped = rest * _shrink(norms, told.clip)[:, None]
     score = clipped[0] - jnp.mean(clipped, axis=0)
-    # The difference may be longer than the clip: the promise of norm 1 is about what is released.
-    score = score * _shrink(_norms(score), told.clip)
     # How the expected score answers to the true parameter: the derivative of a density is the
     # density times its score z, so that d E[clip(z)] = E[clip(z) z'], here over drawn outcomes.
     parts = _shrink(norms[1:], told.clip) / (len(scores) - 1)
     info = jnp.einsum("k,ki,kj", parts, rest[1:], rest[1:])
+    over = 1.0 * (norms > told.clip)
+    drawn = scores[1:] * told.prior_sd
+    return _contribution(
+        told,
+        score=score,
+        info=info,
+        over=(over[0], jnp.mean(over[1:])),  # the latter is how many are clipped under the model
+        scales=jnp.sqrt(jnp.mean(drawn**2, axis=0)),
+        scores=drawn,
+    )
+
+
+def _as_observed(told: Told, score: Callable[[Array], Array]) -> PyTree:
+    """What one record adds to a release whose outcomes cannot be drawn.
+
+    Its score is clipped about 0, and its information is the observed one. Nothing says how many
+    scores would be clipped under the model, so the clip follows those that come near it: if tails
+    are like an exponential density's, a fraction p beyond a third of the clip is p^3 beyond it.
+
+    Args:
+        told: What the server said.
+        score: Of the observed outcome, a function of base values.
+    """
+    observed = score(told.loc)
+    slope = jax.jacrev(score)(told.loc)  # a sum over discrete latents has no forward rule
+    white = observed @ told.white
+    norm = _norms(white)
+    shrink = _shrink(norm, told.clip)
+    # Beyond the clip C only a score's direction still answers to where it is taken:
+    # d (C z / |z|) = C / |z| (1 - z z' / |z|^2) dz. Newton's steps by that go too far while many
+    # are clipped; by weights alone, C / |z| dz, they do not (reweighted least squares).
+    unit = white / jnp.maximum(norm, 1e-30)
+    answer = -told.white.T @ slope @ told.white
+    lost = jnp.where(norm > told.clip, 1 - told.along, 0) * jnp.outer(unit, unit @ answer)
+    info = shrink * (answer - lost)
+    near = 1.0 * (norm > told.clip / _NEAR)
+    return _contribution(
+        told,
+        score=white * shrink,
+        info=(info + info.T) / 2,
+        over=(jnp.zeros_like(near), near),
+        scales=jnp.sqrt(jnp.abs(jnp.diagonal(slope))) * told.prior_sd,
+        scores=observed[None] * told.prior_sd,
+    )
+
+
+def _contribution(
+    told: Told,
+    *,
+    score: Array,
+    info: Array,
+    over: tuple[Array, Array],
+    scales: Array,
+    scores: Array,
+) -> PyTree:
+    """What one record adds to a release, joint norm at most 1.
+
+    Args:
+        told: What the server said.
+        score: In white coordinates, clipped.
+        info: How it responds, in white coordinates.
+        over: Whether the observed score counts as clipped, and how many of the others.
+        scales: Roots of the record's information on each latent, in units of the prior.
+        scores: Of some outcomes, in units of the prior.
+    """
+    # A difference of clipped scores may be longer than the clip: the promise of norm 1 is about
+    # what is released.
+    score = score * _shrink(_norms(score), told.clip)
     size = jnp.sqrt(jnp.sum(info * info))
     info = info * _shrink(size, told.info_clip)
-    # Of drawn outcomes, how many are clipped under the model.
-    over = norms > told.clip
-    flags = jnp.stack([1.0 * over[0], jnp.mean(over[1:]), 1.0 * (size > told.info_clip)])
+    flags = jnp.stack([*over, 1.0 * (size > told.info_clip)])
     # Each part has norm at most sqrt(share), and the shares add up to 1: so does the squared norm
     # of all together. (The three flags become numbers in [-1, 1], of norm at most sqrt(3).)
     roots = jnp.sqrt(told.shares)
@@ -244,18 +305,18 @@ def _contribution(told: Told, scores: Array) -> PyTree:
         "score": roots[0] / told.clip * score,
         "information": roots[1] / told.info_clip * pack(info),
         "clipped": roots[2] / np.sqrt(3) * (2.0 * flags - 1),
-        "scales": roots[3] * _hits(told, scores[1:] * told.prior_sd).astype(score.dtype),
+        "scales": roots[3] * _hits(told, scales, scores).astype(score.dtype),
     }
 
 
-def _hits(told: Told, scores: Array) -> Array:
+def _hits(told: Told, scales: Array, scores: Array) -> Array:
     """A record's entries in histograms of scales or of ratios, joint norm at most 1.
 
     Args:
         told: What the server said.
-        scores: Of drawn outcomes, in units of the prior.
+        scales: Roots of its information on each latent, in units of the prior.
+        scores: Of some outcomes, in units of the prior.
     """
-    scales = jnp.sqrt(jnp.mean(scores**2, axis=0))
     octave = jnp.clip(jnp.floor(jnp.log2(scales)) - noisy_scores.LOWEST, 0, noisy_scores.BINS - 1)
     # -1 is in no bin: a record without a scale (zero, or NaN) is in no histogram.
     octave = jnp.where(scales > 0, octave, -1)

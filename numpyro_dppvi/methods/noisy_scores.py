@@ -43,6 +43,7 @@ _FOUND = 4.5  # a column is taken for seen if its template stands out by so many
 _FLAGS_SHARE = 0.04  # of a visit's squared norm, for the three clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
 _TARGETS, _INFO_TARGETS = (0.003, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
+_ALONG = 0.2  # beyond a third of the clip: from so many scores on, clipped ones steer by weights
 _AIM = 0.1  # the fraction to be clipped where noise is as large as what scores say
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
@@ -72,6 +73,8 @@ class Told(NamedTuple):
         shares: Shares of a release's squared norm: score, information, fractions, scales.
         prior_sd: Standard deviations of the prior, shape ``(d,)``.
         look: Where to look for columns far from zero, at visits that do.
+        along: How much of a clipped score is to answer in its own direction, where outcomes cannot
+            be drawn: 1 as long as many are clipped, then 0.
     """
 
     loc: Array
@@ -81,6 +84,7 @@ class Told(NamedTuple):
     shares: Array
     prior_sd: Array
     look: Look
+    along: Array
 
 
 class Memory(NamedTuple):
@@ -97,7 +101,8 @@ class Memory(NamedTuple):
             normal entries.
         clip: Bound on the norm of a white score.
         info_clip: Bound on a record's information in units of ``clip`` squared.
-        misfit: Fraction of observed scores that are clipped, less that of drawn ones.
+        misfit: Fraction of observed scores that are clipped, less that of drawn ones; below 0 where
+            outcomes cannot be drawn.
         misfit_known: The inverse of its error's variance.
         counts: Noisy histograms of the records' scales, shape ``(d, bins)``.
         counts_var: Variance of their noise.
@@ -210,6 +215,9 @@ def told(memory: Memory, place: Array | int) -> Told:
         shares=jnp.where(first, jnp.array([0.0, 0.0, 0.0, 1.0]), usual),
         prior_sd=memory.prior_sd,
         look=look,
+        # Of outcomes that cannot be drawn, no observed score counts as clipped, and in the place of
+        # drawn ones all that are beyond a third of the clip: together a misfit below 0.
+        along=jnp.clip(-memory.misfit / _ALONG - 1, 0, 1),
     )
 
 
