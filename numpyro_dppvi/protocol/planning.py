@@ -81,7 +81,7 @@ def plan_privacy(
     *,
     num_rounds: int,
     client_sizes: Sequence[int] | Mapping[str, int],
-    schedule: schedules.Schedule = schedules.sequential,
+    schedule: schedules.Schedule | None = None,
     trusted_aggregator: bool | TrustedAggregator = False,
     ledger_file: LedgerFile | None = None,
     num_latents: int | None = None,
@@ -94,7 +94,7 @@ def plan_privacy(
         num_rounds: Rounds of the run.
         client_sizes: Number of records of each client, or a mapping of these by the clients'
             names; these are public. Without names, clients have those in the ledger file.
-        schedule: Which clients each round visits.
+        schedule: Which clients each round visits; ``None`` as in ``fit``.
         trusted_aggregator: Whether only the sum of a round's messages is seen.
         ledger_file: What other runs have charged there is covered by the budget, too: noise is
             calibrated for what is left. Nothing is written.
@@ -271,13 +271,15 @@ def resolve(
     method: AnyMethod,
     *,
     num_clients: int,
-    schedule: schedules.Schedule,
+    schedule: schedules.Schedule | None,
     num_rounds: int | None,
     trusted_aggregator: bool | TrustedAggregator,
     damping: float | None = 1.0,
     init_scale: float | None = None,
 ) -> RunSpec:
     """Settles how a method is run.
+
+    Without a schedule, clients are visited in turn, or all at once under a trusted aggregator.
 
     Without a number of rounds, a private run has :data:`DEFAULT_ROUNDS`, and one that costs nothing
     ends when it has settled, after :data:`MOST_TO_SETTLE` at the latest. Without a damping, changes
@@ -297,9 +299,11 @@ def resolve(
     damping = None if damping is None else _validate.damping(damping)
     init_scale = initial.check(init_scale)
     resolved = values.resolved(method)
-    # Each of the server's steps needs the sum of all clients' gradients.
-    if resolved.local.central:
+    # An aggregator adds up all clients' releases, and so does each of a central method's steps.
+    if resolved.local.central or (schedule is None and trusted is not None):
         schedule = schedules.synchronous
+    elif schedule is None:
+        schedule = schedules.sequential
     # A budget is shared out among all rounds beforehand, so that their number must be known.
     until_settled = num_rounds is None and resolved.local.releases == "nothing"
     if num_rounds is None:

@@ -179,7 +179,7 @@ def fit(
     clients: int | Partition | None = None,
     method: AnyMethod | None = None,
     budget: Budgets | None = None,
-    schedule: schedules.Schedule = schedules.sequential,
+    schedule: schedules.Schedule | None = None,
     num_rounds: int | None = None,
     damping: float | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
@@ -216,7 +216,8 @@ def fit(
 
     Args:
         schedule: ``sequential``, ``synchronous`` or any function of the round's number and the
-            number of clients.
+            number of clients. Not given, it is ``sequential``, and ``synchronous`` under a trusted
+            aggregator.
         num_rounds: Rounds, exactly so many; in each, the schedule's clients send one change. Not
             given, a private run has 10, and one without privacy ends when its posterior has
             settled: when more rounds would move no mean by more than about .05 of its standard

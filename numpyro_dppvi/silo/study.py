@@ -56,7 +56,8 @@ class Study:
         method: What a hospital does when visited. Write down what ``recommend`` recommends, so that
             what is reviewed does not depend on a version.
         schedule: ``sequential``, ``synchronous``, ``random_subset(...)`` or ``Asynchronous``, whose
-            latencies say how often each hospital is visited; it answers at its own pace.
+            latencies say how often each hospital is visited; it answers at its own pace. ``None``
+            as in ``fit``.
         num_rounds: Rounds.
         damping: The share of a change that is merged.
         model_kwargs: Public arguments of the model.
@@ -78,7 +79,7 @@ class Study:
     seed: int = 0
     guide: Any = None
     method: AnyMethod = field(default_factory=DPOptimization)
-    schedule: schedules.Schedule = schedules.sequential
+    schedule: schedules.Schedule | None = None
     num_rounds: int = 10
     damping: float = 0.4
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
