@@ -244,7 +244,7 @@ def limit(cell: Cell) -> float:
 
 
 def measured(cell: Cell, method: Any, studies: int) -> dict[str, Any]:
-    """Coverage of weights and of the spread, and median width."""
+    """Coverage of weights and of the spread or shape, and median width."""
     errors, widths = [], []
     for seed in range(studies):
         made = study(cell, seed)
@@ -266,7 +266,7 @@ def measured(cell: Cell, method: Any, studies: int) -> dict[str, Any]:
 def rows(studies: int) -> Iterator[str]:
     """The table, line by line."""
     yield (
-        "| study | epsilon | columns | method | 50/80/90/95 % of weights | of the spread | "
+        "| study | epsilon | columns | method | 50/80/90/95 % of weights | of the spread or shape | "
         "width, worst of a study | limit |"
     )
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"

@@ -56,6 +56,13 @@ def test_what_fisher_scoring_refuses_gets_gradients():
     assert "one normal distribution over all latents" in str(diagonal)
 
 
+@pytest.mark.parametrize(("sizes", "shards"), [([400] * 10, 50), ([3, 17, 20], 3)])
+def test_under_an_aggregator_gradients_are_those_of_virtual_clients(sizes, shards):
+    """From which other gradients gain nothing, so that ``fit`` would refuse them."""
+    found = recommended(150, sizes, 1.0, trusted_aggregator=True)
+    assert found.method == dppvi.VirtualClients(shards)
+
+
 def test_outcomes_need_not_be_drawn():
     assert recommended(6, [1000] * 5, 1.0, model=by_factor).method == dppvi.FisherScoring()
 

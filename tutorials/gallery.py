@@ -163,9 +163,8 @@ forest(posterior, ["slope", "cuts"], [-0.7, cuts], "slope and cut points")
 # %% [markdown]
 # ## Survival with censoring
 #
-# Whoever was lost to follow-up has survived up to then: that goes into a `factor`, whose records
-# cannot be drawn from the model. So `fit` takes `DPOptimization()`, whose intervals leave out the
-# noise.
+# Whoever was lost to follow-up has survived up to then: that goes into a `factor`. Its outcomes
+# cannot be drawn from the model, which makes intervals of `FisherScoring()` somewhat too narrow.
 
 
 # %%

@@ -27,7 +27,7 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.families.precision import in_own_precision
-from numpyro_dppvi.methods import pull, ratios
+from numpyro_dppvi.methods import pull, ratios, secant
 from numpyro_dppvi.methods.pull import Pull
 from numpyro_dppvi.methods.ratios import Look, Ratios
 from numpyro_dppvi.methods.visits import Received
@@ -113,6 +113,7 @@ class Memory(NamedTuple):
         score: Sum of each client's scores at ``loc`` over the level, shape ``(num_factors, d)``.
         score_known: The inverse of its covariance, shape ``(num_factors, d, d)``.
         pull: Whether the last rounds' scores still point one way.
+        round: The scores of the last round, if it was one of all clients at once.
     """
 
     loc: Array
@@ -135,6 +136,7 @@ class Memory(NamedTuple):
     score: Array
     score_known: Array
     pull: Pull
+    round: secant.Round
 
 
 class _White(NamedTuple):
@@ -194,6 +196,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         score=jnp.zeros((num_factors, size)),
         score_known=jnp.zeros((num_factors, size, size)),
         pull=pull.nothing(size),
+        round=secant.nothing(size),
     )
 
 
@@ -365,16 +368,24 @@ def _observed(
     # Each client's own scores, averaged with what is known of them.
     sums, std = part(released["score"], 0, clip)
     fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-12), 0)
+    together = jnp.sum(jnp.where(scored[:, None], sums, 0), axis=0)
+    noise_var = jnp.sum(jnp.where(scored, std**2, 0))
     pulled = pull.after(
         memory.pull,
         axes.white,
         axes.back,
-        jnp.sum(jnp.where(scored[:, None], sums, 0), axis=0),
-        jnp.sum(jnp.where(scored, std**2, 0)),
+        together,
+        noise_var,
         records,
         received.total_records,
         level,
     )
+    metric = axes.back.T @ axes.back
+    here = secant.Round(memory.loc / memory.prior_sd, together @ axes.back, noise_var * metric)
+    # Where clips bend, scores also change as clips do.
+    whole = (share > 0.99) & (_sure_misfit(memory) <= 0)
+    here = jax.tree.map(lambda leaf: jnp.where(whole, leaf, 0), here)
+    shape = shape + secant.missed(memory.round, here, metric, shape, records * level)
     before, score = axes.known(memory.score_known[places]), memory.score[places] @ white
     after = before + fresh[:, None, None] * jnp.eye(size)
     sums = jnp.einsum("mij,mj->mi", before, score) + fresh[:, None] * sums / level
@@ -387,6 +398,7 @@ def _observed(
         score=memory.score.at[places].set(score @ axes.back),
         score_known=memory.score_known.at[places].set(axes.unknown(after)),
         pull=pulled,
+        round=here,
     )
 
 
@@ -396,6 +408,11 @@ def _misfit(memory: Memory, fractions: Array, error: Array, share: Array) -> Mem
     now = 1 / jnp.maximum(2 * error**2, 1e-12)
     misfit = (before * memory.misfit + now * (fractions[0] - fractions[1])) / (before + now)
     return memory._replace(misfit=misfit, misfit_known=before + now)
+
+
+def _sure_misfit(memory: Memory) -> Array:
+    """The misfit, less what noise may have made of it."""
+    return jnp.maximum(memory.misfit - _DOUBT / jnp.sqrt(memory.misfit_known), 0)
 
 
 def _clips(
@@ -437,8 +454,7 @@ def _clips(
     # Under the model, observed scores are clipped as often as drawn ones, which bends nothing. What
     # exceeds that pulls all one way, by up to a clip each: it must stay below a round's noise,
     # which is noise_std clips. As the misfit is not known exactly, only what is sure counts.
-    sure = jnp.maximum(memory.misfit - _DOUBT / jnp.sqrt(memory.misfit_known), 0)
-    bent = sure * records / (noise_std * jnp.sqrt(share) + 1e-4 * records)
+    bent = _sure_misfit(memory) * records / (noise_std * jnp.sqrt(share) + 1e-4 * records)
     factor = jnp.clip(jnp.maximum(drawn, bent), 0.3, 3.0) ** (0.6 * trust)
     # Lengths are of the order of sqrt(d level), of sqrt(d) if clips have made the level small.
     level = jnp.maximum(memory.level, 1)

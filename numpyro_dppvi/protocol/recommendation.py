@@ -9,7 +9,7 @@ from typing import Any
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.methods import DPOptimization, FisherScoring
+from numpyro_dppvi.methods import DPOptimization, FisherScoring, VirtualClients
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.posterior.prior import Prior
 from numpyro_dppvi.privacy import Worth
@@ -23,6 +23,7 @@ from numpyro_dppvi.records.tables import Table, by_argument
 
 # Beyond these, FisherScoring's posteriors were too narrow in simulations (benchmarks/believe.py).
 _MOST_SPREAD, _MOST_NOISE, _MOST_LATENTS = 1.7, 2.5, 200
+_SHARDS = 50  # virtual clients of each client, where there are as many records
 # How much of the budget information gets, and how far its clip is from the average record's.
 _INFO_SHARE, _INFO_CLIP = 0.2, 1.2
 
@@ -119,9 +120,20 @@ def recommend(
     spread *= bought.num_latents**1.5 / num_records
     asked = FisherScoring().guide(guide, model)
     read = functools.partial(guides.approximation, asked, model, space, shapes, constants)
-    method, why = _method(read, prior, bought.num_latents, noise, spread)
+    other = by_gradients(sizes, trusted is not None)
+    method, why = _method(read, prior, bought.num_latents, noise, spread, other)
     joining = of_joining(bought, client_names)
     return Recommendation(method, (why, of_widths(bought), *([joining] if joining else [])), bought)
+
+
+def by_gradients(sizes: Sequence[int], trusted: bool) -> Method:
+    """The method for models and budgets that FisherScoring is not for.
+
+    Args:
+        sizes: Number of records of each client.
+        trusted: Whether there is a trusted aggregator, from which ``DPOptimization`` gains nothing.
+    """
+    return VirtualClients(min(_SHARDS, *sizes)) if trusted else DPOptimization()
 
 
 def _method(
@@ -130,25 +142,23 @@ def _method(
     num_latents: int,
     noise: float,
     spread: float,
+    other: Method,
 ) -> tuple[Method, str]:
-    """The method, and the reason for it."""
+    """The method, and the reason for it; ``other`` where it is not FisherScoring."""
     # Reading the guide is part of trying: its refusal is a reason to take the other method.
     scoring = FisherScoring()
     try:
         asked = read()
         scoring.check(asked.space, asked.family)
     except UnsupportedModelError as refusal:
-        return DPOptimization(), f"FisherScoring() cannot be used, because {refusal}"
+        return other, f"FisherScoring() cannot be used, because {refusal}"
     if isinstance(prior, Prior):
         # A method goes on from a posterior only in the family that it was released in.
         if prior.family == asked.family:
             return scoring, "the prior is a posterior of FisherScoring(), which it must go on from."
-        return (
-            DPOptimization(),
-            "the prior is a posterior of another guide than FisherScoring()'s.",
-        )
+        return other, "the prior is a posterior of another guide than FisherScoring()'s."
     if num_latents > _MOST_LATENTS or spread > _MOST_SPREAD or noise > _MOST_NOISE:
-        return DPOptimization(), (
+        return other, (
             f"{num_latents} latents are too many for this budget and these records to release "
             "their information matrix: its error would be "
             f"{spread:.2g} of it (at most {_MOST_SPREAD:g}), noise {noise:.2g} posterior standard "

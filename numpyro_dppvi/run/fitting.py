@@ -20,7 +20,6 @@ from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.methods import values
-from numpyro_dppvi.methods.noisy_gradients import DPOptimization
 from numpyro_dppvi.methods.values import AnyMethod
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.posterior.prior import Prior, caution_of_width
@@ -35,7 +34,7 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import with_worth
-from numpyro_dppvi.protocol import checks, planning, recommendation, schedules
+from numpyro_dppvi.protocol import checks, planning, recommendation, schedules, server
 from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
 from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.server import TrustedAggregator
@@ -273,7 +272,8 @@ def fit(
         if isinstance(budget, Mapping):
             budget = budget_of_each(budget, len(sizes), laid.names)
         if method is None:
-            method = DPOptimization()
+            trusted = server.aggregator(trusted_aggregator) is not None
+            method = recommendation.by_gradients(sizes, trusted)
             # One visit is not enough for what is recommended, nor are networks its kind of model.
             if budget is not None and num_rounds != 1 and init_scale is None:
                 method = recommendation.recommend(
