@@ -253,7 +253,7 @@ _CLIP = (
         "a row's norm without its weight",
         "return jnp.where(_in_range(sides, dtype), sides[0] * sides[1], jnp.inf)",
         "return jnp.where(_in_range(sides, dtype), sides[1], jnp.inf)",
-        (f"{CLIPPING}test_no_record_contributes_more_than_the_bound",),
+        (f"{CLIPPING}test_the_bound_holds_for_weighted_rows_at_the_bound",),
     ),
     Mutant(
         "a weight out of range that is kept",

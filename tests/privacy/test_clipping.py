@@ -338,6 +338,18 @@ def test_the_bound_holds_for_products_at_the_bound(dtype, size):
         assert norm(summed(around, np.ones(1, bool), dtype(1.0))) <= 1.0
 
 
+@precisions
+@pytest.mark.parametrize("size", [2, 3, 40])
+def test_the_bound_holds_for_weighted_rows_at_the_bound(dtype, size):
+    rng = np.random.default_rng(size)
+    for weight in (1e-6, -1.0, 1e6):
+        rows = rng.normal(size=(1, size)) ** 5
+        rows /= norm(rows) * abs(weight)
+        around = RowProduct(jnp.full(1, weight, dtype), jnp.asarray(rows, dtype))
+        found = norm(summed(around, np.ones(1, bool), dtype(1.0)))
+        assert 1 - 2e-5 - 2 * arithmetic.rounding_norm(size) <= found <= 1.0
+
+
 def test_leaves_of_several_precisions_share_one_norm_and_add_up_in_64_bits():
     tree = {"a": np.full((1, 3), 2.0, np.float32), "b": np.full((1, 3), -3.0, np.float64)}
     mask = np.ones(1, bool)
