@@ -56,6 +56,23 @@ class LowerProduct(NamedTuple):
         return self.left[..., rows] * self.right[..., columns]
 
 
+class RowProduct(NamedTuple):
+    """A row for each leading entry, multiplied by a number, which need not be laid out.
+
+    Attributes:
+        weights: Of shape ``(...)``.
+        rows: Of shape ``(..., *shape)``.
+    """
+
+    weights: Array
+    rows: Array
+
+    def laid_out(self) -> Array:
+        """The entries, in the shape of the rows."""
+        missing = self.rows.ndim - jnp.ndim(self.weights)
+        return jnp.expand_dims(self.weights, tuple(range(-missing, 0))) * self.rows
+
+
 class LayerProduct(NamedTuple):
     """Entries ``left_i (sum over m of weights_mij right_mj)``, which need not be laid out.
 
@@ -75,3 +92,7 @@ class LayerProduct(NamedTuple):
             return self.left[..., :, None] * self.right
         sums = jnp.sum(self.weights * self.right[..., :, None, :], axis=-3)
         return self.left[..., :, None] * sums
+
+
+Product: TypeAlias = RowProduct | LowerProduct | LayerProduct
+"""What stands in the place of an array that need not be laid out."""

@@ -10,7 +10,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpyro.distributions as dist
 
-from numpyro_dppvi._typing import Array, MemberCoordinates, MemberNatural, PRNGKey, PyTree
+from numpyro_dppvi._typing import (
+    Array,
+    MemberCoordinates,
+    MemberNatural,
+    PRNGKey,
+    PyTree,
+    RowProduct,
+)
 from numpyro_dppvi.families import factors
 
 
@@ -97,11 +104,11 @@ class NormalFamily(Protocol):
         """L' slope if x = m + L z with z standard normal; its square is <slope, x>'s variance."""
 
     def linear_gradient(
-        self, coordinates: MemberCoordinates, slope: Array, along: Array | float, across: Array
+        self, coordinates: MemberCoordinates, slope: Array, along: Array, across: RowProduct
     ) -> MemberCoordinates:
         """The gradient in the coordinates that is ``along * slope`` in m and slope across' in L.
 
-        It may hold a ``LowerProduct`` in the place of an array.
+        It may hold products in the place of arrays, and without a leading axis.
         """
 
 

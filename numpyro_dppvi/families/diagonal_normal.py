@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dppvi._typing import Array, PRNGKey
+from numpyro_dppvi._typing import Array, PRNGKey, RowProduct
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.reading import full, plain
 
@@ -153,10 +153,13 @@ class DiagonalNormal:
         return jnp.exp(coordinates.log_scale) * slope
 
     def linear_gradient(
-        self, coordinates: NormalCoordinates, slope: Array, along: Array | float, across: Array
+        self, coordinates: NormalCoordinates, slope: Array, along: Array, across: RowProduct
     ) -> NormalCoordinates:
         """(along slope, s slope across)."""
-        return NormalCoordinates(along * slope, self.white_slope(coordinates, slope) * across)
+        loc: Any = RowProduct(along, slope)
+        rows = self.white_slope(coordinates, slope) * across.rows
+        log_scale: Any = RowProduct(across.weights, rows)
+        return NormalCoordinates(loc, log_scale)
 
     def whitened(self, coordinates: NormalCoordinates, change: NormalNatural) -> NormalNatural:
         """(s (d_1 + 2 m d_2), sqrt(2) s^2 d_2)."""

@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 from jax.scipy.linalg import solve_triangular
 from numpyro.distributions.util import cholesky_of_inverse
 
-from numpyro_dppvi._typing import Array, LowerProduct
+from numpyro_dppvi._typing import Array, LowerProduct, RowProduct
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.diagonal_normal import (
     NormalNatural,
@@ -152,15 +152,15 @@ class FullNormal:
         return _einsum("...ij,...i->...j", scale_tril(coordinates), slope)
 
     def linear_gradient(
-        self, coordinates: FullNormalCoordinates, slope: Array, along: Array | float, across: Array
+        self, coordinates: FullNormalCoordinates, slope: Array, along: Array, across: RowProduct
     ) -> FullNormalCoordinates:
         """That in L, slope across', in terms of L = diag(scale) (I + lower)."""
-        lower: Any = LowerProduct(jnp.exp(coordinates.log_scale) * slope, across)
-        return FullNormalCoordinates(
-            along * slope,
-            slope * _einsum("...ij,...j->...i", scale_tril(coordinates), across),
-            lower,
-        )
+        loc: Any = RowProduct(along, slope)
+        rows = slope * _einsum("...ij,...j->...i", scale_tril(coordinates), across.rows)
+        log_scale: Any = RowProduct(across.weights, rows)
+        left = jnp.exp(coordinates.log_scale) * slope
+        lower: Any = LowerProduct(left, across.laid_out())
+        return FullNormalCoordinates(loc, log_scale, lower)
 
     def whitened(self, coordinates: FullNormalCoordinates, change: NormalNatural) -> NormalNatural:
         """(L' (d_1 + 2 D_2 m), sqrt(2) L' D_2 L)."""

@@ -9,7 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dppvi._typing import Array, Coordinates, MemberNatural, Natural, PRNGKey, PyTree
+from numpyro_dppvi._typing import (
+    Array,
+    Coordinates,
+    MemberNatural,
+    Natural,
+    PRNGKey,
+    PyTree,
+    RowProduct,
+)
 from numpyro_dppvi.families import factors, joint
 from numpyro_dppvi.families.base import LocatedFamily, NormalFamily
 from numpyro_dppvi.families.full_normal import FullNormal
@@ -175,8 +183,8 @@ class MeanField:
         self,
         coordinates: Coordinates,
         slope: Mapping[str, Array],
-        along: Array | float,
-        across: Mapping[str, Array],
+        along: Array,
+        across: Mapping[str, RowProduct],
     ) -> Coordinates:
         """The gradient that is ``along * slope`` in m and slope across' in L; see base.
 

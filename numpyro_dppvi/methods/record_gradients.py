@@ -17,9 +17,10 @@ from numpyro_dppvi._typing import (
     Coordinates,
     Gradient,
     LayerProduct,
-    LowerProduct,
     PRNGKey,
+    Product,
     PyTree,
+    RowProduct,
 )
 from numpyro_dppvi.families import DiagonalNormal, MeanField, NormalCoordinates
 from numpyro_dppvi.latents import LatentSpace
@@ -95,7 +96,7 @@ def _by_quadrature(
     along = weights @ derivatives
     # z is node * L'a / |L'a| + what is independent of a'x. Where L'a = 0, so is E[g z'].
     turned = (weights * nodes) @ derivatives / jnp.where(variances > 0, stddevs, 1)
-    across = jax.tree.map(lambda leaf: jax.vmap(jnp.multiply)(turned, leaf), white)
+    across = {name: RowProduct(turned, leaf) for name, leaf in white.items()}
     return Gradient(jax.vmap(family.linear_gradient, (None, 0, 0, 0))(at, slopes, along, across))
 
 
@@ -120,8 +121,12 @@ def _by_draws(
     # At draw k, g is f'_k a. So E[g] is a times the mean of f'_k, which is ``along``, and E[g z']
     # is a times the mean of f'_k z_k', which is ``across``.
     derivatives = _derivatives(predictor, values, rows) / len(values)
-    across = jax.tree.map(lambda leaf: jnp.tensordot(derivatives, leaf, (0, 0)), noise)
     along = jnp.sum(derivatives, axis=0)
+    ones = jnp.ones_like(along)
+    across = {
+        name: RowProduct(ones, jnp.tensordot(derivatives, leaf, (0, 0)))
+        for name, leaf in noise.items()
+    }
     return Gradient(jax.vmap(family.linear_gradient, (None, 0, 0, 0))(at, slopes, along, across))
 
 
@@ -139,7 +144,8 @@ def _draw_by_draw(
     rows: Rows,
 ) -> Gradient:
     """Adds up gradients at draws; those in first layers' weights are products: see _of_layer."""
-    share = 1 / len(jax.tree.leaves(draws)[0])
+    some = jax.tree.leaves(draws)[0]
+    share = jnp.asarray(1 / len(some), some.dtype)
     rest = MeanField(
         tuple(member for member in family.members if member[0] not in layers.names), family.shared
     )
@@ -152,7 +158,8 @@ def _draw_by_draw(
         products = jax.vmap(layers.products, (None, 0))(base, rows)
         gradient = jax.vmap(jax.grad(loss, argnums=(0, 1)), (0, None, 0))
         behind, gradients = gradient(products, _without(layers.names, base), rows)
-        across = jax.tree.map(lambda leaf: share * leaf, _without(layers.names, noise))
+        own = _without(layers.names, noise)
+        across = {name: RowProduct(share, leaf) for name, leaf in own.items()}
         gradient_of = jax.vmap(rest.linear_gradient, (None, 0, None, None))
         return laid_out(Gradient(gradient_of(at, gradients, share, across))), behind
 
@@ -197,7 +204,8 @@ def _of_layer(
     # W is a vector, and x'W one number per record: what multiplies x is a number, too.
     if behind.ndim == 2:
         across = jnp.einsum("mr,mi->ri", pairs, weights, precision=jax.lax.Precision.HIGHEST)
-        return NormalCoordinates(inputs * along[:, None], inputs * across)
+        in_a_vector: Any = RowProduct(along, inputs)
+        return NormalCoordinates(in_a_vector, inputs * across)
     loc: Any = LayerProduct(inputs, along[:, None], None)
     log_scale: Any = LayerProduct(inputs, jnp.moveaxis(pairs, 0, 1), weights)
     return NormalCoordinates(loc, log_scale)
@@ -226,10 +234,10 @@ def laid_out(gradients: Gradient) -> Gradient:
     """Gradients as arrays alone, in the coordinates' tree."""
 
     def is_product(leaf: object) -> bool:
-        return isinstance(leaf, LowerProduct | LayerProduct)
+        return isinstance(leaf, Product)
 
-    def as_array(leaf: Array | LowerProduct | LayerProduct) -> Array:
-        return leaf.laid_out() if isinstance(leaf, LowerProduct | LayerProduct) else leaf
+    def as_array(leaf: Array | Product) -> Array:
+        return leaf.laid_out() if isinstance(leaf, Product) else leaf
 
     return Gradient(jax.tree.map(as_array, gradients, is_leaf=is_product))
 

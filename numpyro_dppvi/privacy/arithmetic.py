@@ -19,7 +19,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 
-from numpyro_dppvi._typing import Array, LayerProduct, LowerProduct, PRNGKey, PyTree
+from numpyro_dppvi._typing import (
+    Array,
+    LayerProduct,
+    LowerProduct,
+    PRNGKey,
+    Product,
+    PyTree,
+    RowProduct,
+)
 
 # Clipped entries are rounded to steps of about 2^-20 of the clipping norm: to integers of at most
 # 1.5 * 2^20 in units of a step. Eight of them add up to less than 2^24, which 32-bit floats hold
@@ -47,7 +55,7 @@ def rounding_norm(num_entries: int) -> float:
     return float(num_entries**0.5 * (4 / 3) * 2.0 ** -(_ENTRY_BITS + 1))
 
 
-def squared_norms(leaves: Sequence[Array | LowerProduct | LayerProduct], dtype: jnp.dtype) -> Array:
+def squared_norms(leaves: Sequence[Array | Product], dtype: jnp.dtype) -> Array:
     """Joint squared norms of vectors, given with one leading axis, added up in 64 bits.
 
     In 32 bits the compiler may add up some rows' squares in another order than others', so that a
@@ -56,14 +64,48 @@ def squared_norms(leaves: Sequence[Array | LowerProduct | LayerProduct], dtype: 
     """
     with jax.enable_x64(True):
 
-        def of_leaf(leaf: Array | LowerProduct | LayerProduct) -> Array:
+        def of_leaf(leaf: Array | Product) -> Array:
+            if isinstance(leaf, RowProduct):
+                return squared_norms_of_rows(leaf, dtype)
             if isinstance(leaf, LowerProduct):
                 return squared_norms_of_products(leaf, dtype)
             if isinstance(leaf, LayerProduct):
                 return squared_norms_of_layers(leaf, dtype)
-            return jnp.sum(leaf.reshape(leaf.shape[0], -1).astype(jnp.float64) ** 2, axis=1)
+            return _sums_of_squares(leaf)
 
         return functools.reduce(jnp.add, map(of_leaf, leaves)).astype(dtype)
+
+
+def _sums_of_squares(rows: Array) -> Array:
+    """Of every row, in 64 bits."""
+    # As of eighths of rows in total_of_rounded, here of quarters of columns.
+    flat = rows.reshape(len(rows), -1)
+    width = flat.shape[1] // 4
+    quarters = [flat[:, k * width : (k + 1) * width].astype(jnp.float64) ** 2 for k in range(4)]
+    sums = _product(functools.reduce(jnp.add, quarters), jnp.ones(width, jnp.float64))
+    return sums + jnp.sum(flat[:, 4 * width :].astype(jnp.float64) ** 2, axis=1)
+
+
+def _product(left: Array, right: Array) -> Array:
+    """The product of two matrices or vectors of 64 bits."""
+    # ``@`` would be rounded to 32 bits where JAX traces it again with 64 bits off.
+    dimensions = ((left.ndim - 1,), (0,)), ((), ())
+    return jax.lax.dot_general(left, right, dimensions, precision=jax.lax.Precision.HIGHEST)
+
+
+def _in_range(squares: Sequence[Array], dtype: jnp.dtype) -> Array:
+    """Whether the sums of squares of all sides of a product are in range of its dtype."""
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(side.astype(dtype)) for side in squares])
+
+
+def squared_norms_of_rows(products: RowProduct, dtype: jnp.dtype) -> Array:
+    """Squared norms of products with one leading axis, without laying them out; in 64 bits.
+
+    Infinite where the square of either side is out of the dtype's range.
+    """
+    with jax.enable_x64(True):
+        sides = products.weights.astype(jnp.float64) ** 2, _sums_of_squares(products.rows)
+        return jnp.where(_in_range(sides, dtype), sides[0] * sides[1], jnp.inf)
 
 
 def squared_norms_of_products(products: LowerProduct, dtype: jnp.dtype) -> Array:
@@ -84,8 +126,7 @@ def squared_norms_of_products(products: LowerProduct, dtype: jnp.dtype) -> Array
         zeros = jnp.zeros_like(left[0])
         (_, total), _ = jax.lax.scan(add, (zeros, zeros), (left, right))
         sides = jnp.sum(left, axis=0), jnp.sum(right, axis=0)
-        in_range = [jnp.isfinite(side.astype(dtype)) for side in sides]
-        total = jnp.where(in_range[0] & in_range[1], total, jnp.inf)
+        total = jnp.where(_in_range(sides, dtype), total, jnp.inf)
         return jnp.sum(total.reshape(total.shape[0], -1), axis=1)
 
 
@@ -97,13 +138,12 @@ def squared_norms_of_layers(products: LayerProduct, dtype: jnp.dtype) -> Array:
     left, right, weights = products
     with jax.enable_x64(True):
         squares = left.astype(jnp.float64) ** 2
-        sides = jnp.sum(squares, axis=1), jnp.sum(right.astype(jnp.float64) ** 2, axis=(1, 2))
-        in_range = [jnp.isfinite(side.astype(dtype)) for side in sides]
+        sides = jnp.sum(squares, axis=1), _sums_of_squares(right)
         if weights is None:
             norms = sides[0] * sides[1]
         else:
             norms = _squared_norms_of_weighted(left, right, weights)
-        return jnp.where(in_range[0] & in_range[1], norms, jnp.inf)
+        return jnp.where(_in_range(sides, dtype), norms, jnp.inf)
 
 
 def _squared_norms_of_weighted(left: Array, right: Array, weights: Array) -> Array:
@@ -127,7 +167,7 @@ def _squared_norms_of_weighted(left: Array, right: Array, weights: Array) -> Arr
     # cancel. With |w_mij| <= w_ij that sum is at most w_ij sum_m |right_mj|.
     most = jnp.max(jnp.abs(weights), axis=0).astype(jnp.float64)
     inputs = left.astype(jnp.float64) ** 2
-    spread = jax.lax.dot_general(inputs, most**2, (((1,), (0,)), ((), ())))
+    spread = _product(inputs, most**2)
     sums = jnp.sum(jnp.abs(right.astype(jnp.float64)), axis=1)
     eps = float(jnp.finfo(right.dtype).eps)  # type: ignore[no-untyped-call]
     moved = (right.shape[1] + 3) * eps * jnp.sqrt(jnp.sum(spread * sums**2, axis=1))
@@ -186,9 +226,12 @@ def from_grid(entries: Array, grid: Grid, dtype: jnp.dtype) -> Array:
 def total_of_rounded(entries: Array, grid: Grid) -> Array:
     """The exact 64-bit sum over rows of whole numbers of a grid's units."""
     # Blocks of eight rows are summed in 32 bits, where that is exact, and the blocks in 64 bits.
-    padding = [(0, -entries.shape[0] % ROWS_PER_BLOCK), (0, 0)]
-    blocks = jnp.pad(entries, padding).reshape(-1, ROWS_PER_BLOCK, entries.shape[1])
-    return weighted_total(jnp.sum(blocks, axis=1), grid.unit)
+    # The compiler adds up every eighth row while it makes the entries, and not in a second pass, if
+    # what follows is a product.
+    blocks = functools.reduce(jnp.add, _in_eights(entries))
+    with jax.enable_x64(True):
+        ones = jnp.ones(len(blocks), jnp.float64)
+        return grid.unit * _product(ones, blocks.astype(jnp.float64))
 
 
 def total_of_rounded_products(products: LowerProduct, grid: Grid) -> Array:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, LayerProduct, LowerProduct, PyTree
+from numpyro_dppvi._typing import Array, LayerProduct, LowerProduct, Product, PyTree, RowProduct
 from numpyro_dppvi.privacy import arithmetic, noise_laws
 
 # Factors and products are rounded to 32 bits, and the compiler may compute an entry anew where it
@@ -78,7 +78,10 @@ def clipped_sum(
     bound = (1 - arithmetic.rounding_norm(_num_entries(contributions))) * grid.norm
     factor = _factors(contributions, mask, bound, grid.one)
 
-    def total(leaf: Array | LowerProduct | LayerProduct) -> Array:
+    def total(leaf: Array | Product) -> Array:
+        if isinstance(leaf, RowProduct):
+            entries = jnp.round(_scaled_rows(factor, leaf))
+            return arithmetic.total_of_rounded(entries, grid).reshape(leaf.rows.shape[1:])
         if isinstance(leaf, LayerProduct):
             return arithmetic.total_of_rounded_layers(_scaled_layer(factor, leaf), grid)
         if isinstance(leaf, LowerProduct):
@@ -134,6 +137,16 @@ def _scaled(factor: Array, leaf: Array) -> Array:
     return jnp.where(factor[:, None] > 0, rows, 0)
 
 
+def _scaled_rows(factor: Array, leaf: RowProduct) -> Array:
+    """As :func:`_scaled`; rows whose weights are out of range are left out."""
+    weights = factor * leaf.weights
+    weights = jnp.where((factor > 0) & jnp.isfinite(weights), weights, 0)
+    # Or the compiler would compute them anew for every entry.
+    weights = jax.lax.optimization_barrier(weights)[:, None]
+    rows = weights * leaf.rows.reshape(len(factor), -1)
+    return jnp.where(weights != 0, rows, 0)
+
+
 def _scaled_product(factor: Array, leaf: LowerProduct) -> LowerProduct:
     """Products, multiplied by what clips them; whole rows that are out of range are left out."""
     left, right = _scaled(factor, leaf.left), _scaled(jnp.sign(factor), leaf.right)
@@ -149,7 +162,7 @@ def _scaled_layer(factor: Array, leaf: LayerProduct) -> LayerProduct:
 
 
 def _is_product(leaf: Any) -> bool:
-    return isinstance(leaf, LowerProduct | LayerProduct)
+    return isinstance(leaf, Product)
 
 
 def _num_entries(contributions: PyTree) -> int:
@@ -158,7 +171,9 @@ def _num_entries(contributions: PyTree) -> int:
     return sum(_length(leaf) for leaf in leaves)
 
 
-def _length(leaf: Array | LowerProduct | LayerProduct) -> int:
+def _length(leaf: Array | Product) -> int:
+    if isinstance(leaf, RowProduct):
+        return leaf.rows[0].size
     if isinstance(leaf, LayerProduct):
         return leaf.left[0].size * leaf.right.shape[-1]
     if isinstance(leaf, LowerProduct):

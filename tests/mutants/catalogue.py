@@ -250,6 +250,26 @@ _CLIP = (
         (f"{LAYERS}test_a_record_moves_a_sum_by_no_more_than_the_clip",),
     ),
     Mutant(
+        "a row's norm without its weight",
+        "return jnp.where(_in_range(sides, dtype), sides[0] * sides[1], jnp.inf)",
+        "return jnp.where(_in_range(sides, dtype), sides[1], jnp.inf)",
+        (f"{CLIPPING}test_the_bound_holds_for_weighted_rows_at_the_bound",),
+    ),
+    Mutant(
+        "a weight out of range that is kept",
+        "jnp.where((factor > 0) & jnp.isfinite(weights), weights, 0)",
+        "jnp.where(factor > 0, weights, 0)",
+        (f"{CLIPPING}test_a_weight_that_overflows_when_it_is_scaled_leaves_the_row_out",),
+    ),
+    Mutant(
+        "weighted rows that are added up without rounding",
+        "entries = jnp.round(_scaled_rows(factor, leaf))",
+        "entries = _scaled_rows(factor, leaf)",
+        (
+            f"{EXACT}test_removing_one_of_many_equal_products_moves_the_sum_by_no_more_than_the_norm",
+        ),
+    ),
+    Mutant(
         "a layer's inputs out of range that are kept",
         "    left = jnp.where(jnp.isfinite(left), left, 0)\n    return leaf._replace(left=left",
         "    return leaf._replace(left=left",
@@ -334,8 +354,8 @@ _ROUNDING = (
     ),
     Mutant(
         "sums in 32 bits",
-        "lambda leaf: jnp.sum(leaf.astype(jnp.float64), axis=0), stacked)",
-        "lambda leaf: jnp.sum(leaf, axis=0), stacked)",
+        "return grid.unit * _product(ones, blocks.astype(jnp.float64))",
+        "return grid.unit * jnp.sum(blocks, axis=0)",
         (f"{EXACT}test_removing_one_of_many_equal_vectors_moves_the_sum_by_no_more_than_the_norm",),
     ),
     Mutant(

@@ -1,6 +1,7 @@
 """No record's contribution is longer than the bound, whatever the record holds."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from numpyro_dppvi._typing import LowerProduct
+from numpyro_dppvi._typing import LowerProduct, RowProduct
 from numpyro_dppvi.privacy import arithmetic, clipped, clipped_sum
 from tests.grids import grid
 
@@ -57,10 +58,12 @@ def trees(dtype, num_records=NUM_RECORDS):
 
 def summable(dtype):
     """The same, and trees in which one leaf is a product that is not laid out."""
-    sides = hnp.arrays(dtype, (NUM_RECORDS, 2, 4), elements=st.sampled_from([*NASTY, 0.3, -2.0]))
-    products = st.builds(LowerProduct, sides, sides)
+    entries = st.sampled_from([*NASTY, 0.3, -2.0])
+    sides = hnp.arrays(dtype, (NUM_RECORDS, 2, 4), elements=entries)
+    weights = hnp.arrays(dtype, (NUM_RECORDS,), elements=entries)
+    products = st.builds(LowerProduct, sides, sides) | st.builds(RowProduct, weights, sides)
     flat = hnp.arrays(dtype, (NUM_RECORDS, 3), elements=st.floats(-3, 3, width=32))
-    return trees(dtype) | st.fixed_dictionaries({"flat": flat, "below": products})
+    return trees(dtype) | st.fixed_dictionaries({"flat": flat, "product": products})
 
 
 def clip_norms(dtype):
@@ -273,19 +276,31 @@ def test_vectors_that_are_not_summed_are_clipped_alike(dtype, data, mask):
         assert norm(minus(vector, alone)) <= 2e-5 * clip_norm
 
 
+def lower_products(left, right):
+    left[5, 1, 2] = np.inf
+    return LowerProduct(jnp.asarray(left), jnp.asarray(right))
+
+
+def row_products(left, right):
+    weights = left[:, 0, 0]
+    weights[5] = np.inf
+    return RowProduct(jnp.asarray(weights), jnp.asarray(right))
+
+
 @precisions
+@pytest.mark.parametrize("of", [lower_products, row_products])
 @pytest.mark.parametrize("clip_norm", [0.5, 1e3])
-def test_products_are_clipped_and_summed_as_if_laid_out(dtype, clip_norm):
+def test_products_are_clipped_and_summed_as_if_laid_out(dtype, of, clip_norm):
     rng = np.random.default_rng(3)
     left, right = rng.normal(size=(2, 20, 2, 5)).astype(dtype)
-    left[3], right[4, 0, 1], left[5, 1, 2] = 0, np.nan, np.inf
-    products, mask = LowerProduct(jnp.asarray(left), jnp.asarray(right)), np.arange(20) != 7
+    left[3], right[4, 0, 1] = 0, np.nan
+    products, mask = of(left, right), np.arange(20) != 7
     flat = rng.normal(size=(20, 3)).astype(dtype)
-    one = summed({"below": products, "flat": flat}, mask, dtype(clip_norm))
-    other = summed({"below": products.laid_out(), "flat": flat}, mask, dtype(clip_norm))
-    assert one["below"].shape == (2, 10)
-    assert one["below"].dtype == np.float64
-    for name in ("below", "flat"):
+    one = summed({"product": products, "flat": flat}, mask, dtype(clip_norm))
+    other = summed({"product": products.laid_out(), "flat": flat}, mask, dtype(clip_norm))
+    assert one["product"].shape == products.laid_out().shape[1:]
+    assert one["product"].dtype == np.float64
+    for name in ("product", "flat"):
         # Entries may be rounded to the neighbouring multiple.
         np.testing.assert_allclose(
             one[name], other[name], rtol=0, atol=20 * clip_norm * 2.0**-20, err_msg=name
@@ -302,6 +317,13 @@ def test_the_norm_of_a_product_keeps_small_entries_behind_large_ones(dtype):
     assert 1 - 2e-5 <= norm(total) <= 1.0
 
 
+def test_a_weight_that_overflows_when_it_is_scaled_leaves_the_row_out():
+    """In units of a narrow clip's grid, it can be out of range while the product is not."""
+    rows = np.full((2, 3), 4e-35, np.float32)
+    product = RowProduct(jnp.full(2, 1.5e19, jnp.float32), jnp.asarray(rows))
+    assert norm(summed(product, np.ones(2, bool), np.float32(1e-15))) <= 2e-15
+
+
 @precisions
 @pytest.mark.parametrize("size", [2, 3, 40])
 def test_the_bound_holds_for_products_at_the_bound(dtype, size):
@@ -314,6 +336,18 @@ def test_the_bound_holds_for_products_at_the_bound(dtype, size):
             summed(around, np.ones(1, bool), dtype(1.0))
         )
         assert norm(summed(around, np.ones(1, bool), dtype(1.0))) <= 1.0
+
+
+@precisions
+@pytest.mark.parametrize("size", [2, 3, 40])
+def test_the_bound_holds_for_weighted_rows_at_the_bound(dtype, size):
+    rng = np.random.default_rng(size)
+    for weight in (1e-6, -1.0, 1e6):
+        rows = rng.normal(size=(1, size)) ** 5
+        rows /= norm(rows) * abs(weight)
+        around = RowProduct(jnp.full(1, weight, dtype), jnp.asarray(rows, dtype))
+        found = norm(summed(around, np.ones(1, bool), dtype(1.0)))
+        assert 1 - 2e-5 - 2 * arithmetic.rounding_norm(size) <= found <= 1.0
 
 
 def test_leaves_of_several_precisions_share_one_norm_and_add_up_in_64_bits():
@@ -333,4 +367,6 @@ def test_no_matrix_unit_rounds_a_sum():
     # They keep 11 bits of a float32 unless told otherwise: more than the margin covers.
     for function in (clipped, clipped_sum):
         jaxpr = jax.make_jaxpr(function)({"x": np.ones((3, 2))}, np.ones(3, bool), 1.0)
-        assert "dot_general" not in str(jaxpr)
+        products = re.findall(r"(\w+)\[[^]]*\] = dot_general\[(.*?)\n *\]", str(jaxpr), re.DOTALL)
+        assert all(dtype == "f64" and "HIGHEST" in how for dtype, how in products)
+        assert str(jaxpr).count("= dot_general") == len(products)

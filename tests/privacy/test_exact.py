@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from numpyro_dppvi._typing import LowerProduct
+from numpyro_dppvi._typing import LowerProduct, RowProduct
 from numpyro_dppvi.privacy import add_noise, arithmetic, clipped, clipped_sum
 from tests.grids import grid
 
@@ -51,17 +51,24 @@ def products_sum(rows, mask, clip_norm):
     return clipped_sum(products, mask, clip_norm)
 
 
+def weighted_sum(rows, mask, clip_norm):
+    """The sum of rows that are products with a number."""
+    weights = jnp.full(len(rows), 3.0, rows.dtype)
+    return clipped_sum(RowProduct(weights, rows / 3), mask, clip_norm)
+
+
+@pytest.mark.parametrize("product", [products_sum, weighted_sum])
 @pytest.mark.parametrize("count", [9, 100_000])
-def test_removing_one_of_many_equal_products_moves_the_sum_by_no_more_than_the_norm(count):
+def test_removing_one_of_many_equal_products_moves_the_sum_by_no_more_than_the_norm(count, product):
     def for_two_clients(rows, mask, clip_norm):
         both = jax.lax.map(
-            jax.vmap(lambda _: products_sum(rows, mask, clip_norm)),
+            jax.vmap(lambda _: product(rows, mask, clip_norm)),
             jnp.zeros((1, 2)),
         )
         assert both.dtype == np.float64
         return both[0, 1]
 
-    for sum_of in (products_sum, for_two_clients):
+    for sum_of in (product, for_two_clients):
         units = 2.0**20 * np.asarray(jax.jit(sum_of)(equal_rows(count), jnp.ones(count, bool), 1.0))
         np.testing.assert_array_equal(units, np.round(units))
         moved = moved_by_removing_one(jax.jit(sum_of), equal_rows(count))
