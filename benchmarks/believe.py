@@ -266,8 +266,8 @@ def measured(cell: Cell, method: Any, studies: int) -> dict[str, Any]:
 def rows(studies: int) -> Iterator[str]:
     """The table, line by line."""
     yield (
-        "| study | epsilon | columns | method | 50/80/90/95 % of weights | of the spread or shape | "
-        "width, worst of a study | limit |"
+        "| study | epsilon | columns | method | 50/80/90/95 % of weights | "
+        "of the spread or shape | width, worst of a study | limit |"
     )
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for cell in CELLS:
