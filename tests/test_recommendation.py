@@ -56,6 +56,21 @@ def test_what_fisher_scoring_refuses_gets_gradients():
     assert "one normal distribution over all latents" in str(diagonal)
 
 
+@pytest.mark.parametrize("width", [1e-3, 1e3])
+def test_priors_off_scale_get_steps_without_a_scale(width):
+    """``DPOptimization`` would refuse the narrow one, and not get anywhere from the wide one."""
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(0, width).expand([x.shape[1]]).to_event(1))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+    found = recommended(30, [40] * 5, 1.0, model=model)
+    assert found.method == dppvi.FisherScoring()
+    assert "too many for this budget" in str(found)
+    assert f"the prior of latent 'w' has a standard deviation of {width:.2g}" in str(found)
+
+
 @pytest.mark.parametrize(("sizes", "shards"), [([400] * 10, 50), ([3, 17, 20], 3)])
 def test_under_an_aggregator_gradients_are_those_of_virtual_clients(sizes, shards):
     """From which other gradients gain nothing, so that ``fit`` would refuse them."""

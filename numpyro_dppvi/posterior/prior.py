@@ -102,8 +102,9 @@ def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFact
 # A prior's standard deviation must be at least this fraction of a step's length. Below that, noisy
 # steps end ten or more of its standard deviations away.
 _NARROWEST = 0.1
-# A prior of this standard deviation is a hundred times too wide for such steps, give or take.
-_WIDEST = 50.0
+# Priors of these standard deviations are a hundred times too narrow or too wide for such steps,
+# give or take.
+_NARROW, _WIDEST = 0.05, 50.0
 
 
 def check_proper(
@@ -152,6 +153,26 @@ def check_width(family: MeanField, parts: PriorFactor, step: float) -> None:
             )
 
 
+def off_scale(family: MeanField, natural: Natural) -> tuple[str, float] | None:
+    """A latent whose prior does not suit steps of one length, and the prior's standard deviation.
+
+    Args:
+        family: The family of q.
+        natural: The prior in it.
+
+    Returns:
+        The latent with the widest prior, or else the narrowest; ``None`` if all of them suit.
+    """
+    _, found = marginals.moments(family, natural)
+    ends = [(float(end), name) for name, width in found.items() for end in np.ravel(width)]
+    if not ends:
+        return None
+    (widest, wide), (narrowest, narrow) = max(ends), min(ends)
+    if _WIDEST < widest < math.inf:
+        return wide, widest
+    return (narrow, narrowest) if narrowest < _NARROW else None
+
+
 def caution_of_width(family: MeanField, natural: Natural, method: str) -> str:
     """A sentence on the widest prior, if steps of one length cannot come from it; else empty.
 
@@ -160,13 +181,11 @@ def caution_of_width(family: MeanField, natural: Natural, method: str) -> str:
         natural: The prior in it.
         method: What the method is called.
     """
-    _, found = marginals.moments(family, natural)
-    widths = {name: float(np.max(np.asarray(width), initial=0.0)) for name, width in found.items()}
-    name, widest = max(widths.items(), key=lambda each: each[1])
-    if not _WIDEST < widest < math.inf:
+    name, width = off_scale(family, natural) or ("", 0.0)
+    if width < _WIDEST:  # what is too narrow is refused, by the steps' own length
         return ""
     return (
-        f"Caution: the prior of latent {name!r} has a standard deviation of {widest:.3g} on the "
+        f"Caution: the prior of latent {name!r} has a standard deviation of {width:.3g} on the "
         f"unconstrained scale, and the steps of {method}() suit priors of about 1: it does not get "
         "from there to what the records say, at any epsilon. Draw the latent from "
         "dist.Normal(0, 1), say, and scale it in the model; or write method=FisherScoring(), whose "

@@ -11,7 +11,7 @@ from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.methods import DPOptimization, FisherScoring, VirtualClients
 from numpyro_dppvi.methods.values import Method
-from numpyro_dppvi.posterior.prior import Prior
+from numpyro_dppvi.posterior.prior import Prior, first_factor, off_scale
 from numpyro_dppvi.privacy import Worth
 from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.worth import of_joining, of_widths, worth
@@ -158,11 +158,19 @@ def _method(
             return scoring, "the prior is a posterior of FisherScoring(), which it must go on from."
         return other, "the prior is a posterior of another guide than FisherScoring()'s."
     if num_latents > _MOST_LATENTS or spread > _MOST_SPREAD or noise > _MOST_NOISE:
-        return other, (
+        many = (
             f"{num_latents} latents are too many for this budget and these records to release "
             "their information matrix: its error would be "
             f"{spread:.2g} of it (at most {_MOST_SPREAD:g}), noise {noise:.2g} posterior standard "
             f"deviations (at most {_MOST_NOISE:g})."
+        )
+        strange = off_scale(asked.family, first_factor(None, asked.family, asked.space).exact)
+        if strange is None or num_latents > _MOST_LATENTS:
+            return other, many
+        return scoring, (
+            f"{many} But the prior of latent {strange[0]!r} has a standard deviation of "
+            f"{strange[1]:.2g} on the unconstrained scale, and steps of other methods suit priors "
+            "of about 1. Intervals will be wide: scale the latent in the model."
         )
     return scoring, (
         f"the information matrix of {num_latents} latent{'s' * (num_latents > 1)} can be "
