@@ -15,7 +15,8 @@ import numpyro_dppvi as dppvi
 from models.logistic_regression import logistic_regression
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.methods import record_gradients, visits
-from numpyro_dppvi.protocol import algorithm
+from numpyro_dppvi.protocol import algorithm, rounds
+from numpyro_dppvi.protocol.problem import Problem
 from numpyro_dppvi.run import description
 
 CAPACITY, CLIP = 40, 0.5
@@ -190,6 +191,20 @@ def test_chunks_are_no_longer_than_allowed_and_not_one_more_than_needed(num_rows
     assert chunk <= largest
     assert chunk % piece == 0
     assert -(-num_rows // chunk) <= -(-num_rows // (largest // piece * piece))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only processors go one by one")
+@pytest.mark.parametrize(
+    ("rows", "shards", "sampled", "at_once"),
+    [(50, 1, 0, 10), (3000, 1, 0, None), (3000, 1, 50, 10), (50, 1, 3000, None), (7, 400, 0, None)],
+)
+def test_large_clients_are_visited_one_after_the_other(rows, shards, sampled, at_once):
+    space = latents.from_model(logistic_regression, jax.eval_shape(lambda: ROWS))
+    family = guides.family_of(None, logistic_regression, space)  # six coordinates
+    layout = visits.Layout(sampled, shards, rows)
+    problem = Problem(space, family, dppvi.DPOptimization(), layout)
+    assert rounds.batch_size(problem, 10) == at_once
+    assert rounds.batch_size(problem, 1) is None
 
 
 def test_clients_who_share_a_batch_by_size_come_back_in_their_order(monkeypatch):
