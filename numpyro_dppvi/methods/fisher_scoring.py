@@ -42,10 +42,10 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.families import FullNormal, MeanField
+from numpyro_dppvi.families import FullNormal, MeanField, factors
 from numpyro_dppvi.families.full_normal import pack
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import noisy_scores, ratios, values
+from numpyro_dppvi.methods import entering, noisy_scores, ratios, values
 from numpyro_dppvi.methods.local_solve import Descent
 from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients, planned_gradients
 from numpyro_dppvi.methods.noisy_scores import Memory, Told
@@ -153,7 +153,8 @@ class FisherScoring:
         told: Told = visit.told
 
         def contribution(space: LatentSpace, row: Mapping[str, Array], key: PRNGKey) -> PyTree:
-            latents = functools.partial(_latents, space, visit.family)
+            entries = entering.of(space, visit.family)
+            latents = functools.partial(_latents, space, visit.family, entries)
 
             def score(outcome: PyTree) -> Array:
                 return jax.grad(lambda loc: space.log_likelihood_of(latents(loc), row, outcome))(
@@ -174,9 +175,13 @@ class FisherScoring:
         released = likelihood.released_sum(contribution, floats, visit.secret_key)
         return Outcome(released, None, jnp.zeros((), bool))
 
-    def memory(self, family: MeanField, q: Natural, num_factors: int) -> Memory:
+    def memory(
+        self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int
+    ) -> Memory:
         """Nothing is known but the prior."""
-        return noisy_scores.nothing(family, q, num_factors)
+        entries = entering.of(space, family)
+        marginal = entering.marginal(family, q, entries)
+        return noisy_scores.nothing(entering.alone(family, entries), marginal, num_factors)
 
     def told(self, memory: Memory, place: Array | int) -> Told:
         """Where to take scores, in which coordinates, and how to share out the release."""
@@ -186,16 +191,27 @@ class FisherScoring:
         self, received: Received, releases: PyTree, memory: Memory, places: Array
     ) -> tuple[Natural, Memory]:
         """What a group's releases say, in factors that know their noise."""
-        return noisy_scores.take(received, releases, memory, places, self.noise_aware)
+        entries = entering.of(received.space, received.family)
+        if len(entries) == received.family.members[0][1].size:
+            return noisy_scores.take(received, releases, memory, places, self.noise_aware)
+        alone = entering.received(received, entries)
+        found, memory = noisy_scores.take(alone, releases, memory, places, self.noise_aware)
+        whole = entering.whole(received.family, found, entries)
+        return factors.divide(whole, received.factor), memory
 
     def pull(self, memory: Memory) -> float:
         """How strongly the last rounds' scores point one way; about 1 once a run has arrived."""
         return float(memory.pull.strength)
 
 
-def _latents(space: LatentSpace, family: MeanField, loc: Array) -> Mapping[str, Array]:
-    """Values of the latents from one vector of base values."""
-    return space.constrain(family.by_latent({family.members[0][0]: loc}))
+def _latents(
+    space: LatentSpace, family: MeanField, entries: np.ndarray, loc: Array
+) -> Mapping[str, Array]:
+    """Values of the latents from base values of those that records enter."""
+    ((name, normal),) = family.members
+    # The others are at zero: nothing depends on where they are.
+    base = jnp.zeros(normal.size, loc.dtype).at[entries].set(loc)
+    return space.constrain(family.by_latent({name: base}))
 
 
 def _norms(rows: Array) -> Array:
