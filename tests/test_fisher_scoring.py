@@ -231,7 +231,7 @@ def client(model=normal):
     family = dppvi.protocol.algorithm.guides.family_of(AutoMultivariateNormal(model), model, space)
     size, std = SIZES[1], 7.0
     params = visits.ClientParams(*(jnp.asarray(x) for x in (std, 1, 1.0, 1.0, 1.0, size)))
-    memory = method.memory(family, family.natural(family.standard()), 1)
+    memory = method.memory(space, family, family.natural(family.standard()), 1)
 
     @functools.partial(jax.jit, static_argnames="kind")
     def release(records, secret_key, kind):

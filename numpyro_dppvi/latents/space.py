@@ -195,6 +195,22 @@ class LatentSpace:
         )
         return found
 
+    @functools.cached_property
+    def entering(self) -> frozenset[str]:
+        """The latents that records enter; given these, records say nothing of the others.
+
+        Perhaps more than these: of what is summed out, all that the model has counts.
+        """
+
+        def of_record(**given: Any) -> Array:
+            row = given.pop("$data")
+            return self.log_likelihood(given, row)
+
+        causes: frozenset[str] = eval_provenance(
+            of_record, **self.structs, **{"$data": dict(self.row)}
+        )
+        return causes & {latent.name for latent in self.latents}
+
     @property
     def predictor(self) -> Predictor | None:
         """The scalar linear predictor of the likelihood, if there is one.

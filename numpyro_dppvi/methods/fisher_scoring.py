@@ -29,6 +29,7 @@ or scale of columns is chosen by the user:
 What the server makes of releases is in :mod:`numpyro_dppvi.methods.noisy_scores`.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -42,10 +43,10 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.families import FullNormal, MeanField
+from numpyro_dppvi.families import FullNormal, MeanField, factors
 from numpyro_dppvi.families.full_normal import pack
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import noisy_scores, ratios, values
+from numpyro_dppvi.methods import entering, noisy_scores, ratios, values
 from numpyro_dppvi.methods.local_solve import Descent
 from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients, planned_gradients
 from numpyro_dppvi.methods.noisy_scores import Memory, Told
@@ -149,15 +150,16 @@ class FisherScoring:
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One noisy vector: scores, information, fractions that were clipped, scales."""
         told: Told = visit.told
-        family, ((name, _),) = visit.family, visit.family.members
+        family = visit.family
 
         def contribution(space: LatentSpace, row: Mapping[str, Array], key: PRNGKey) -> PyTree:
+            latents = functools.partial(_latents, space, family, entering.of(space, family))
+
             def score(loc: Array, outcome: PyTree = None) -> Array:
                 def log_likelihood(loc: Array) -> Array:
-                    theta = space.constrain(family.by_latent({name: loc}))
                     if outcome is None:
-                        return space.log_likelihood(theta, row)
-                    return space.log_likelihood_of(theta, row, outcome)
+                        return space.log_likelihood(latents(loc), row)
+                    return space.log_likelihood_of(latents(loc), row, outcome)
 
                 return jax.grad(log_likelihood)(loc)
 
@@ -165,7 +167,7 @@ class FisherScoring:
                 return _as_observed(told, score)
             # Drawn at the very point where scores are taken: if the model is right there, the
             # observed outcome is one more like them.
-            theta = space.constrain(family.by_latent({name: told.loc}))
+            theta = latents(told.loc)
             keys = jax.random.split(key, self.num_replicates)
             drawn = jax.vmap(lambda key: space.draw(theta, row, key))(keys)
             others = jax.vmap(lambda outcome: score(told.loc, outcome))(drawn)
@@ -176,9 +178,11 @@ class FisherScoring:
         released = likelihood.released_sum(contribution, floats, visit.secret_key)
         return Outcome(released, None, jnp.zeros((), bool))
 
-    def memory(self, family: MeanField, q: Natural, num_factors: int) -> Memory:
+    def memory(self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int) -> Memory:
         """Nothing is known but the prior."""
-        return noisy_scores.nothing(family, q, num_factors)
+        entries = entering.of(space, family)
+        marginal = entering.marginal(family, q, entries)
+        return noisy_scores.nothing(entering.alone(family, entries), marginal, num_factors)
 
     def told(self, memory: Memory, place: Array | int) -> Told:
         """Where to take scores, in which coordinates, and how to share out the release."""
@@ -188,11 +192,27 @@ class FisherScoring:
         self, received: Received, releases: PyTree, memory: Memory, places: Array
     ) -> tuple[Natural, Memory]:
         """What a group's releases say, in factors that know their noise."""
-        return noisy_scores.take(received, releases, memory, places, self.noise_aware)
+        entries = entering.of(received.space, received.family)
+        if len(entries) == received.family.members[0][1].size:
+            return noisy_scores.take(received, releases, memory, places, self.noise_aware)
+        alone = entering.received(received, entries)
+        found, memory = noisy_scores.take(alone, releases, memory, places, self.noise_aware)
+        whole = entering.whole(received.family, found, entries)
+        return factors.divide(whole, received.factor), memory
 
     def pull(self, memory: Memory) -> float:
         """How strongly the last rounds' scores point one way; about 1 once a run has arrived."""
         return float(memory.pull.strength)
+
+
+def _latents(
+    space: LatentSpace, family: MeanField, entries: np.ndarray, loc: Array
+) -> Mapping[str, Array]:
+    """Values of the latents from base values of those that records enter."""
+    ((name, normal),) = family.members
+    # The others are at zero: nothing depends on where they are.
+    base = jnp.zeros(normal.size, loc.dtype).at[entries].set(loc)
+    return space.constrain(family.by_latent({name: base}))
 
 
 def _norms(rows: Array) -> Array:

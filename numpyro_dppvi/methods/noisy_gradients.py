@@ -14,6 +14,7 @@ import optax
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PyTree
 from numpyro_dppvi.families import MeanField, factors
+from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import values, visits
 from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE, Descent
 from numpyro_dppvi.methods.objective import Automatic, Expectation
@@ -216,7 +217,7 @@ class GlobalVI(values.Usual):
         gradient = likelihood.released(self.sampler, (visit.rng_key, visit.secret_key), at)
         return Outcome(gradient, None, jnp.zeros((), bool))
 
-    def memory(self, family: MeanField, q: Natural, num_factors: int) -> PyTree:
+    def memory(self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int) -> PyTree:
         """The optimiser's state, which its learning rate does not enter."""
         # One state for all clients, because the server knows nothing but their sums.
         return self.solver(_CENTRAL_LEARNING_RATE).optimizer.init(family.coordinates(q))

@@ -135,7 +135,7 @@ class Method(Protocol):
     def check(self, space: LatentSpace, family: MeanField) -> None:
         """Refuses a model or an approximation that it cannot work with."""
 
-    def memory(self, family: MeanField, q: Natural, num_factors: int) -> PyTree:
+    def memory(self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int) -> PyTree:
         """What the server remembers of releases, before any; ``None`` for nothing."""
 
     def told(self, memory: PyTree, place: Array | int) -> PyTree:
@@ -324,7 +324,9 @@ def any_model(self: Any, space: LatentSpace, family: MeanField) -> None:
     objective.rule_for(self.expectation, space, family)
 
 
-def remembers_nothing(self: Any, family: MeanField, q: Natural, num_factors: int) -> None:
+def remembers_nothing(
+    self: Any, space: LatentSpace, family: MeanField, q: Natural, num_factors: int
+) -> None:
     """Nothing."""
 
 

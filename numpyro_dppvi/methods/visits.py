@@ -102,6 +102,7 @@ class Received(NamedTuple):
     """What the server knows when it takes a release. No record is behind it but in releases.
 
     Attributes:
+        space: The model's latents.
         family: The family of q.
         q: The current approximation.
         factor: The factors that are to change, on a leading axis.
@@ -113,6 +114,7 @@ class Received(NamedTuple):
         prior_loss: The loss without any record, as a function of that key and the coordinates.
     """
 
+    space: LatentSpace
     family: MeanField
     q: Natural
     factor: Natural

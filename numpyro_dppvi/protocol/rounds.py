@@ -88,7 +88,8 @@ def first_state(
     held = None if problem.starts_ahead else begin
     each = initial.of_clients(prior, held, num_clients, problem.aggregated)
     q = prior if held is None else held
-    memory = problem.method.memory(problem.family, q, 1 if problem.aggregated else num_clients)
+    num_factors = 1 if problem.aggregated else num_clients
+    memory = problem.method.memory(problem.space, problem.family, q, num_factors)
     private = None
     if layout.private:
         # A client's factor is the product of its shards' to the power of its weight w. So M clients

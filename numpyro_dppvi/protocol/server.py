@@ -251,6 +251,7 @@ def take(
 
     before = jax.tree.map(lambda leaf: leaf[targets], state.factors)
     received = Received(
+        space=problem.space,
         family=problem.family,
         q=q,
         factor=before,

@@ -115,8 +115,8 @@ class Seen(dppvi.FisherScoring):
 
     num_replicates: int = 2
 
-    def memory(self, family, q, num_factors):
-        known = super().memory(family, q, num_factors)
+    def memory(self, space, family, q, num_factors):
+        known = super().memory(space, family, q, num_factors)
         size = known.loc.size
         parts = {
             "score": (size,),

@@ -1,0 +1,81 @@
+"""The latents that records enter, and what a factor of these alone says of all latents.
+
+A hierarchy's hyperparameters are in no record's likelihood, given the effects that they are priors
+of. Records' scores of them are zero. Releasing these would be noise, and not knowing that they are
+zero, a server would take them for evidence that all is well where it is.
+
+A factor of some entries theta_a alone, times q, has the marginal q(theta_a) times that factor. So
+what such factors do to theta_a can be computed from q(theta_a), and the rest follows theta_a.
+"""
+
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi._typing import Array, Natural
+from numpyro_dppvi.families import FullNormal, MeanField, factors
+from numpyro_dppvi.families.diagonal_normal import NormalNatural
+from numpyro_dppvi.families.full_normal import pack, unpack
+from numpyro_dppvi.families.precision import in_own_precision
+from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.methods.visits import Received
+
+
+def of(space: LatentSpace, family: MeanField) -> np.ndarray:
+    """The entries of a joint normal's vector that records enter, shape ``(k,)``."""
+    ((name, normal),) = family.members
+    # Of NumPy, which stays concrete where this is traced.
+    places = cast(Array, np.arange(normal.size)[None])
+    by_latent = family.by_latent({name: places})
+    return np.sort(np.concatenate([np.ravel(by_latent[latent]) for latent in space.entering]))
+
+
+def alone(family: MeanField, entries: np.ndarray) -> MeanField:
+    """The family of these entries."""
+    ((name, _),) = family.members
+    return MeanField(((name, FullNormal(entries.shape)),))
+
+
+@in_own_precision
+def marginal(family: MeanField, natural: Natural, entries: np.ndarray) -> Natural:
+    """The distribution of these entries, where that of all is this one."""
+    ((name, normal),) = family.members
+    rest = np.setdiff1d(np.arange(normal.size), entries)
+    if not rest.size:
+        return natural
+    linear, precision = natural[name].linear, -2 * unpack(natural[name].quadratic)
+    across = precision[entries][:, rest]
+    # The Schur complement P_aa - P_ar P_rr^-1 P_ra, and h_a - P_ar P_rr^-1 h_r.
+    gain = jnp.linalg.solve(precision[rest][:, rest], across.T).T
+    known = precision[entries][:, entries] - gain @ across.T
+    linear = linear[entries] - gain @ linear[rest]
+    return Natural({name: NormalNatural(linear, pack(-0.25 * (known + known.T)))})
+
+
+@in_own_precision
+def whole(family: MeanField, natural: Natural, entries: np.ndarray) -> Natural:
+    """Factors of these entries, on a leading axis, as factors of all."""
+    ((name, normal),) = family.members
+    found = natural[name]
+    square = unpack(found.quadratic)
+    linear = jnp.zeros((len(square), normal.size), square.dtype).at[:, entries].set(found.linear)
+    full = jnp.zeros((*linear.shape, normal.size), square.dtype)
+    full = full.at[:, entries[:, None], entries].set(square)
+    return Natural({name: NormalNatural(linear, pack(full))})
+
+
+@in_own_precision
+def received(received: Received, entries: np.ndarray) -> Received:
+    """What came with releases, as if there were no other latents and the factors were still 1."""
+    family = alone(received.family, entries)
+    ((name, normal),) = family.members
+    before = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), received.factor)
+    cavity = factors.divide(received.q, before)
+    first = jnp.zeros((len(received.num_records), normal.size))
+    return received._replace(
+        family=family,
+        q=marginal(received.family, cavity, entries),
+        factor=Natural({name: NormalNatural(first, pack(first[..., None] * first[:, None, :]))}),
+    )
