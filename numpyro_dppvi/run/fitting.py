@@ -35,7 +35,7 @@ from numpyro_dppvi.privacy import (
 from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.protocol import checks, planning, recommendation, schedules, server
-from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
+from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, Setup, assemble
 from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Partition, Shards, SpreadShards, spread
@@ -361,7 +361,18 @@ def _fitted(
                 plan = parts.plan_of(run, budget, sizes, names, kept, task.ledger_file)
             planning.warn_of_unsafe(run, plan)
             # Nothing is charged before the loop, so that what is refused until then costs nothing.
-            algorithm = _algorithm(task, run, plan)
+            setup = Setup(
+                task.model,
+                task.guide,
+                task.shapes,
+                task.model_kwargs,
+                client_sizes=task.laid.sizes,
+                plan=plan,
+                secret_keys=SecretKeys(task.noise_seed),
+                earlier=task.prior,
+                **run.asked,
+            )
+            algorithm = assemble(setup, task.ledger_file)
             visited = {int(client) for groups in run.groups for client in np.unique(groups)}
             counted_twice.check(task.prior, task.laid.names, visited, task.ledger_file)
             state = algorithm.init(keys[0])
@@ -522,29 +533,6 @@ def with_facts(result: FitResult, ledger_run: str = "") -> FitResult:
     """A result whose posterior carries the facts about its run into every export."""
     posterior = dataclasses.replace(result.posterior, attrs=_attrs(result, ledger_run))
     return dataclasses.replace(result, posterior=posterior)
-
-
-def _algorithm(task: _Task, run: planning.RunSpec, plan: PrivacyPlan | None) -> Algorithm:
-    """The algorithm that a method asks for."""
-    return assemble(
-        task.model,
-        task.guide,
-        task.shapes,
-        method=run.local,
-        client_sizes=task.laid.sizes,
-        plan=plan,
-        # The groups that were planned and are charged, not those of a second asking.
-        schedule=schedules.Planned(run.schedule, run.groups),
-        damping=run.damping,
-        model_kwargs=task.model_kwargs,
-        secret_keys=SecretKeys(task.noise_seed),
-        trusted=run.trusted,
-        prior_left_out=run.prior_left_out,
-        earlier=task.prior,
-        ledger_file=task.ledger_file,
-        init_scale=run.init_scale,
-        alone=run.alone,
-    )
 
 
 def _attrs(result: FitResult, ledger_run: str) -> dict[str, str | float]:

@@ -21,7 +21,6 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.families import precision
-from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan, PrivacyStatement
 from numpyro_dppvi.protocol import schedules, server
 from numpyro_dppvi.protocol.algorithm import PVIState
@@ -480,20 +479,9 @@ def _result(prepared: Prepared, end: _End) -> FitResult:
     rounds = len(history.movement)
     # The server has no ledger file: names of runs and checkpoints are the hospitals' own.
     ledger = replace(progress.ledger(prepared, end.known), run="", kept="")
-    constants = dict(study.model_kwargs)
-    posterior = Posterior(
-        known.natural,
-        problem.family,
-        problem.space,
-        study.model,
-        constants,
-        {},
-        prepared.records,
-        study.prior,
-    )
     return with_facts(
         FitResult(
-            posterior=posterior,
+            posterior=prepared.assembly.posterior(known.natural),
             plan=prepared.plan,
             history=history,
             status=status_of(
