@@ -14,8 +14,7 @@ from numpyro_dppvi import _html, _validate, guides
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
-from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.latents.outputs import prior_draws
+from numpyro_dppvi.latents import LatentSpace, outputs
 from numpyro_dppvi.latents.space import shapes as shapes
 from numpyro_dppvi.posterior import exported, file, marginals, pickled, predictions
 from numpyro_dppvi.posterior.prior import Prior, listed
@@ -285,7 +284,7 @@ class Posterior:
         # The draws are those of sample(key), whatever other groups there are.
         draws = self.sample(key, (num_samples,))
         prior_key, site_key = jax.random.split(jax.random.fold_in(key, 1))
-        derived = exported.deterministics(self.model, self.model_kwargs, self.records, self.space)
+        derived = outputs.derived(self.model, self.records, self.model_kwargs, self.space.structs)
         groups = {
             "posterior": exported.of_draws(self.space, draws, derived),
             "prior": exported.of_draws(
@@ -306,7 +305,7 @@ class Posterior:
         # The model's own priors were replaced by it.
         if self.prior is not None:
             return replace(self, natural=self.prior.natural).sample(rng_key, (num_draws,))
-        return prior_draws(
+        return outputs.prior_draws(
             self.model, self.records, self.model_kwargs, self.names, rng_key, num_draws
         )
 

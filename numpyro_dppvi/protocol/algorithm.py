@@ -177,10 +177,11 @@ def pvi(
         damping=damping,
         secret_keys=secret_keys,
         trusted=server.aggregator(trusted_aggregator),
+        ledger_file=ledger_file,
         earlier=prior,
         init_scale=init_scale,
     )
-    return assemble(setup, ledger_file)
+    return assemble(setup)
 
 
 class Setup(NamedTuple):
@@ -193,11 +194,12 @@ class Setup(NamedTuple):
         model_kwargs: The model's public arguments.
         method: What a client does when visited.
         client_sizes: Records of each client.
-        plan: The privacy plan, or ``None``.
         schedule: Which clients each round visits.
         damping: The share of a change that is merged.
         secret_keys: Where noise and batches come from.
         trusted: The trusted aggregator, or ``None``.
+        plan: The privacy plan, or ``None``.
+        ledger_file: Where every round is charged, on disk; ``None`` for nowhere.
         earlier: The posterior that stands in the place of the model's priors, or ``None``.
         init_scale: How narrow the public start is, or ``None`` to begin at the prior.
         prior_left_out: The power of the prior that cavities lack.
@@ -211,11 +213,12 @@ class Setup(NamedTuple):
     model_kwargs: Mapping[str, Any]
     method: Method
     client_sizes: Sequence[int]
-    plan: PrivacyPlan | None
     schedule: schedules.Schedule
     damping: float
     secret_keys: SecretKeys
     trusted: TrustedAggregator | None
+    plan: PrivacyPlan | None = None
+    ledger_file: LedgerFile | None = None
     earlier: Prior | None = None
     init_scale: float | None = None
     prior_left_out: float = 0.0
@@ -297,8 +300,8 @@ def prepare(setup: Setup) -> Assembly:
     """Reads the model and checks that all that is asked for goes together."""
     # All that can be refused is refused here, from shapes, the traced program and made-up rows: no
     # record has been seen and nothing charged, so that a message can give nothing away.
-    model, guide, records, model_kwargs, method, client_sizes, plan, *_ = setup
-    trusted, damping = setup.trusted, _validate.damping(setup.damping)
+    model, guide, records, model_kwargs, method, client_sizes, *_ = setup
+    plan, trusted, damping = setup.plan, setup.trusted, _validate.damping(setup.damping)
     setup = setup._replace(init_scale=initial.check(setup.init_scale))
     checks.check_aggregator(method, trusted)
     checks.check_plan(method, plan, client_sizes, trusted)
@@ -341,10 +344,10 @@ def prepare(setup: Setup) -> Assembly:
     return Assembly(problem, params, setup)
 
 
-def assemble(setup: Setup, ledger_file: LedgerFile | None = None) -> Algorithm:
-    """What :func:`pvi` does; with a ledger file, every round is charged there."""
-    assembly = prepare(setup)
-    problem, plan = assembly.problem, setup.plan
+def assemble(setup: Setup) -> Algorithm:
+    """What :func:`pvi` does."""
+    assembly, plan, ledger_file = prepare(setup), setup.plan, setup.ledger_file
+    problem = assembly.problem
 
     def init(rng_key: PRNGKey) -> PVIState:
         first = assembly.first_state(rng_key)

@@ -59,10 +59,8 @@ class RoundInfo(NamedTuple):
     failed: Array
 
 
-@compiled("problem")
-def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
-    """The prior's factor to begin with."""
-    return server.first_prior(problem, params, rng_key)
+first_prior = compiled("problem")(server.first_prior)
+"""The prior's factor to begin with, compiled."""
 
 
 @compiled("problem", "asynchronous")

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -300,9 +300,18 @@ def fit(
             damping=damping,
             init_scale=init_scale,
         )
-        file = None if charges is None else LedgerFile(charges)
-        task = _Task(model, guide, shapes, laid, constants, prior, insecure_noise_seed, file)
-    return _fitted(task, run, budget, keys, path, progress_bar)
+        setup = Setup(
+            model,
+            guide,
+            shapes,
+            constants,
+            client_sizes=sizes,
+            secret_keys=SecretKeys(insecure_noise_seed),
+            ledger_file=None if charges is None else LedgerFile(charges),
+            earlier=prior,
+            **run.asked,
+        )
+    return _fitted(setup, laid, run, budget, keys, path, progress_bar)
 
 
 def _first_budget(
@@ -325,28 +334,17 @@ def _stopped_before_a_round() -> Iterator[None]:
         raise
 
 
-class _Task(NamedTuple):
-    """What is to be fitted."""
-
-    model: Model
-    guide: Any
-    shapes: Mapping[str, jax.ShapeDtypeStruct]
-    laid: LaidOut
-    model_kwargs: Mapping[str, Any]
-    prior: Prior | None
-    noise_seed: int | None
-    ledger_file: LedgerFile | None
-
-
 def _fitted(
-    task: _Task,
+    setup: Setup,
+    laid: LaidOut,
     run: planning.RunSpec,
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     keys: Sequence[PRNGKey],
     path: Path | None,
     progress_bar: bool | None,
 ) -> FitResult:
-    """What :func:`fit` does once its arguments are settled."""
+    """What :func:`fit` does once its arguments are settled, but for the plan."""
+    file = setup.ledger_file
     with contextlib.ExitStack() as stack:
         with _stopped_before_a_round():
             kept = None
@@ -354,41 +352,29 @@ def _fitted(
             if path is not None:
                 # Locked before it is read: between the two, another process could run a round.
                 stack.enter_context(locked(path))
-                kept = checkpoints.read(path, task.ledger_file)
+                kept = checkpoints.read(path, file)
             plan = None
             if run.local.releases != "nothing" or budget is not None:
-                sizes, names = task.laid.sizes, task.laid.names
-                plan = parts.plan_of(run, budget, sizes, names, kept, task.ledger_file)
+                plan = parts.plan_of(run, budget, laid.sizes, laid.names, kept, file)
             planning.warn_of_unsafe(run, plan)
             # Nothing is charged before the loop, so that what is refused until then costs nothing.
-            setup = Setup(
-                task.model,
-                task.guide,
-                task.shapes,
-                task.model_kwargs,
-                client_sizes=task.laid.sizes,
-                plan=plan,
-                secret_keys=SecretKeys(task.noise_seed),
-                earlier=task.prior,
-                **run.asked,
-            )
-            algorithm = assemble(setup, task.ledger_file)
+            algorithm = assemble(setup._replace(plan=plan))
             visited = {int(client) for groups in run.groups for client in np.unique(groups)}
-            counted_twice.check(task.prior, task.laid.names, visited, task.ledger_file)
+            counted_twice.check(setup.earlier, laid.names, visited, file)
             state = algorithm.init(keys[0])
             # Of where the run begins; what follows asks it for model, family and prior.
             begun = algorithm.posterior(state)
             # Both look at records. They pass or fail, and their messages show none.
-            shards = task.laid.shards
-            latents.check_missing(begun.space, shards.records, task.laid.called)
+            shards = laid.shards
+            latents.check_missing(begun.space, shards.records, laid.called)
             latents.check_records(begun.space, shards.records, shards.mask)
             if plan is not None:
                 plan = _with_caution(plan, run, begun)
             past, journal = loop.no_history(state.natural), None
             if path is not None:
-                journal = _journal(path, kept, task, run, plan, begun, keys[1])
+                journal = _journal(path, kept, setup, laid, run, plan, begun, keys[1])
                 state, past = journal.resume(state, past)
-            spent, num_clients = _before(state), len(task.laid.sizes)
+            spent, num_clients = _before(state), len(laid.sizes)
             show = stack.enter_context(
                 progress(
                     run.groups,
@@ -402,16 +388,12 @@ def _fitted(
             )
             # Last, because what comes before works on whole arrays.
             spread = over_devices(run, shards)
-        has_settled = None
-        if run.until_settled:
-            family = begun.family
-            has_settled = functools.partial(
-                settling.has_settled, family=family, damping=run.damping
-            )
+        settled = functools.partial(settling.has_settled, family=begun.family, damping=run.damping)
+        ends = settled if run.until_settled else None
         done = loop.run_rounds(
-            algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, has_settled
+            algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, ends
         )
-    return _packed(task, run, plan, algorithm, done)
+    return _packed(setup, laid, run, plan, algorithm, done)
 
 
 def over_devices(run: planning.RunSpec, shards: Shards) -> Shards | SpreadShards:
@@ -430,7 +412,8 @@ def over_devices(run: planning.RunSpec, shards: Shards) -> Shards | SpreadShards
 def _journal(
     path: Path,
     kept: parts.Past | None,
-    task: _Task,
+    setup: Setup,
+    laid: LaidOut,
     run: planning.RunSpec,
     plan: PrivacyPlan | None,
     begun: Posterior,
@@ -443,11 +426,11 @@ def _journal(
             begun,
             run,
             plan,
-            task.laid.sizes,
+            laid.sizes,
             rng_key,
-            task.noise_seed,
-            task.ledger_file is not None,
-            task.laid.names,
+            setup.secret_keys.insecure_seed,
+            setup.ledger_file is not None,
+            laid.names,
         )
 
     continued = None
@@ -455,7 +438,7 @@ def _journal(
         # What the file must say is this run without the new rounds, under the plan before.
         ended = described(run.until(kept.num_rounds), None if plan is None else plan.continues)
         continued = Continued(ended, kept.num_rounds)
-    return Journal(path, described(run, plan), plan, run.groups, task.ledger_file, continued)
+    return Journal(path, described(run, plan), plan, run.groups, setup.ledger_file, continued)
 
 
 def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) -> PrivacyPlan:
@@ -487,7 +470,8 @@ def _before(state: PVIState) -> Ledger:
 
 
 def _packed(
-    task: _Task,
+    setup: Setup,
+    laid: LaidOut,
     run: planning.RunSpec,
     plan: PrivacyPlan | None,
     algorithm: Algorithm,
@@ -521,10 +505,10 @@ def _packed(
         ),
         state=state,
         run=run,
-        client_sizes=task.laid.sizes,
-        insecure_noise_seed=task.noise_seed,
-        client_names=task.laid.names,
-        columns=task.laid.columns,
+        client_sizes=laid.sizes,
+        insecure_noise_seed=setup.secret_keys.insecure_seed,
+        client_names=laid.names,
+        columns=laid.columns,
     )
     return with_facts(result, done.state.ledger.run)
 

@@ -271,8 +271,8 @@ _CLIP = (
     ),
     Mutant(
         "a layer's inputs out of range that are kept",
-        "    left = jnp.where(jnp.isfinite(left), left, 0)\n    return leaf._replace(left=left",
-        "    return leaf._replace(left=left",
+        "    left = jnp.where(jnp.isfinite(left), left, 0).reshape(leaf.left.shape)\n",
+        "    left = left.reshape(leaf.left.shape)\n",
         (f"{LAYERS}test_a_side_that_overflows_when_it_is_scaled_leaves_the_record_out",),
     ),
     Mutant(
