@@ -174,9 +174,9 @@ class Posterior:
 
     def summary(self) -> str:
         """A table of every entry's mean, standard deviation and 90 % interval."""
-        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
+        rows, said = self._table()
         lines = [f"{row[0]:<24} {' '.join(f'{cell:>10}' for cell in row[1:])}" for row in rows]
-        return "\n".join([*lines, *_more(left_out), _NOTE])
+        return "\n".join([*lines, *said])
 
     def __repr__(self) -> str:
         """The latents with their shapes; ``summary()`` has the numbers."""
@@ -185,9 +185,13 @@ class Posterior:
 
     def _repr_html_(self) -> str:
         """The summary for notebooks."""
-        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
-        said = [*_more(left_out), _NOTE]
+        rows, said = self._table()
         return _html.table(rows[0], rows[1:]) + "".join(map(_html.paragraph, said))
+
+    def _table(self) -> tuple[list[list[str]], list[str]]:
+        """The summary's rows, and what is said below them."""
+        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
+        return rows, [*[f"... and {left_out} more entries"] * bool(left_out), _NOTE]
 
     def predictive(
         self,
@@ -399,10 +403,6 @@ def load(
 def _unpickled(model: Model, kept: pickled.Pickled) -> Posterior:
     """What pickle calls."""
     return Posterior(model=model, **pickled.unpickled(model, kept)._asdict())
-
-
-def _more(number: int) -> list[str]:
-    return [f"... and {number} more entries"] if number else []
 
 
 def _number(name: str, value: Any) -> Array:

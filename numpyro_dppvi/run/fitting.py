@@ -35,7 +35,7 @@ from numpyro_dppvi.privacy import (
 from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.protocol import checks, planning, recommendation, schedules, server
-from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, Setup, assemble
+from numpyro_dppvi.protocol.algorithm import PVIState, Setup, assemble
 from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Partition, Shards, SpreadShards, spread
@@ -393,7 +393,20 @@ def _fitted(
         done = loop.run_rounds(
             algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, ends
         )
-    return _packed(setup, laid, run, plan, algorithm, done)
+    posterior = algorithm.posterior(done.state)
+    # Under noise nobody can tell a path from it, unless it is long.
+    way = None if plan else settling.way(done.history, posterior.family, run.damping)
+    return result_of(
+        run,
+        posterior,
+        None if plan is None else with_worth(plan, posterior.space.size),
+        done,
+        left=None if way is None else way.left,
+        client_sizes=laid.sizes,
+        insecure_noise_seed=setup.secret_keys.insecure_seed,
+        client_names=laid.names,
+        columns=laid.columns,
+    )
 
 
 def over_devices(run: planning.RunSpec, shards: Shards) -> Shards | SpreadShards:
@@ -469,54 +482,45 @@ def _before(state: PVIState) -> Ledger:
     return dataclasses.replace(ledger, entries=tuple(happened))
 
 
-def _packed(
-    setup: Setup,
-    laid: LaidOut,
+def result_of(
     run: planning.RunSpec,
+    posterior: Posterior,
     plan: PrivacyPlan | None,
-    algorithm: Algorithm,
     done: loop.LoopEnd,
+    left: float | None = None,
+    **fields: Any,
 ) -> FitResult:
-    """What a run gives to its user."""
-    state = done.state
-    # What clients keep to themselves stays behind.
-    state = state._replace(clients=state.clients._replace(private=None))
-    # Whoever goes on from here by hand is charged for every round: no checkpoint knows of it.
-    state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
-    posterior = algorithm.posterior(state)
-    num_latents = posterior.space.size
-    # Under noise nobody can tell a path from it, unless it is long.
-    way = None if plan else settling.way(done.history, posterior.family, run.damping)
-    result = FitResult(
-        posterior=posterior,
-        plan=None if plan is None else with_worth(plan, num_latents),
-        history=done.history,
-        status=status_of(
-            done.history,
-            run.num_rounds,
-            plan is not None,
-            done.interrupted,
-            done.refused,
-            num_latents=num_latents,
-            left=None if way is None else way.left,
-            until_settled=run.until_settled,
-            alone=run.alone,
-            pull=run.local.pull(state.server.memory),
-        ),
-        state=state,
-        run=run,
-        client_sizes=laid.sizes,
-        insecure_noise_seed=setup.secret_keys.insecure_seed,
-        client_names=laid.names,
-        columns=laid.columns,
+    """What a run gives to its user; the posterior carries the facts about it into every export.
+
+    Args:
+        run: How the method was run.
+        posterior: Where the run ended.
+        plan: Its privacy plan, or ``None``.
+        done: How it ended.
+        left: How far more rounds would still move q, as of ``Status``.
+        fields: The result's other fields.
+    """
+    # What clients keep to themselves stays behind. Whoever goes on from here by hand is charged for
+    # every round: no checkpoint knows of it.
+    state = done.state._replace(
+        clients=done.state.clients._replace(private=None),
+        ledger=dataclasses.replace(done.state.ledger, run="", kept=""),
     )
-    return with_facts(result, done.state.ledger.run)
-
-
-def with_facts(result: FitResult, ledger_run: str = "") -> FitResult:
-    """A result whose posterior carries the facts about its run into every export."""
-    posterior = dataclasses.replace(result.posterior, attrs=_attrs(result, ledger_run))
-    return dataclasses.replace(result, posterior=posterior)
+    status = status_of(
+        done.history,
+        run.num_rounds,
+        plan is not None,
+        done.interrupted,
+        done.refused,
+        num_latents=posterior.space.size,
+        left=left,
+        until_settled=run.until_settled,
+        alone=run.alone,
+        pull=run.local.pull(state.server.memory),
+    )
+    result = FitResult(posterior, plan, done.history, status, state, run, **fields)
+    attrs = _attrs(result, done.state.ledger.run)
+    return dataclasses.replace(result, posterior=dataclasses.replace(posterior, attrs=attrs))
 
 
 def _attrs(result: FitResult, ledger_run: str) -> dict[str, str | float]:

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,8 +30,7 @@ from numpyro_dppvi.protocol.messages import Release
 from numpyro_dppvi.protocol.rounds import RoundInfo
 from numpyro_dppvi.run import checkpoint as checkpoints
 from numpyro_dppvi.run import loop
-from numpyro_dppvi.run.fitting import FitResult, with_facts
-from numpyro_dppvi.run.history import status_of
+from numpyro_dppvi.run.fitting import FitResult, result_of
 from numpyro_dppvi.silo import bounds, messages, progress, wire
 from numpyro_dppvi.silo.messages import Code, Refused, Released, Visit
 from numpyro_dppvi.silo.progress import Counts, Progress, Taken
@@ -474,30 +473,16 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 def _result(prepared: Prepared, end: _End) -> FitResult:
     """What a run gives to its user."""
-    study, problem = prepared.study, prepared.assembly.problem
-    known, history = end.known.known, end.known.history
-    rounds = len(history.movement)
+    known, history, study = end.known.known, end.known.history, prepared.study
     # The server has no ledger file: names of runs and checkpoints are the hospitals' own.
-    ledger = replace(progress.ledger(prepared, end.known), run="", kept="")
-    return with_facts(
-        FitResult(
-            posterior=prepared.assembly.posterior(known.natural),
-            plan=prepared.plan,
-            history=history,
-            status=status_of(
-                history,
-                prepared.run.num_rounds,
-                prepared.plan is not None,
-                end.interrupted,
-                end.refused,
-                num_latents=problem.space.size,
-                alone=prepared.run.alone,
-                pull=prepared.run.local.pull(known.memory),
-            ),
-            state=PVIState(rounds, known, ClientState(), ledger),
-            run=prepared.run,
-            client_sizes=tuple(study.hospitals.values()),
-            insecure_noise_seed=None,
-            client_names=study.names,
-        )
+    ledger = progress.ledger(prepared, end.known)
+    state = PVIState(len(history.movement), known, ClientState(), ledger)
+    return result_of(
+        prepared.run,
+        prepared.assembly.posterior(known.natural),
+        prepared.plan,
+        loop.LoopEnd(state, history, end.interrupted, end.refused),
+        client_sizes=tuple(study.hospitals.values()),
+        insecure_noise_seed=None,
+        client_names=study.names,
     )

@@ -679,8 +679,8 @@ _CHARGING = (
 _PRIVATE_STATE = (
     Mutant(
         "private state in the result",
-        "state = state._replace(clients=state.clients._replace(private=None))",
-        "state = state._replace()",
+        "clients=done.state.clients._replace(private=None),",
+        "clients=done.state.clients,",
         (f"{METHODS}test_q_is_a_product_of_released_factors_and_a_result_keeps_no_private_one",),
     ),
     Mutant(
