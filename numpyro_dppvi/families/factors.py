@@ -126,6 +126,11 @@ def replaced(stacked: Parameters, changed: Array, new: Parameters) -> Parameters
     return jax.tree.map(lambda leaf, rows: leaf.at[changed].set(rows), stacked, new)
 
 
+def repeated(tree: Tree, times: int) -> Tree:
+    """A tree as often as is said, on a leading axis."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (times, *jnp.shape(leaf))), tree)
+
+
 def _num_factors(stacked: PyTree) -> int:
     return int(jax.tree.leaves(stacked)[0].shape[0])
 

@@ -94,12 +94,8 @@ def first_state(
         shares = 1 / (num_clients * params.clients.num_shards * params.clients.weight)
         private = initial.of_shards(prior, held, shares, layout.num_shards)
     # All begin their first visit where the run begins, whenever they send.
-    pulled = _repeated(q, num_clients) if asynchronous else None
+    pulled = factors.repeated(q, num_clients) if asynchronous else None
     return RoundState(ServerState(prior, each, memory, begin), ClientState(private, pulled))
-
-
-def _repeated(tree: Any, times: int) -> Any:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (times, *jnp.shape(leaf))), tree)
 
 
 @compiled("problem")

@@ -10,10 +10,10 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -428,7 +428,8 @@ class _Server:
         assembly = self.prepared.assembly
         problem, params = assembly.problem, assembly.params
         numbers = [self.prepared.study.names.index(name) for name in released]
-        stacked = _stacked([Release(r.value, jnp.asarray(r.failed)) for r in released.values()])
+        each = [Release(r.value, jnp.asarray(r.failed)) for r in released.values()]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         _, key = server.round_keys(problem, self.prepared.round_key(at.round))
         # The same keys as in one process, so that a study over hospitals and fit(...) on their data
         # give the same posterior for the same noise.
@@ -465,10 +466,6 @@ class _Server:
 
     def _say(self, name: str, what: str) -> None:
         _LOG.info("%s: %s", name, what)
-
-
-def _stacked(trees: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
 
 
 def _result(prepared: Prepared, end: _End) -> FitResult:
