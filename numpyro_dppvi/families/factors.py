@@ -127,7 +127,12 @@ def replaced(stacked: Parameters, changed: Array, new: Parameters) -> Parameters
 
 
 def repeated(tree: Tree, times: int) -> Tree:
-    """A tree as often as is said, on a leading axis."""
+    """Copies of a tree on a leading axis.
+
+    Args:
+        tree: Any tree of arrays.
+        times: How many.
+    """
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (times, *jnp.shape(leaf))), tree)
 
 

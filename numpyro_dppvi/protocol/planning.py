@@ -76,7 +76,7 @@ class RunSpec(NamedTuple):
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What :class:`~numpyro_dppvi.protocol.algorithm.Setup` says of the run, by field."""
+        """What ``algorithm.Setup`` says of the run, by field."""
         return {
             "method": self.local,
             # The groups that were planned and are charged, not those of a second asking.
