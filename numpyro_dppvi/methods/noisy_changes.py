@@ -48,15 +48,11 @@ class _OfChanges(values.Usual):
         """Noisy sums of changes, one per visit."""
         num_shards = values.shards_by_client(self, study.client_sizes)
         return plan.of_changes(
-            study.budgets,
             clip_norm=self.clip_norm,
             num_shards=num_shards,
             averaged=self.averages,
-            num_visits=study.num_visits,
-            client_sizes=study.client_sizes,
-            num_shares=study.num_shares,
             noise_law=self.noise,
-            before=study.before,
+            **study._asdict(),
         )
 
     def planned(self: Any, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:

@@ -321,7 +321,7 @@ def prepare(setup: Setup) -> Assembly:
         family,
         # Without what the plan hands over: runs that differ in that alone share a program.
         values.program_of(method),
-        _layout(method, plan, client_sizes, trusted),
+        _layout(setup),
         prior.rest,
         prior.refined,
         aggregated=trusted is not None,
@@ -382,12 +382,8 @@ def assemble(setup: Setup) -> Algorithm:
     return Algorithm(init, step, posterior)
 
 
-def _layout(
-    method: Method,
-    plan: PrivacyPlan | None,
-    client_sizes: Sequence[int],
-    trusted: TrustedAggregator | None,
-) -> Layout:
+def _layout(setup: Setup) -> Layout:
+    method, plan, client_sizes = setup.method, setup.plan, setup.client_sizes
     num_shards = shards_of(plan, client_sizes)
     # The rows of the largest shard: a client's records over its shards, rounded up.
     capacity = max(
@@ -396,7 +392,7 @@ def _layout(
     # Where a sum of changes is all that is known, no public factor is one client's. Each shard then
     # keeps a factor of its own: one that a client's shards shared would carry a record of one shard
     # into the changes of all, and the sum would move by more than its sensitivity.
-    private = method.keeps_factors or (trusted is not None and method.releases == "changes")
+    private = method.keeps_factors or (setup.trusted is not None and method.releases == "changes")
     batch = plan.physical_size if plan else 0
     at_once = _rows_at_once(client_sizes, getattr(method, "microbatch_size", None))
     return Layout(batch, int(max(num_shards)), capacity, private, at_once)

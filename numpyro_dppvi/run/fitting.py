@@ -374,18 +374,8 @@ def _fitted(
             if path is not None:
                 journal = _journal(path, kept, setup, laid, run, plan, begun, keys[1])
                 state, past = journal.resume(state, past)
-            spent, num_clients = _before(state), len(laid.sizes)
-            show = stack.enter_context(
-                progress(
-                    run.groups,
-                    state.round,
-                    plan,
-                    spent,
-                    num_clients,
-                    progress_bar,
-                    is_limit=run.until_settled,
-                )
-            )
+            bar = progress(run, state.round, plan, _before(state), progress_bar)
+            show = stack.enter_context(bar)
             # Last, because what comes before works on whole arrays.
             spread = over_devices(run, shards)
         settled = functools.partial(settling.has_settled, family=begun.family, damping=run.damping)
@@ -433,19 +423,7 @@ def _journal(
     rng_key: PRNGKey,
 ) -> Journal:
     """Where the run is kept."""
-
-    def described(run: planning.RunSpec, plan: PrivacyPlan | None) -> checkpoints.Description:
-        return description.description(
-            begun,
-            run,
-            plan,
-            laid.sizes,
-            rng_key,
-            setup.secret_keys.insecure_seed,
-            setup.ledger_file is not None,
-            laid.names,
-        )
-
+    described = functools.partial(description.description, setup, begun, laid.names, rng_key)
     continued = None
     if kept is not None and kept.is_continued_by(run):
         # What the file must say is this run without the new rounds, under the plan before.
