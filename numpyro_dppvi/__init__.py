@@ -93,35 +93,24 @@ _PACKAGES = (
 
 # Names that stood here in 0.1, and the package that has them now.
 _MOVED = {
-    "Algorithm": "protocol",
-    "Automatic": "methods",
-    "Citation": "analysis",
-    "Comparison": "analysis",
-    "Diagnostics": "analysis",
-    "DiscreteGaussian": "privacy",
-    "factors": "families",
-    "FitResult": "run",
-    "GaussHermite": "methods",
-    "History": "run",
-    "Ledger": "privacy",
-    "LedgerFile": "privacy",
-    "LocalAveraging": "methods",
-    "Outcome": "run",
-    "ParameterPerturbation": "methods",
-    "Posterior": "posterior",
-    "Prior": "posterior",
-    "PrivacyPlan": "privacy",
-    "PrivacyStatement": "privacy",
-    "PVIState": "protocol",
-    "RoundInfo": "protocol",
-    "SecretKeys": "privacy",
-    "Selection": "analysis",
-    "Shards": "records",
-    "SphericalCubature": "methods",
-    "split_evenly": "records",
-    "stack": "records",
-    "stack_clients": "records",
-    "Status": "run",
+    name: package
+    for package, names in {
+        "analysis": ("Citation", "Comparison", "Diagnostics", "Selection"),
+        "families": ("factors",),
+        "methods": (
+            *("Automatic", "GaussHermite", "LocalAveraging", "ParameterPerturbation"),
+            "SphericalCubature",
+        ),
+        "posterior": ("Posterior", "Prior"),
+        "privacy": (
+            *("DiscreteGaussian", "Ledger", "LedgerFile", "PrivacyPlan", "PrivacyStatement"),
+            "SecretKeys",
+        ),
+        "protocol": ("Algorithm", "PVIState", "RoundInfo"),
+        "records": ("Shards", "split_evenly", "stack", "stack_clients"),
+        "run": ("FitResult", "History", "Outcome", "Status"),
+    }.items()
+    for name in names
 }
 
 

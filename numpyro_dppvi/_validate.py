@@ -134,18 +134,12 @@ def positive_int(name: str, value: int, most: int = MOST_INT) -> int:
 
     A NumPy integer could overflow later: 10 times an ``int8`` of 100 is -24.
     """
-    if not _is_whole(value) or value < 1:
-        raise _wrong(name, "be a whole number of at least 1", value, "10")
-    _check_most(name, value, most, 10)
-    return int(value)
+    return _count(name, value, 1, most, 10)
 
 
 def not_negative_int(name: str, value: int, most: int = MOST_INT) -> int:
     """Returns a whole number in [0, most] as an ``int``; refuses others."""
-    if not _is_whole(value) or value < 0:
-        raise _wrong(name, "be a whole number of at least 0", value, "0")
-    _check_most(name, value, most, 0)
-    return int(value)
+    return _count(name, value, 0, most, 0)
 
 
 def damping(value: float) -> float:
@@ -164,9 +158,12 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _check_most(name: str, value: int, most: int, example: int) -> None:
+def _count(name: str, value: int, least: int, most: int, example: int) -> int:
+    if not _is_whole(value) or value < least:
+        raise _wrong(name, f"be a whole number of at least {least}", value, example)
     if value > most:
         raise _wrong(name, f"be at most {most:,}", value, example)
+    return int(value)
 
 
 def flag(name: str, value: bool) -> bool:

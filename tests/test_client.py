@@ -114,20 +114,20 @@ def prepared(
         name: jax.ShapeDtypeStruct((sum(SIZES), *leaf.shape[1:]), leaf.dtype)
         for name, leaf in data()[0].items()
     }
-    arguments = {
-        "method": method,
-        "plan": plan,
-        "damping": 0.4,
-        "model_kwargs": {},
-        "secret_keys": dppvi.privacy.SecretKeys(insecure_noise_seed),
-        "trusted": server.aggregator(trusted_aggregator),
-        "init_scale": init_scale,
+    setup = algorithm.Setup(
+        model,
+        None,
+        shapes,
+        model_kwargs={},
+        method=method,
+        plan=plan,
+        damping=0.4,
+        secret_keys=dppvi.privacy.SecretKeys(insecure_noise_seed),
+        trusted=server.aggregator(trusted_aggregator),
+        init_scale=init_scale,
         **public,
-    }
-    return (
-        algorithm.prepare(model, None, shapes, **arguments),
-        algorithm.assemble(model, None, shapes, **arguments),
     )
+    return algorithm.prepare(setup), algorithm.assemble(setup)
 
 
 @functools.cache

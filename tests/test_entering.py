@@ -6,9 +6,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import latents
+from numpyro_dppvi import guides, latents
 from numpyro_dppvi._typing import Natural
 from numpyro_dppvi.families import FullNormal, MeanField
 from numpyro_dppvi.families.diagonal_normal import NormalNatural

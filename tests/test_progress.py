@@ -11,10 +11,17 @@ from nbclient import NotebookClient
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.privacy import accounting
+from numpyro_dppvi.protocol import planning
 from numpyro_dppvi.run import progress as module
 
 NUM_ROUNDS, NUM_CLIENTS = 4, 3
-GROUPS = tuple(dppvi.synchronous(r, NUM_CLIENTS) for r in range(NUM_ROUNDS))
+RUN = planning.resolve(
+    dppvi.DPOptimization(),
+    num_clients=NUM_CLIENTS,
+    schedule=dppvi.synchronous,
+    num_rounds=NUM_ROUNDS,
+    trusted_aggregator=False,
+)
 BUDGETS = [dppvi.PrivacyBudget(epsilon) for epsilon in (1.0, 2.0, 1.5)]
 PLAN = dppvi.plan_privacy(
     dppvi.DPOptimization(),
@@ -46,7 +53,7 @@ def show(monkeypatch, shown, stream=io.StringIO, plan=PLAN, first=0, spent=None)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", written)
         spent = ledger_after(first, plan) if spent is None else spent
-        with module.progress(GROUPS, first, plan, spent, NUM_CLIENTS, shown) as update:
+        with module.progress(RUN, first, plan, spent, shown) as update:
             for number in range(first, NUM_ROUNDS):
                 time.sleep(0.15)  # the bar is redrawn every tenth of a second
                 update(number, 1.25 / (number + 1))
@@ -129,10 +136,13 @@ def test_an_epsilon_that_takes_time_is_not_shown(monkeypatch, most):
 
 
 NOTEBOOK = """
-import numpy as np
-from numpyro_dppvi.privacy import Ledger
+import numpyro_dppvi as dppvi
+from numpyro_dppvi.protocol import planning
 from numpyro_dppvi.run.progress import progress
-with progress([np.zeros((1, 1), int)] * 2, 0, None, Ledger(()), 1, SHOWN) as update:
+method, schedule = dppvi.NonPrivate(), dppvi.sequential
+clients = {"num_clients": 1, "trusted_aggregator": False}
+run = planning.resolve(method, schedule=schedule, num_rounds=2, **clients)
+with progress(run, 0, None, dppvi.privacy.Ledger(()), SHOWN) as update:
     for number in range(2):
         update(number, 0.5)
 """

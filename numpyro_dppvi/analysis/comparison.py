@@ -3,7 +3,7 @@
 Everything computed here from records is without noise, and is named ``nonprivate_``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.latents import HANDLERS, LatentSpace
 from numpyro_dppvi.methods import NonPrivate
 from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.protocol import checks
 from numpyro_dppvi.records import Partition, Shards
 from numpyro_dppvi.run.data import Data, lay_out
 from numpyro_dppvi.run.fitting import FitResult, fit
@@ -126,8 +127,8 @@ def compare(
     shards, sizes, names = laid.shards, laid.sizes, laid.names
     if sizes != result.client_sizes:
         raise ValueError(
-            f"data must be the fit's, with {_few(result.client_sizes)} records per client, got "
-            f"{_few(sizes)}: pass the fit's data, clients and rng_key."
+            f"data must be the fit's, with {checks.few(result.client_sizes)} records per client, "
+            f"got {checks.few(sizes)}: pass the fit's data, clients and rng_key."
         )
     # From the padded arrays and not from ``data``: these are the rows and dtypes of the fit.
     parts = [_records_of(shards, number) for number in range(len(sizes))]
@@ -236,8 +237,3 @@ def _arrays(values: Mapping[str, Array]) -> dict[str, np.ndarray]:
 
 def _flat(values: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([np.ravel(values[name]) for name in sorted(values)])
-
-
-def _few(sizes: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sizes[:5]))
-    return shown if len(sizes) <= 5 else f"{shown}, ... ({len(sizes)} clients)"

@@ -109,9 +109,7 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
         # One factor stands for all clients, and who contributed what is not known: equal M-th
         # roots.
         share = factors.power(factors.total(targets), 1 / num_clients)
-        targets = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), share
-        )
+        targets = factors.repeated(share, num_clients)
     asynchronous = isinstance(run.schedule, schedules.Asynchronous)
     first = rounds.first_state(
         problem,
@@ -140,9 +138,7 @@ def replays(replay: Replay) -> Callable[[PRNGKey, Array | float, int], Natural]:
 
     def of(rng_key: PRNGKey, power: Array | float, num_replays: int) -> Natural:
         targets = factors.power(replay.targets, power)
-        state = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (num_replays, *leaf.shape)), replay.first
-        )
+        state = factors.repeated(replay.first, num_replays)
         after = []
         for number, (groups, params) in enumerate(zip(replay.groups, replay.params, strict=True)):
             # As in runs that differ in their noise alone, all else is drawn alike.

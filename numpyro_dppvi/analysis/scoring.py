@@ -1,6 +1,5 @@
 """``score``: how well a posterior predicts clients' held-back records, as a private release."""
 
-import dataclasses
 import functools
 import math
 import os
@@ -222,7 +221,6 @@ def score(
         before=() if file is None else file.spent(budgets),
         names=names,
     )
-    planned = dataclasses.replace(planned, names=names)
     ledger = algorithm.first_ledger(planned, file)
     # Charged before anything is computed: a process that dies in between has spent, and not
     # released.

@@ -4,14 +4,12 @@ Source of the data: Becker and Kohavi (1996), CC BY 4.0, https://doi.org/10.2443
 `data/README.md` for what was changed.
 """
 
-import csv
-import gzip
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from numpyro_dppvi.datasets.tabular import Features, TabularData
+from numpyro_dppvi.datasets.tabular import Features, TabularData, columns_of
 
 __all__ = ["load_adult"]
 
@@ -58,7 +56,7 @@ def load_adult() -> TabularData:
         bias, six standardised numbers, 102 indicators. The label is 1 where the income is above
         50 000 dollars a year.
     """
-    columns = _read_columns()
+    columns = columns_of(_FILE)
     features, names = _encode(columns)
     labels = (np.asarray(columns["income"]) == ">50K").astype(np.int32)
 
@@ -72,13 +70,6 @@ def load_adult() -> TabularData:
         y_test=labels[held_out],
         feature_names=names,
     )
-
-
-def _read_columns() -> dict[str, tuple[str, ...]]:
-    """Read the file as text, column by column."""
-    with gzip.open(_FILE, "rt", encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
-    return dict(zip(header, zip(*rows, strict=True), strict=True))
 
 
 def _encode(columns: Mapping[str, Sequence[str]]) -> tuple[Features, tuple[str, ...]]:

@@ -18,13 +18,11 @@ and `aps` that were fitted to this very cohort, `avtisst` (treatment intensity, 
 interviewed, so that a missing answer tells the outcome.
 """
 
-import csv
-import gzip
 from pathlib import Path
 
 import numpy as np
 
-from numpyro_dppvi.datasets.tabular import Features, TabularData, balanced
+from numpyro_dppvi.datasets.tabular import Features, TabularData, balanced, columns_of
 
 __all__ = ["load_support2"]
 
@@ -82,9 +80,7 @@ def load_support2() -> TabularData:
     Returns:
         3776 training rows and 944 held-out rows. The label is 1 for a death in hospital.
     """
-    with gzip.open(_FILE, "rt", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    columns = columns_of(_FILE)
     y = (np.asarray(columns["hospdead"]) == "1").astype(np.int32)
     X, names = _encode(columns, len(y))
     return balanced(X, y, names)

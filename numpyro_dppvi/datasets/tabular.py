@@ -1,14 +1,24 @@
 """What the tabular data sets share: features, labels, rows to train on and rows to score on."""
 
+import csv
+import gzip
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Features", "Labels", "TabularData", "balanced"]
+__all__ = ["Features", "Labels", "TabularData", "balanced", "columns_of"]
 
 Features = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int32]
+
+
+def columns_of(path: Path) -> dict[str, list[str]]:
+    """The columns of a zipped table, by name."""
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 class TabularData(NamedTuple):

@@ -126,6 +126,16 @@ def replaced(stacked: Parameters, changed: Array, new: Parameters) -> Parameters
     return jax.tree.map(lambda leaf, rows: leaf.at[changed].set(rows), stacked, new)
 
 
+def repeated(tree: Tree, times: int) -> Tree:
+    """Copies of a tree on a leading axis.
+
+    Args:
+        tree: Any tree of arrays.
+        times: How many.
+    """
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (times, *jnp.shape(leaf))), tree)
+
+
 def _num_factors(stacked: PyTree) -> int:
     return int(jax.tree.leaves(stacked)[0].shape[0])
 

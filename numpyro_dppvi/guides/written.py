@@ -18,7 +18,7 @@ from numpyro_dppvi._validate import UnsupportedModelError, shown
 from numpyro_dppvi.families import MAX_JOINT_VALUES, MeanField, enumeration
 from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents import Latent, LatentSpace
-from numpyro_dppvi.latents.domains import plain
+from numpyro_dppvi.latents.domains import ends, plain
 from numpyro_dppvi.latents.fingerprint import evaluated
 from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.reasons import CONCRETE_VALUE_ERRORS
@@ -247,18 +247,13 @@ def _same_support(a: Constraint, b: Constraint) -> bool:
     a, b = plain(a), plain(b)
     if _has_bounds(a) and _has_bounds(b):
         # By their ends, because Interval(0, inf) and Positive are the same set in two classes.
-        ends = zip(_bounds(a), _bounds(b), strict=True)
-        return all(bool(np.all(np.asarray(x) == np.asarray(y))) for x, y in ends)
+        both = zip(ends(a), ends(b), strict=True)
+        return all(bool(np.all(np.asarray(x) == np.asarray(y))) for x, y in both)
     return bool(a == b)
 
 
 def _has_bounds(constraint: Constraint) -> bool:
     return hasattr(constraint, "lower_bound") or hasattr(constraint, "upper_bound")
-
-
-def _bounds(constraint: Constraint) -> tuple[Any, Any]:
-    lower = getattr(constraint, "lower_bound", -np.inf)
-    return lower, getattr(constraint, "upper_bound", np.inf)
 
 
 def _words(constraint: Constraint) -> str:
@@ -267,8 +262,8 @@ def _words(constraint: Constraint) -> str:
         shown = [*values] if len(values) <= 3 else [*values[:2], "...", values[-1]]
         return f"{{{', '.join(map(str, shown))}}}"
     constraint = plain(constraint)
-    if _has_bounds(constraint) and all(np.ndim(end) == 0 for end in _bounds(constraint)):
-        return "({:g}, {:g})".format(*map(float, _bounds(constraint)))
+    if _has_bounds(constraint) and all(np.ndim(end) == 0 for end in ends(constraint)):
+        return "({:g}, {:g})".format(*map(float, ends(constraint)))
     return type(constraint).__name__.strip("_").lower()
 
 

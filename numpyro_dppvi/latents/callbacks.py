@@ -5,14 +5,13 @@ a callback could write them anywhere. Nothing of that is clipped, noised or char
 """
 
 import functools
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, subjaxprs
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.latents.programs import operations
 from numpyro_dppvi.latents.space import LatentSpace
 
 
@@ -46,13 +45,6 @@ def _callback(space: LatentSpace) -> str | None:
         return value
 
     # Traced with shapes alone: nothing is printed or called here.
-    names = _primitives(jax.make_jaxpr(differentiated)(space.structs, dict(space.row)).jaxpr)
+    program = jax.make_jaxpr(differentiated)(space.structs, dict(space.row))
+    names = (each.primitive.name for each in operations(program.jaxpr))
     return next((name for name in names if "callback" in name or name == "debug_print"), None)
-
-
-def _primitives(jaxpr: Jaxpr) -> Iterator[str]:
-    """The names of all operations of a program, and of the programs inside it."""
-    for equation in jaxpr.eqns:
-        yield equation.primitive.name
-    for inner in subjaxprs(jaxpr):
-        yield from _primitives(inner)

@@ -51,18 +51,19 @@ def _never(constraint: Any, value: Array) -> Array:
     return jnp.zeros(jnp.shape(value)[: jnp.ndim(value) - constraint.event_dim], bool)
 
 
-def _ends(constraint: Any) -> tuple[Any, Any]:
+def ends(constraint: Any) -> tuple[Any, Any]:
+    """The bounds of a range, which may be arrays; infinite where it has none."""
     lower = getattr(constraint, "lower_bound", -math.inf)
     return lower, getattr(constraint, "upper_bound", math.inf)
 
 
 def _at_an_end(constraint: Any, value: Array) -> Array:
-    lower, upper = _ends(constraint)
+    lower, upper = ends(constraint)
     return (value == lower) | (value == upper)
 
 
 def _beyond_an_end(constraint: Any, value: Array) -> Array:
-    lower, upper = _ends(constraint)
+    lower, upper = ends(constraint)
     return (value < lower - _slack(lower)) | (value > upper + _slack(upper))
 
 
@@ -77,7 +78,7 @@ def _sums_to_one(constraint: Any, value: Array) -> Array:
 
 def _in_words(constraint: Any) -> str:
     """The bounds in words; only if they are constants, because others may depend on data."""
-    lower, upper = _ends(constraint)
+    lower, upper = ends(constraint)
     # A bound that is an array may be a column of data, and would be shown in a message.
     if not all(isinstance(end, numbers.Number) for end in (lower, upper)):
         return "the range given by its parameters"

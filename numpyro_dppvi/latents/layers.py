@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi.latents import programs
@@ -65,13 +65,8 @@ def first_layers(
 
 def _only_use(program: ClosedJaxpr, latent: Var) -> JaxprEqn | None:
     """The one operation that a latent enters, if there is one."""
-    uses = [eqn for eqn in program.jaxpr.eqns if latent in map(_hashable, eqn.invars)]
+    uses = [eqn for eqn in program.jaxpr.eqns if any(v is latent for v in eqn.invars)]
     return uses[0] if len(uses) == 1 else None
-
-
-def _hashable(value: Any) -> Var | None:
-    # Literals cannot be hashed.
-    return None if isinstance(value, Literal) else value
 
 
 def _is_layer(eqn: JaxprEqn, latent: Var, knowing: set[Any]) -> bool:

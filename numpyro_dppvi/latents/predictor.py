@@ -106,12 +106,8 @@ def _is_linear(eqn: JaxprEqn, knowing: Sequence[bool]) -> bool:
 
 def _depends(program: ClosedJaxpr, latents: Sequence[Var], cut: Var) -> bool:
     """Whether the result depends on the latents other than through ``cut``."""
-    # Propagate dependence through the program, but not through ``cut``: if the result can still be
-    # reached with that path closed, ``cut`` does not split it.
-    knowing = set(latents)
-    for eqn in program.jaxpr.eqns:
-        if any(programs.among(v, knowing) for v in eqn.invars):
-            knowing.update(v for v in eqn.outvars if v is not cut)
+    # If the result can still be reached with that path closed, ``cut`` does not split it.
+    knowing = programs.dependent(program, latents, but=cut)
     return any(programs.among(v, knowing) for v in program.jaxpr.outvars)
 
 

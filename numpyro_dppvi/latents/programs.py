@@ -1,11 +1,11 @@
 """Traced programs of likelihoods, and parts of them."""
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var, jaxpr_as_fun, subjaxprs
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun, subjaxprs
 
 from numpyro_dppvi._typing import Array, PyTree
 
@@ -19,16 +19,18 @@ def traced(function: Callable[..., Array], *arguments: PyTree) -> ClosedJaxpr | 
             program's inputs.
     """
     # A loop's body is a program of its own, which nobody here looks into.
-    if _loops(jax.make_jaxpr(function)(*arguments).jaxpr):
+    names = {eqn.primitive.name for eqn in operations(jax.make_jaxpr(function)(*arguments).jaxpr)}
+    if names & {"scan", "while", "cond"}:
         return None
     with jax.disable_jit():  # inlines inner jit calls (and would unroll loops)
         return jax.make_jaxpr(function)(*arguments)
 
 
-def _loops(jaxpr: Jaxpr) -> bool:
-    """Whether a program has loops or branches, at any depth."""
-    names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    return bool(names & {"scan", "while", "cond"}) or any(map(_loops, subjaxprs(jaxpr)))
+def operations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    """All operations of a program, those within others included."""
+    yield from jaxpr.eqns
+    for inner in subjaxprs(jaxpr):
+        yield from operations(inner)
 
 
 def among(value: Any, values: Set[Any]) -> bool:
@@ -37,12 +39,12 @@ def among(value: Any, values: Set[Any]) -> bool:
     return not isinstance(value, Literal) and value in values
 
 
-def dependent(program: ClosedJaxpr, variables: Sequence[Any]) -> set[Any]:
-    """All variables that depend on some of them, these included."""
+def dependent(program: ClosedJaxpr, variables: Sequence[Any], but: Var | None = None) -> set[Any]:
+    """All variables that depend on some, these included; not through the variable ``but``."""
     knowing = set(variables)
     for eqn in program.jaxpr.eqns:
         if any(among(v, knowing) for v in eqn.invars):
-            knowing.update(eqn.outvars)
+            knowing.update(v for v in eqn.outvars if v is not but)
     return knowing
 
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi.latents.fingerprint import constants, programs
+from numpyro_dppvi.latents.fingerprint import constants
+from numpyro_dppvi.latents.programs import operations
 
 # What JAX raises when a traced function needs a concrete value.
 CONCRETE_VALUE_ERRORS = (
@@ -150,10 +151,9 @@ def _is_as_long(constant: Any, num_rows: int) -> bool:
 
 def _counted(program: Any) -> Iterator[tuple[int, ...]]:
     """Shapes of 0, 1, 2, ... in a traced program."""
-    for inner in programs(program):
-        for equation in inner.jaxpr.eqns:
-            if equation.primitive.name == "iota":
-                yield equation.params["shape"]
+    for equation in operations(program.jaxpr):
+        if equation.primitive.name == "iota":
+            yield equation.params["shape"]
 
 
 def _place(error: BaseException | None) -> str:

@@ -282,10 +282,7 @@ class LatentSpace:
             replace(latent, transform=transforms.get(latent.name, latent.transform))
             for latent in self.latents
         )
-        program = _program(
-            latents, self.together, self.log_likelihood, self.log_density, self.row, self.summation
-        )
-        return replace(self, latents=latents, program=program)
+        return _fingerprinted(replace(self, latents=latents))
 
 
 # Neither of these two is kept by the space itself: of equal spaces only the first is asked, and the
@@ -428,9 +425,7 @@ def from_model(
         trace = run(theta, zeros)
         return _total(log_prob(trace[name], trace, plates) for name in (*names, *server_side))
 
-    row = {name: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for name, s in abstract.items()}
-    program = _program(latents, together, log_likelihood, log_density, row, summation)
-    return LatentSpace(
+    space = LatentSpace(
         latents=latents,
         log_likelihood=log_likelihood,
         log_likelihood_of=log_likelihood_of,
@@ -442,9 +437,10 @@ def from_model(
         pseudo_observations=server_side,
         client_side=client_side,
         summation=summation,
-        row=row,
-        program=program,
+        row={name: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for name, s in abstract.items()},
+        program="",
     )
+    return _fingerprinted(space)
 
 
 def shapes(records: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -461,28 +457,24 @@ def several(row: Mapping[str, jax.ShapeDtypeStruct], number: int) -> dict[str, A
     return {name: jax.ShapeDtypeStruct((number, *s.shape), s.dtype) for name, s in row.items()}
 
 
-def _program(
-    latents: tuple[Latent, ...],
-    together: Callable[..., dict[str, Array]],
-    log_likelihood: Callable[..., Array],
-    log_density: Callable[..., Array],
-    row: Mapping[str, jax.ShapeDtypeStruct],
-    summation: Summation,
-) -> str:
-    """A digest of everything that inference computes with the model."""
-    dtype = jnp.result_type(float)
+def _fingerprinted(space: LatentSpace) -> LatentSpace:
+    """The space with a digest of everything that inference computes with the model."""
+    latents, row, theta, dtype = space.latents, space.row, space.structs, jnp.result_type(float)
     base = {lt.name: jax.ShapeDtypeStruct(lt.base_shape, dtype) for lt in latents}
-    theta = {lt.name: lt.struct for lt in latents}
     names = frozenset(base)
     # One row and several: a model may take different branches for them.
+    rows = [several(row, number) for number in (1, NUM_TOGETHER)]
     # A program has no names in it: two models may compute the same for latents of other names.
     facts = [(latent.name, latent.shape, latent.base_shape, latent.dims) for latent in latents]
-    return f"{facts} " + fingerprint(
-        *(jax.make_jaxpr(together)(theta, several(row, number)) for number in (1, NUM_TOGETHER)),
-        *([jax.make_jaxpr(log_likelihood)(theta, dict(row))] if summation.summed else []),
-        jax.make_jaxpr(lambda theta: log_density(theta, names))(theta),
+    is_sum = bool(space.summation.summed)
+    sums = [jax.make_jaxpr(space.log_likelihood)(theta, dict(row))] if is_sum else []
+    program = f"{facts} " + fingerprint(
+        *(jax.make_jaxpr(space.together)(theta, each) for each in rows),
+        *sums,
+        jax.make_jaxpr(lambda theta: space.log_density(theta, names))(theta),
         jax.make_jaxpr(lambda b: [latent.transform(b[latent.name]) for latent in latents])(base),
     )
+    return replace(space, program=program)
 
 
 def _latents(

@@ -59,7 +59,7 @@ _NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cann
 
 
 @dataclass(frozen=True)
-class FisherScoring:
+class FisherScoring(values.Usual):
     """Private Fisher scoring with factors that know their noise; nothing to tune.
 
     For models whose latents are all continuous, with a posterior of full covariance (``guide=None``
@@ -84,8 +84,6 @@ class FisherScoring:
 
     releases: ClassVar[Releases] = "sums"
     aggregator: ClassVar[Aggregator] = "useful"
-    keeps_factors: ClassVar[bool] = False
-    central: ClassVar[bool] = False
     damped: ClassVar[bool] = False
     wide: ClassVar[bool] = True
     num_local_steps: ClassVar[int] = 1
@@ -100,13 +98,11 @@ class FisherScoring:
     microbatch_size: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        aware = _validate.flag("noise_aware", self.noise_aware)
-        object.__setattr__(self, "noise_aware", aware)
-        number = _validate.positive_int("num_replicates", self.num_replicates, 1000)
-        object.__setattr__(self, "num_replicates", number)
+        _validate.set_field(self, "noise_aware", _validate.flag)
+        _validate.set_field(self, "num_replicates", _validate.positive_int, 1000)
         values.set_microbatch(self)
 
-    weights, planned = values.ones, planned_gradients
+    planned = planned_gradients
 
     def guide(self, guide: Any, model: Model) -> Any:
         """Full covariance over all latents, if nothing else is asked for."""

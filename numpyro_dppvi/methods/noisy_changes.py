@@ -18,69 +18,6 @@ from numpyro_dppvi.privacy import Gaussian, GaussianShardSum, Noise, PrivacyPlan
 _SHARD_LEARNING_RATE = 0.02
 
 
-def _weights(self: Any, num_shards: np.ndarray) -> np.ndarray:
-    """All 1 for a sum over shards; one over their number for a mean."""
-    return 1 / num_shards if self.averages else np.ones(len(num_shards))
-
-
-def _small_rate(self: Any, num_releases: int, damping: float) -> float:
-    """One that goes no further than small clips let through."""
-    return _SHARD_LEARNING_RATE
-
-
-def _plan_of_changes(self: Any, study: Study) -> PrivacyPlan:
-    """Noisy sums of changes, one per visit."""
-    num_shards = values.shards_by_client(self, study.client_sizes)
-    return plan.of_changes(
-        study.budgets,
-        clip_norm=self.clip_norm,
-        num_shards=num_shards,
-        averaged=self.averages,
-        num_visits=study.num_visits,
-        client_sizes=study.client_sizes,
-        num_shares=study.num_shares,
-        noise_law=self.noise,
-        before=study.before,
-    )
-
-
-def _planned_changes(
-    self: Any, client_sizes: Sequence[int], num_shares: int | None
-) -> Sequence[Facts]:
-    """What its plan says about each client, noise, budget and visits aside."""
-    # The weights again as the plan takes them: a plan that says otherwise is refused.
-    clip_norms = values.clip_norms_by_client(self, len(client_sizes))
-    shards = values.shards_by_client(self, client_sizes)
-    weights = plan.shard_weights(
-        clip_norms, shards, averaged=self.averages, aggregated=num_shares is not None
-    )
-    return [
-        {
-            "mechanism": GaussianShardSum.__name__,
-            "num_shares": num_shares or 1,
-            "num_records": size,
-            "clip_norm": clip_norm,
-            "releases_per_visit": 1,
-            "noise": self.noise,
-            "num_shards": num_shards,
-            "weight": weight,
-        }
-        for size, clip_norm, num_shards, weight in zip(
-            client_sizes, clip_norms, shards, weights, strict=True
-        )
-    ]
-
-
-def _check_fields(self: Any) -> None:
-    values.check_pieces(self.optimizer, self.expectation, natural=True)
-    _validate.instance("noise", self.noise, get_args(Noise), "privacy.DiscreteGaussian()")
-    values.set_each(self, "clip_norm", _validate.positive)
-    values.set_steps(self)
-    # ParameterPerturbation has one shard, and no field that says so.
-    if hasattr(self, "num_shards"):
-        values.set_each(self, "num_shards", _validate.positive_int)
-
-
 class _OfChanges(values.Usual):
     """What these methods have in common: all but their shards and what they do with them."""
 
@@ -88,11 +25,59 @@ class _OfChanges(values.Usual):
     aggregator: ClassVar[Aggregator] = "useful"
     averages: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        _check_fields(self)
+    def __post_init__(self: Any) -> None:
+        values.check_pieces(self.optimizer, self.expectation, natural=True)
+        _validate.instance("noise", self.noise, get_args(Noise), "privacy.DiscreteGaussian()")
+        values.set_each(self, "clip_norm", _validate.positive)
+        values.set_steps(self)
+        # ParameterPerturbation has one shard, and no field that says so.
+        if hasattr(self, "num_shards"):
+            values.set_each(self, "num_shards", _validate.positive_int)
 
-    solver, learning_rate, weights = values.solver, _small_rate, _weights
-    plan, planned = _plan_of_changes, _planned_changes
+    solver = values.solver
+
+    def learning_rate(self, num_releases: int, damping: float) -> float:
+        """One that goes no further than small clips let through."""
+        return _SHARD_LEARNING_RATE
+
+    def weights(self, num_shards: np.ndarray) -> np.ndarray:
+        """All 1 for a sum over shards; one over their number for a mean."""
+        return 1 / num_shards if self.averages else np.ones(len(num_shards))
+
+    def plan(self: Any, study: Study) -> PrivacyPlan:
+        """Noisy sums of changes, one per visit."""
+        num_shards = values.shards_by_client(self, study.client_sizes)
+        return plan.of_changes(
+            clip_norm=self.clip_norm,
+            num_shards=num_shards,
+            averaged=self.averages,
+            noise_law=self.noise,
+            **study._asdict(),
+        )
+
+    def planned(self: Any, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
+        """What its plan says about each client, noise, budget and visits aside."""
+        # The weights again as the plan takes them: a plan that says otherwise is refused.
+        clip_norms = values.clip_norms_by_client(self, len(client_sizes))
+        shards = values.shards_by_client(self, client_sizes)
+        weights = plan.shard_weights(
+            clip_norms, shards, averaged=self.averages, aggregated=num_shares is not None
+        )
+        return [
+            {
+                "mechanism": GaussianShardSum.__name__,
+                "num_shares": num_shares or 1,
+                "num_records": size,
+                "clip_norm": clip_norm,
+                "releases_per_visit": 1,
+                "noise": self.noise,
+                "num_shards": num_shards,
+                "weight": weight,
+            }
+            for size, clip_norm, num_shards, weight in zip(
+                client_sizes, clip_norms, shards, weights, strict=True
+            )
+        ]
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """A solve a shard, each with its own cavity where shards keep factors."""

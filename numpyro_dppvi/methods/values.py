@@ -304,7 +304,7 @@ def check_pieces(optimizer: Any, expectation: Any, *, natural: bool = False) -> 
         )
 
 
-# What methods do alike, to be taken into a class body under the names of `Method`: see `Usual`.
+# For the class bodies of methods that have an optimizer.
 
 
 def solver(self: Any, learning_rate: Array | float) -> Solver:
@@ -312,42 +312,6 @@ def solver(self: Any, learning_rate: Array | float) -> Solver:
     if isinstance(self.optimizer, NaturalGradient):
         return self.optimizer
     return Descent(optax.adam(learning_rate) if self.optimizer is None else self.optimizer)
-
-
-def as_asked(self: Any, guide: Any, model: Model) -> Any:
-    """The one that is asked for."""
-    return guide
-
-
-def any_model(self: Any, space: LatentSpace, family: MeanField) -> None:
-    """Refuses nothing but a rule for expectations that the model or the guide does not allow."""
-    objective.rule_for(self.expectation, space, family)
-
-
-def remembers_nothing(
-    self: Any, space: LatentSpace, family: MeanField, q: Natural, num_factors: int
-) -> None:
-    """Nothing."""
-
-
-def tells_nothing(self: Any, memory: PyTree, place: Array | int) -> None:
-    """Nothing."""
-
-
-def tells_no_pull(self: Any, memory: PyTree) -> None:
-    """Nobody can tell."""
-
-
-def takes_releases(
-    self: Any, received: Received, releases: PyTree, memory: None, places: Array
-) -> tuple[Natural, None]:
-    """The releases are the changes."""
-    return releases, memory
-
-
-def ones(self: Any, num_shards: np.ndarray) -> np.ndarray:
-    """All 1: what is released is the sum."""
-    return np.ones(len(num_shards))
 
 
 class Usual:
@@ -363,6 +327,29 @@ class Usual:
     damped: ClassVar[bool] = True
     wide: ClassVar[bool] = False
 
-    guide, check = as_asked, any_model
-    told, pull = tells_nothing, tells_no_pull
-    memory, take, weights = remembers_nothing, takes_releases, ones
+    def guide(self, guide: Any, model: Model) -> Any:
+        """The one that is asked for."""
+        return guide
+
+    def check(self: Any, space: LatentSpace, family: MeanField) -> None:
+        """Refuses no more than a rule for expectations that model or guide do not allow."""
+        objective.rule_for(self.expectation, space, family)
+
+    def memory(self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int) -> PyTree:
+        """Nothing."""
+
+    def told(self, memory: PyTree, place: Array | int) -> PyTree:
+        """Nothing."""
+
+    def pull(self, memory: PyTree) -> float | None:
+        """Nobody can tell."""
+
+    def take(
+        self, received: Received, releases: PyTree, memory: PyTree, places: Array
+    ) -> tuple[Natural, PyTree]:
+        """The releases are the changes."""
+        return releases, memory
+
+    def weights(self, num_shards: np.ndarray) -> np.ndarray:
+        """All 1: what is released is the sum."""
+        return np.ones(len(num_shards))

@@ -15,16 +15,6 @@ from numpyro_dppvi.posterior.to_arviz import Variable
 Group = dict[str, Variable]
 
 
-def deterministics(
-    model: Model,
-    model_kwargs: Mapping[str, Any],
-    records: Mapping[str, jax.ShapeDtypeStruct],
-    space: LatentSpace,
-) -> Derived:
-    """The model's ``numpyro.deterministic`` sites that do not depend on records."""
-    return outputs.derived(model, records, model_kwargs, space.structs)
-
-
 def of_draws(space: LatentSpace, draws: Mapping[str, Array], derived: Derived) -> Group:
     """A group of draws: the latents and deterministic sites."""
     dims = {latent.name: latent.dims for latent in space.latents} | dict(derived.dims)

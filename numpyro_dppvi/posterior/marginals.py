@@ -22,28 +22,28 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 def mean(distribution: dist.Distribution) -> Array:
     """The mean of every entry; for discrete latents the mean of the integer."""
-    if _is_discrete(distribution):
-        return _of_integers(distribution)[0]
-    if not isinstance(distribution, dist.TransformedDistribution):
-        return distribution.mean
-    return _expectation(distribution)[0]
+    return _mean_and_stddev(distribution)[0]
 
 
 def stddev(distribution: dist.Distribution) -> Array:
     """The standard deviation of every entry."""
+    return _mean_and_stddev(distribution)[1]
+
+
+def _mean_and_stddev(distribution: dist.Distribution) -> tuple[Array, Array]:
     if _is_discrete(distribution):
-        return _of_integers(distribution)[1]
-    if not isinstance(distribution, dist.TransformedDistribution):
-        return jnp.sqrt(distribution.variance)
-    return _expectation(distribution)[1]
+        return _of_integers(distribution)
+    if isinstance(distribution, dist.TransformedDistribution):
+        return _expectation(distribution)
+    return distribution.mean, jnp.sqrt(distribution.variance)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
     """Means and standard deviations of unconstrained latents, by latent."""
     found = family.distribution(family.coordinates(natural))
-    means = {name: mean(distribution) for name, distribution in found.items()}
-    return means, {name: stddev(distribution) for name, distribution in found.items()}
+    pairs = {name: _mean_and_stddev(distribution) for name, distribution in found.items()}
+    return {n: mean for n, (mean, _) in pairs.items()}, {n: sd for n, (_, sd) in pairs.items()}
 
 
 def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
@@ -85,8 +85,7 @@ def table(
     rows = [["", "mean", "sd", "5 %", "50 %", "95 %"]]
     num_entries = 0
     for name, distribution in distributions.items():
-        columns = [mean(distribution), stddev(distribution)]
-        columns += list(quantiles(distribution, (0.05, 0.5, 0.95)))
+        columns = [*_mean_and_stddev(distribution), *quantiles(distribution, (0.05, 0.5, 0.95))]
         for index in np.ndindex(distribution.shape()):
             num_entries += 1
             if num_entries <= max_lines:

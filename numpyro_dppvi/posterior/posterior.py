@@ -14,8 +14,7 @@ from numpyro_dppvi import _html, _validate, guides
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
-from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.latents.outputs import prior_draws
+from numpyro_dppvi.latents import LatentSpace, outputs
 from numpyro_dppvi.latents.space import shapes as shapes
 from numpyro_dppvi.posterior import exported, file, marginals, pickled, predictions
 from numpyro_dppvi.posterior.prior import Prior, listed
@@ -175,9 +174,9 @@ class Posterior:
 
     def summary(self) -> str:
         """A table of every entry's mean, standard deviation and 90 % interval."""
-        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
+        rows, said = self._table()
         lines = [f"{row[0]:<24} {' '.join(f'{cell:>10}' for cell in row[1:])}" for row in rows]
-        return "\n".join([*lines, *_more(left_out), _NOTE])
+        return "\n".join([*lines, *said])
 
     def __repr__(self) -> str:
         """The latents with their shapes; ``summary()`` has the numbers."""
@@ -186,9 +185,13 @@ class Posterior:
 
     def _repr_html_(self) -> str:
         """The summary for notebooks."""
-        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
-        said = [*_more(left_out), _NOTE]
+        rows, said = self._table()
         return _html.table(rows[0], rows[1:]) + "".join(map(_html.paragraph, said))
+
+    def _table(self) -> tuple[list[list[str]], list[str]]:
+        """The summary's rows, and what is said below them."""
+        rows, left_out = marginals.table({name: self.distribution(name) for name in self.names})
+        return rows, [*[f"... and {left_out} more entries"] * bool(left_out), _NOTE]
 
     def predictive(
         self,
@@ -285,7 +288,7 @@ class Posterior:
         # The draws are those of sample(key), whatever other groups there are.
         draws = self.sample(key, (num_samples,))
         prior_key, site_key = jax.random.split(jax.random.fold_in(key, 1))
-        derived = exported.deterministics(self.model, self.model_kwargs, self.records, self.space)
+        derived = outputs.derived(self.model, self.records, self.model_kwargs, self.space.structs)
         groups = {
             "posterior": exported.of_draws(self.space, draws, derived),
             "prior": exported.of_draws(
@@ -306,7 +309,7 @@ class Posterior:
         # The model's own priors were replaced by it.
         if self.prior is not None:
             return replace(self, natural=self.prior.natural).sample(rng_key, (num_draws,))
-        return prior_draws(
+        return outputs.prior_draws(
             self.model, self.records, self.model_kwargs, self.names, rng_key, num_draws
         )
 
@@ -400,10 +403,6 @@ def load(
 def _unpickled(model: Model, kept: pickled.Pickled) -> Posterior:
     """What pickle calls."""
     return Posterior(model=model, **pickled.unpickled(model, kept)._asdict())
-
-
-def _more(number: int) -> list[str]:
-    return [f"... and {number} more entries"] if number else []
 
 
 def _number(name: str, value: Any) -> Array:

@@ -68,11 +68,11 @@ def noise_multiplier(
     if math.isinf(budget.epsilon):
         return 0.0
 
-    spends = _spends(
-        budget, num_releases, sampler, num_records, physical_size, before, roughly=False
-    )
+    def event_of(noise: float) -> dpa.DpEvent:
+        return sampler.dp_event(noise, num_records, physical_size)
+
+    spends, event = _spends(budget, event_of, num_releases, before), event_of(1.0)
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
-    event = sampler.dp_event(1.0, num_records, physical_size)
     if accounting.is_gaussian(accounting.compose([*before, (event, num_releases)])):
         # Squared distances add up over Gaussian releases. The budget allows a distance of
         # 1 / one_release in all, so a share ``left`` of its square remains for the new releases:
@@ -109,12 +109,7 @@ def discrete_noise_multiplier(
     """Like :func:`noise_multiplier`, for discrete Gaussian noise under ``"replace_one"``."""
     if math.isinf(budget.epsilon):
         return 0.0
-
-    def spends(noise: float) -> float:
-        event = DiscreteGaussian().dp_event(noise)
-        composition = accounting.compose([*before, (event, num_releases)])
-        return spent(composition, budget, roughly=False)
-
+    spends = _spends(budget, DiscreteGaussian().dp_event, num_releases, before)
     one_release = dpa.get_sigma_gaussian(_left_over(budget, before).epsilon, budget.delta)
     guess = unit_sensitivity(budget.relation) * math.sqrt(num_releases) * one_release
     return _least_sufficient(spends, budget.epsilon, guess)
@@ -138,9 +133,11 @@ def _rough_noise(
     budget: PrivacyBudget, num_releases: int, sampler: Sampler, num_records: int, physical_size: int
 ) -> float:
     """Noise that keeps the budget, found on coarser grids: the start of the fine search."""
-    spends = _spends(
-        budget, num_releases, sampler, num_records, physical_size, _NOTHING, roughly=True
-    )
+
+    def event_of(noise: float) -> dpa.DpEvent:
+        return sampler.dp_event(noise, num_records, physical_size)
+
+    spends = _spends(budget, event_of, num_releases, _NOTHING, roughly=True)
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     guess = _likely_noise(sampler, num_records, budget.relation, num_releases * one_release**2)
     guess = max(guess, _LEAST_NOISE)
@@ -149,18 +146,15 @@ def _rough_noise(
 
 def _spends(
     budget: PrivacyBudget,
+    event_of: Callable[[float], dpa.DpEvent],
     num_releases: int,
-    sampler: Sampler,
-    num_records: int,
-    physical_size: int,
     before: Composition,
-    roughly: bool,
+    roughly: bool = False,
 ) -> Callable[[float], float]:
-    """Epsilon as a function of the noise."""
+    """Epsilon as a function of the noise, of which one release is ``event_of``."""
 
     def spends(noise: float) -> float:
-        event = sampler.dp_event(noise, num_records, physical_size)
-        composition = accounting.compose([*before, (event, num_releases)])
+        composition = accounting.compose([*before, (event_of(noise), num_releases)])
         return spent(composition, budget, roughly)
 
     return spends

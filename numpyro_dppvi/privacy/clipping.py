@@ -1,6 +1,6 @@
 """Clipping vectors to a joint norm, and exact sums of clipped vectors."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,8 @@ from numpyro_dppvi.privacy import arithmetic, noise_laws
 # is used, one part in 10^7 off. Clipping to slightly less keeps norms within the bound in exact
 # arithmetic, with room to spare.
 _ROUNDING_MARGIN = 1e-5
+
+_Product = TypeVar("_Product", LowerProduct, LayerProduct)
 
 
 def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyTree:
@@ -83,7 +85,7 @@ def clipped_sum(
             entries = jnp.round(_scaled_rows(factor, leaf))
             return arithmetic.total_of_rounded(entries, grid).reshape(leaf.rows.shape[1:])
         if isinstance(leaf, LayerProduct):
-            return arithmetic.total_of_rounded_layers(_scaled_layer(factor, leaf), grid)
+            return arithmetic.total_of_rounded_layers(_scaled_product(factor, leaf), grid)
         if isinstance(leaf, LowerProduct):
             return arithmetic.total_of_rounded_products(_scaled_product(factor, leaf), grid)
         entries = jnp.round(_scaled(factor, leaf))
@@ -147,17 +149,10 @@ def _scaled_rows(factor: Array, leaf: RowProduct) -> Array:
     return jnp.where(weights != 0, rows, 0)
 
 
-def _scaled_product(factor: Array, leaf: LowerProduct) -> LowerProduct:
-    """Products, multiplied by what clips them; whole rows that are out of range are left out."""
+def _scaled_product(factor: Array, leaf: _Product) -> _Product:
+    """Products, multiplied by what clips them; what is out of range is left out."""
     left, right = _scaled(factor, leaf.left), _scaled(jnp.sign(factor), leaf.right)
-    left = jnp.where(jnp.isfinite(left), left, 0)
-    return LowerProduct(left.reshape(leaf.left.shape), right.reshape(leaf.right.shape))
-
-
-def _scaled_layer(factor: Array, leaf: LayerProduct) -> LayerProduct:
-    """Products, multiplied by what clips them; inputs that are out of range are left out."""
-    left, right = _scaled(factor, leaf.left), _scaled(jnp.sign(factor), leaf.right)
-    left = jnp.where(jnp.isfinite(left), left, 0)
+    left = jnp.where(jnp.isfinite(left), left, 0).reshape(leaf.left.shape)
     return leaf._replace(left=left, right=right.reshape(leaf.right.shape))
 
 

@@ -20,7 +20,6 @@ import numpy as np
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import precision
-from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.methods import noisy_gradients, values
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.methods.visits import ROWS_TOGETHER, ClientParams, Layout
@@ -166,68 +165,102 @@ def pvi(
     schedules.check_kind(schedule)
     if plan is not None:
         _validate.instance("plan", plan, PrivacyPlan, "plan_privacy(...)")
-    return assemble(
+    setup = Setup(
         model,
         guide,
         record_shapes(records, "records"),
+        _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}"),
         method=method,
         client_sizes=_validate.client_sizes(client_sizes),
         plan=plan,
         schedule=schedule,
         damping=damping,
-        model_kwargs=_validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}"),
         secret_keys=secret_keys,
         trusted=server.aggregator(trusted_aggregator),
-        earlier=prior,
         ledger_file=ledger_file,
+        earlier=prior,
         init_scale=init_scale,
     )
+    return assemble(setup)
+
+
+class Setup(NamedTuple):
+    """What is known of a run before its model is read: public, but for ``secret_keys``.
+
+    Attributes:
+        model: The model.
+        guide: The guide, or ``None``.
+        records: Shapes and dtypes of all clients' records, by argument.
+        model_kwargs: The model's public arguments.
+        method: What a client does when visited.
+        client_sizes: Records of each client.
+        schedule: Which clients each round visits.
+        damping: The share of a change that is merged.
+        secret_keys: Where noise and batches come from.
+        trusted: The trusted aggregator, or ``None``.
+        plan: The privacy plan, or ``None``.
+        ledger_file: Where every round is charged, on disk; ``None`` for nowhere.
+        earlier: The posterior that stands in the place of the model's priors, or ``None``.
+        init_scale: How narrow the public start is, or ``None`` to begin at the prior.
+        prior_left_out: The power of the prior that cavities lack.
+        alone: Whether clients fit alone. They begin their solves at the start, which their factors
+            do not hold.
+    """
+
+    model: Model
+    guide: Any
+    records: Mapping[str, jax.ShapeDtypeStruct]
+    model_kwargs: Mapping[str, Any]
+    method: Method
+    client_sizes: Sequence[int]
+    schedule: schedules.Schedule
+    damping: float
+    secret_keys: SecretKeys
+    trusted: TrustedAggregator | None
+    plan: PrivacyPlan | None = None
+    ledger_file: LedgerFile | None = None
+    earlier: Prior | None = None
+    init_scale: float | None = None
+    prior_left_out: float = 0.0
+    alone: bool = False
 
 
 class Assembly(NamedTuple):
-    """What :func:`pvi` finds out before any round: all of it is public, but for ``secret_keys``.
+    """What :func:`pvi` finds out before any round.
 
     Attributes:
         problem: What a round is compiled from.
         params: What its program is handed.
-        prior: The prior, by what of it lies in the family.
-        method: What a client does when visited.
-        client_sizes: Records of each client.
-        plan: The privacy plan, or ``None``.
-        schedule: Which clients each round visits.
-        trusted: The trusted aggregator, or ``None``.
-        secret_keys: Where noise and batches come from.
-        init_scale: How narrow the public start is, or ``None`` to begin at the prior.
+        setup: What it was asked for.
     """
 
     problem: Problem
     params: RoundParams
-    prior: PriorFactor
-    method: Method
-    client_sizes: Sequence[int]
-    plan: PrivacyPlan | None
-    schedule: schedules.Schedule
-    trusted: TrustedAggregator | None
-    secret_keys: SecretKeys
-    init_scale: float | None
+    setup: Setup
 
     def first_state(self, rng_key: PRNGKey) -> RoundState:
         """What server and clients begin with."""
-        problem, params = self.problem, self.params
-        prior_key, start_key = initial.keys(_validate.rng_key(rng_key), self.init_scale)
+        problem, params, init_scale = self.problem, self.params, self.setup.init_scale
+        prior_key, start_key = initial.keys(_validate.rng_key(rng_key), init_scale)
         first = rounds.first_prior(problem, params, prior_key)
         check_proper(problem.family, precision.rounded(first))
-        begin = initial.narrow(problem.family, first, start_key, self.init_scale)
-        asynchronous = schedules.starts_from_pulled(self.schedule)
+        begin = initial.narrow(problem.family, first, start_key, init_scale)
+        asynchronous = schedules.starts_from_pulled(self.setup.schedule)
         return rounds.first_state(problem, params, first, begin, asynchronous=asynchronous)
 
     def groups(self, round_number: int) -> np.ndarray:
         """The clients of a round, group after group."""
-        num_clients = len(self.client_sizes)
-        groups = schedules.check(self.schedule(round_number, num_clients), num_clients)
-        if self.trusted:
-            self.trusted.check(groups, num_clients)
+        num_clients, trusted = len(self.setup.client_sizes), self.setup.trusted
+        groups = schedules.check(self.setup.schedule(round_number, num_clients), num_clients)
+        if trusted:
+            trusted.check(groups, num_clients)
         return groups
+
+    def posterior(self, natural: Natural) -> Posterior:
+        """The posterior of these natural parameters."""
+        family, space, setup = self.problem.family, self.problem.space, self.setup
+        constants, records = dict(setup.model_kwargs), shapes(setup.records)
+        return Posterior(natural, family, space, setup.model, constants, {}, records, setup.earlier)
 
     def client(
         self,
@@ -246,7 +279,7 @@ class Assembly(NamedTuple):
             state: What it begins with.
             ledger_file: Where it is charged on disk, too.
         """
-        plan = None if self.plan is None else self.plan.clients[number]
+        plan = None if self.setup.plan is None else self.setup.plan.clients[number]
         alone = None if plan is None else PrivacyPlan((plan,))
         return Client(
             number=number,
@@ -254,7 +287,7 @@ class Assembly(NamedTuple):
             params=jax.tree.map(lambda leaf: leaf[number], self.params.clients),
             records=records,
             num_records=num_records,
-            secret_keys=self.secret_keys,
+            secret_keys=self.setup.secret_keys,
             plan=plan,
             # It answers for its own budget alone: what others release is no charge to it.
             ledger=first_ledger(alone, ledger_file),
@@ -263,36 +296,16 @@ class Assembly(NamedTuple):
         )
 
 
-def prepare(
-    model: Model,
-    guide: Any,
-    records: Mapping[str, Any],
-    *,
-    method: Method,
-    client_sizes: Sequence[int],
-    plan: PrivacyPlan | None,
-    schedule: schedules.Schedule,
-    damping: float,
-    model_kwargs: Mapping[str, Any],
-    secret_keys: SecretKeys,
-    trusted: TrustedAggregator | None,
-    prior_left_out: float = 0.0,
-    earlier: Prior | None = None,
-    init_scale: float | None = None,
-    alone: bool = False,
-) -> Assembly:
-    """Reads the model and checks that all that is asked for goes together.
-
-    Arguments are those of :func:`pvi`, checked. ``prior_left_out`` is the power of the prior that
-    cavities lack. Clients who fit alone begin their solves at the start, which their factors do
-    not hold.
-    """
+def prepare(setup: Setup) -> Assembly:
+    """Reads the model and checks that all that is asked for goes together."""
     # All that can be refused is refused here, from shapes, the traced program and made-up rows: no
     # record has been seen and nothing charged, so that a message can give nothing away.
-    damping, init_scale = _validate.damping(damping), initial.check(init_scale)
+    model, guide, records, model_kwargs, method, client_sizes, *_ = setup
+    plan, trusted, damping = setup.plan, setup.trusted, _validate.damping(setup.damping)
+    setup = setup._replace(init_scale=initial.check(setup.init_scale))
     checks.check_aggregator(method, trusted)
     checks.check_plan(method, plan, client_sizes, trusted)
-    checks.check_source(method, secret_keys)
+    checks.check_source(method, setup.secret_keys)
     space = latents.from_model(model, records, model_kwargs)
     latents.check_callbacks(space)
     missing = latents.may_be_missing(space).allowed
@@ -302,17 +315,17 @@ def prepare(
     guide = method.guide(guide, model)
     space, family = guides.approximation(guide, model, space, records, model_kwargs)
     method.check(space, family)  # refused before anything is released
-    prior = first_factor(earlier, family, space)
+    prior = first_factor(setup.earlier, family, space)
     problem = Problem(
         space,
         family,
         # Without what the plan hands over: runs that differ in that alone share a program.
         values.program_of(method),
-        _layout(method, plan, client_sizes, trusted),
+        _layout(setup),
         prior.rest,
         prior.refined,
         aggregated=trusted is not None,
-        starts_ahead=alone and init_scale is not None,
+        starts_ahead=setup.alone and setup.init_scale is not None,
     )
     params = round_params(
         method,
@@ -321,39 +334,20 @@ def prepare(
         precision.widened(prior.exact) if method.wide else precision.rounded(prior.exact),
         # A factor that is computed anew from all releases so far is put in whole.
         damping=damping if method.damped else 1.0,
-        prior_left_out=prior_left_out,
+        prior_left_out=setup.prior_left_out,
     )
     # Adam's steps are as long on pure noise as on gradients; where each of them is noisy, they
     # could walk out of a prior that is much narrower than a step.
     if method.releases == "gradients":
         rate = float(params.learning_rate)
         check_width(family, prior, noisy_gradients.noisy_step(method, rate, family.standard()))
-    return Assembly(
-        problem,
-        params,
-        prior,
-        method,
-        client_sizes,
-        plan,
-        schedule,
-        trusted,
-        secret_keys,
-        init_scale,
-    )
+    return Assembly(problem, params, setup)
 
 
-def assemble(
-    model: Model,
-    guide: Any,
-    records: Mapping[str, Any],
-    *,
-    earlier: Prior | None = None,
-    ledger_file: LedgerFile | None = None,
-    **settings: Any,
-) -> Algorithm:
-    """What :func:`pvi` does; other arguments as of :func:`prepare`."""
-    assembly = prepare(model, guide, records, earlier=earlier, **settings)
-    problem, plan = assembly.problem, assembly.plan
+def assemble(setup: Setup) -> Algorithm:
+    """What :func:`pvi` does."""
+    assembly, plan, ledger_file = prepare(setup), setup.plan, setup.ledger_file
+    problem = assembly.problem
 
     def init(rng_key: PRNGKey) -> PVIState:
         first = assembly.first_state(rng_key)
@@ -364,7 +358,7 @@ def assemble(
     ) -> tuple[PVIState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
         _validate.instance("state", state, PVIState, "algorithm.init(rng_key)")
-        checks.check_shards(shards, assembly.client_sizes, problem.space.row)
+        checks.check_shards(shards, setup.client_sizes, problem.space.row)
         # Before the charge: a schedule that is refused costs nothing.
         groups = assembly.groups(state.round)
         # Charged first: a process that dies from here on has paid for what it may have released.
@@ -372,8 +366,8 @@ def assemble(
         # checkpoint has those that it would have had.
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = _fold_in(_validate.rng_key(rng_key), state.round)
-        keys = (key, assembly.secret_keys.round_key(state.round))
-        before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
+        keys = (key, setup.secret_keys.round_key(state.round))
+        before, drawn = RoundState(state.server, state.clients), _drawn(setup, groups, state)
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
         end, info = run_round(
@@ -383,21 +377,13 @@ def assemble(
 
     def posterior(state: PVIState) -> Posterior:
         _validate.instance("state", state, PVIState, "algorithm.init(rng_key)")
-        constants = dict(settings["model_kwargs"])
-        family, space = problem.family, problem.space
-        return Posterior(
-            state.natural, family, space, model, constants, {}, shapes(records), earlier
-        )
+        return assembly.posterior(state.natural)
 
     return Algorithm(init, step, posterior)
 
 
-def _layout(
-    method: Method,
-    plan: PrivacyPlan | None,
-    client_sizes: Sequence[int],
-    trusted: TrustedAggregator | None,
-) -> Layout:
+def _layout(setup: Setup) -> Layout:
+    method, plan, client_sizes = setup.method, setup.plan, setup.client_sizes
     num_shards = shards_of(plan, client_sizes)
     # The rows of the largest shard: a client's records over its shards, rounded up.
     capacity = max(
@@ -406,7 +392,7 @@ def _layout(
     # Where a sum of changes is all that is known, no public factor is one client's. Each shard then
     # keeps a factor of its own: one that a client's shards shared would carry a record of one shard
     # into the changes of all, and the sum would move by more than its sensitivity.
-    private = method.keeps_factors or (trusted is not None and method.releases == "changes")
+    private = method.keeps_factors or (setup.trusted is not None and method.releases == "changes")
     batch = plan.physical_size if plan else 0
     at_once = _rows_at_once(client_sizes, getattr(method, "microbatch_size", None))
     return Layout(batch, int(max(num_shards)), capacity, private, at_once)
@@ -474,10 +460,10 @@ def round_params(
     )
 
 
-def _drawn(assembly: Assembly, groups: np.ndarray, state: PVIState) -> Any:
+def _drawn(setup: Setup, groups: np.ndarray, state: PVIState) -> Any:
     """The noise of a round that is drawn on the host; ``None`` where none is."""
-    plan = assembly.plan
-    if plan is None or not values.draws_exactly(assembly.method):
+    plan = setup.plan
+    if plan is None or not values.draws_exactly(setup.method):
         return None
     size = sum(leaf.size for leaf in jax.tree.leaves(state.prior))
     return draw_noise([client.mechanism for client in plan.clients], groups, size)

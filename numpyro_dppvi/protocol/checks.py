@@ -142,8 +142,8 @@ def check_shards(
     # the cost of another's budget. Sizes are all that can tell.
     if sizes != [int(size) for size in client_sizes]:
         raise ValueError(
-            f"shards must hold the clients that the algorithm was built for, got {_short(sizes)} "
-            f"records and client_sizes of {_short(list(client_sizes))}: stack the same clients."
+            f"shards must hold the clients that the algorithm was built for, got {few(sizes)} "
+            f"records and client_sizes of {few(client_sizes)}: stack the same clients."
         )
 
 
@@ -151,6 +151,7 @@ def _rows(arrays: Mapping[str, tuple[tuple[int, ...], Any]]) -> str:
     return ", ".join(f"{name} ({dtype}, {shape})" for name, (shape, dtype) in arrays.items())
 
 
-def _short(numbers: list[int]) -> str:
-    shown = ", ".join(str(number) for number in numbers[:5])
-    return shown if len(numbers) <= 5 else f"{shown}, ... ({len(numbers)} clients)"
+def few(sizes: Sequence[int]) -> str:
+    """Clients' numbers of records, for a message."""
+    shown = ", ".join(map(str, sizes[:5]))
+    return shown if len(sizes) <= 5 else f"{shown}, ... ({len(sizes)} clients)"

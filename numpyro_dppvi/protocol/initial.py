@@ -85,8 +85,7 @@ def of_clients(
     if begin is None:
         return factors.unit(prior, lead)
     # q = prior * (begin / prior)^(1/M * M) = begin.
-    share = factors.power(factors.divide(begin, prior), 1 / lead)
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (lead, *leaf.shape)), share)
+    return factors.repeated(factors.power(factors.divide(begin, prior), 1 / lead), lead)
 
 
 def of_shards(prior: Natural, begin: Natural | None, shares: Array, num_shards: int) -> Natural:

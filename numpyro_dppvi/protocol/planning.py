@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -73,6 +73,20 @@ class RunSpec(NamedTuple):
         """The power of the prior that a client's cavity lacks."""
         # A client's own prior is p^(1/M), which is all of p but its power 1 - 1/M.
         return 1 - 1 / self.num_clients if self.splits_prior else 0.0
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What ``algorithm.Setup`` says of the run, by field."""
+        return {
+            "method": self.local,
+            # The groups that were planned and are charged, not those of a second asking.
+            "schedule": schedules.Planned(self.schedule, self.groups),
+            "damping": self.damping,
+            "trusted": self.trusted,
+            "init_scale": self.init_scale,
+            "prior_left_out": self.prior_left_out,
+            "alone": self.alone,
+        }
 
 
 def plan_privacy(

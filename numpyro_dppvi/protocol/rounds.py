@@ -59,10 +59,8 @@ class RoundInfo(NamedTuple):
     failed: Array
 
 
-@compiled("problem")
-def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
-    """The prior's factor to begin with."""
-    return server.first_prior(problem, params, rng_key)
+first_prior = compiled("problem")(server.first_prior)
+"""The prior's factor to begin with, compiled."""
 
 
 @compiled("problem", "asynchronous")
@@ -97,12 +95,8 @@ def first_state(
         shares = 1 / (num_clients * params.clients.num_shards * params.clients.weight)
         private = initial.of_shards(prior, held, shares, layout.num_shards)
     # All begin their first visit where the run begins, whenever they send.
-    pulled = _repeated(q, num_clients) if asynchronous else None
+    pulled = factors.repeated(q, num_clients) if asynchronous else None
     return RoundState(ServerState(prior, each, memory, begin), ClientState(private, pulled))
-
-
-def _repeated(tree: Any, times: int) -> Any:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (times, *jnp.shape(leaf))), tree)
 
 
 @compiled("problem")

@@ -14,6 +14,7 @@ from numpyro_dppvi._typing import Coordinates, PRNGKey
 from numpyro_dppvi.latents.fingerprint import fingerprint
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.privacy import PrivacyPlan
+from numpyro_dppvi.protocol.algorithm import Setup
 from numpyro_dppvi.protocol.planning import RunSpec
 
 # Functions are printed with where they happen to lie in memory.
@@ -21,14 +22,12 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def description(
+    setup: Setup,
     posterior: Posterior,
+    client_names: Sequence[str],
+    rng_key: PRNGKey,
     run: RunSpec,
     plan: PrivacyPlan | None,
-    client_sizes: Sequence[int],
-    rng_key: PRNGKey,
-    noise_seed: int | None,
-    ledger_file: bool,
-    client_names: Sequence[str] = (),
 ) -> dict[str, str]:
     """A run by the aspects that must not change while it is under way.
 
@@ -36,18 +35,16 @@ def description(
     checked: a digest of them on the disk would tell something about them.
 
     Args:
+        setup: What the run was asked for.
         posterior: Any posterior of the run: its model, family, prior and shapes of data.
+        client_names: The clients' names, in order; empty if they have none.
+        rng_key: The run's key.
         run: How the method is run.
         plan: The privacy plan.
-        client_sizes: Records of each client.
-        rng_key: The run's key.
-        noise_seed: The seed of the noise, if one was given.
-        ledger_file: Whether the run is charged in a ledger file, too.
-        client_names: The clients' names, in order; empty if they have none.
     """
     model, space, prior = posterior.model, posterior.space, posterior.prior
     start = posterior.family.standard()
-    sizes = [int(size) for size in client_sizes]
+    sizes, noise_seed = list(setup.client_sizes), setup.secret_keys.insecure_seed
     shapes = {name: (s.shape[1:], str(s.dtype)) for name, s in posterior.records.items()}
     seed = "none" if noise_seed is None else f"given, {_digest(noise_seed)}"
     return {
@@ -66,7 +63,7 @@ def description(
         # Public, and needed in full: with another key draws of the latents would be others.
         "rng_key": str(np.asarray(jax.random.key_data(rng_key)).tolist()),
         "insecure_noise_seed": seed,
-        "ledger file": "one" if ledger_file else "none",
+        "ledger file": "none" if setup.ledger_file is None else "one",
         # In another precision the rounds to come would be rounded otherwise.
         "precision": str(jax.dtypes.canonicalize_dtype(float)),
     }

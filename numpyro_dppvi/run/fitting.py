@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +35,7 @@ from numpyro_dppvi.privacy import (
 from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.protocol import checks, planning, recommendation, schedules, server
-from numpyro_dppvi.protocol.algorithm import Algorithm, PVIState, assemble
+from numpyro_dppvi.protocol.algorithm import PVIState, Setup, assemble
 from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Partition, Shards, SpreadShards, spread
@@ -300,9 +300,18 @@ def fit(
             damping=damping,
             init_scale=init_scale,
         )
-        file = None if charges is None else LedgerFile(charges)
-        task = _Task(model, guide, shapes, laid, constants, prior, insecure_noise_seed, file)
-    return _fitted(task, run, budget, keys, path, progress_bar)
+        setup = Setup(
+            model,
+            guide,
+            shapes,
+            constants,
+            client_sizes=sizes,
+            secret_keys=SecretKeys(insecure_noise_seed),
+            ledger_file=None if charges is None else LedgerFile(charges),
+            earlier=prior,
+            **run.asked,
+        )
+    return _fitted(setup, laid, run, budget, keys, path, progress_bar)
 
 
 def _first_budget(
@@ -325,28 +334,17 @@ def _stopped_before_a_round() -> Iterator[None]:
         raise
 
 
-class _Task(NamedTuple):
-    """What is to be fitted."""
-
-    model: Model
-    guide: Any
-    shapes: Mapping[str, jax.ShapeDtypeStruct]
-    laid: LaidOut
-    model_kwargs: Mapping[str, Any]
-    prior: Prior | None
-    noise_seed: int | None
-    ledger_file: LedgerFile | None
-
-
 def _fitted(
-    task: _Task,
+    setup: Setup,
+    laid: LaidOut,
     run: planning.RunSpec,
     budget: PrivacyBudget | Sequence[PrivacyBudget] | None,
     keys: Sequence[PRNGKey],
     path: Path | None,
     progress_bar: bool | None,
 ) -> FitResult:
-    """What :func:`fit` does once its arguments are settled."""
+    """What :func:`fit` does once its arguments are settled, but for the plan."""
+    file = setup.ledger_file
     with contextlib.ExitStack() as stack:
         with _stopped_before_a_round():
             kept = None
@@ -354,53 +352,51 @@ def _fitted(
             if path is not None:
                 # Locked before it is read: between the two, another process could run a round.
                 stack.enter_context(locked(path))
-                kept = checkpoints.read(path, task.ledger_file)
+                kept = checkpoints.read(path, file)
             plan = None
             if run.local.releases != "nothing" or budget is not None:
-                sizes, names = task.laid.sizes, task.laid.names
-                plan = parts.plan_of(run, budget, sizes, names, kept, task.ledger_file)
+                plan = parts.plan_of(run, budget, laid.sizes, laid.names, kept, file)
             planning.warn_of_unsafe(run, plan)
             # Nothing is charged before the loop, so that what is refused until then costs nothing.
-            algorithm = _algorithm(task, run, plan)
+            algorithm = assemble(setup._replace(plan=plan))
             visited = {int(client) for groups in run.groups for client in np.unique(groups)}
-            counted_twice.check(task.prior, task.laid.names, visited, task.ledger_file)
+            counted_twice.check(setup.earlier, laid.names, visited, file)
             state = algorithm.init(keys[0])
             # Of where the run begins; what follows asks it for model, family and prior.
             begun = algorithm.posterior(state)
             # Both look at records. They pass or fail, and their messages show none.
-            shards = task.laid.shards
-            latents.check_missing(begun.space, shards.records, task.laid.called)
+            shards = laid.shards
+            latents.check_missing(begun.space, shards.records, laid.called)
             latents.check_records(begun.space, shards.records, shards.mask)
             if plan is not None:
                 plan = _with_caution(plan, run, begun)
             past, journal = loop.no_history(state.natural), None
             if path is not None:
-                journal = _journal(path, kept, task, run, plan, begun, keys[1])
+                journal = _journal(path, kept, setup, laid, run, plan, begun, keys[1])
                 state, past = journal.resume(state, past)
-            spent, num_clients = _before(state), len(task.laid.sizes)
-            show = stack.enter_context(
-                progress(
-                    run.groups,
-                    state.round,
-                    plan,
-                    spent,
-                    num_clients,
-                    progress_bar,
-                    is_limit=run.until_settled,
-                )
-            )
+            bar = progress(run, state.round, plan, _before(state), progress_bar)
+            show = stack.enter_context(bar)
             # Last, because what comes before works on whole arrays.
             spread = over_devices(run, shards)
-        has_settled = None
-        if run.until_settled:
-            family = begun.family
-            has_settled = functools.partial(
-                settling.has_settled, family=family, damping=run.damping
-            )
+        settled = functools.partial(settling.has_settled, family=begun.family, damping=run.damping)
+        ends = settled if run.until_settled else None
         done = loop.run_rounds(
-            algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, has_settled
+            algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, ends
         )
-    return _packed(task, run, plan, algorithm, done)
+    posterior = algorithm.posterior(done.state)
+    # Under noise nobody can tell a path from it, unless it is long.
+    way = None if plan else settling.way(done.history, posterior.family, run.damping)
+    return result_of(
+        run,
+        posterior,
+        None if plan is None else with_worth(plan, posterior.space.size),
+        done,
+        left=None if way is None else way.left,
+        client_sizes=laid.sizes,
+        insecure_noise_seed=setup.secret_keys.insecure_seed,
+        client_names=laid.names,
+        columns=laid.columns,
+    )
 
 
 def over_devices(run: planning.RunSpec, shards: Shards) -> Shards | SpreadShards:
@@ -419,32 +415,21 @@ def over_devices(run: planning.RunSpec, shards: Shards) -> Shards | SpreadShards
 def _journal(
     path: Path,
     kept: parts.Past | None,
-    task: _Task,
+    setup: Setup,
+    laid: LaidOut,
     run: planning.RunSpec,
     plan: PrivacyPlan | None,
     begun: Posterior,
     rng_key: PRNGKey,
 ) -> Journal:
     """Where the run is kept."""
-
-    def described(run: planning.RunSpec, plan: PrivacyPlan | None) -> checkpoints.Description:
-        return description.description(
-            begun,
-            run,
-            plan,
-            task.laid.sizes,
-            rng_key,
-            task.noise_seed,
-            task.ledger_file is not None,
-            task.laid.names,
-        )
-
+    described = functools.partial(description.description, setup, begun, laid.names, rng_key)
     continued = None
     if kept is not None and kept.is_continued_by(run):
         # What the file must say is this run without the new rounds, under the plan before.
         ended = described(run.until(kept.num_rounds), None if plan is None else plan.continues)
         continued = Continued(ended, kept.num_rounds)
-    return Journal(path, described(run, plan), plan, run.groups, task.ledger_file, continued)
+    return Journal(path, described(run, plan), plan, run.groups, setup.ledger_file, continued)
 
 
 def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) -> PrivacyPlan:
@@ -475,76 +460,45 @@ def _before(state: PVIState) -> Ledger:
     return dataclasses.replace(ledger, entries=tuple(happened))
 
 
-def _packed(
-    task: _Task,
+def result_of(
     run: planning.RunSpec,
+    posterior: Posterior,
     plan: PrivacyPlan | None,
-    algorithm: Algorithm,
     done: loop.LoopEnd,
+    left: float | None = None,
+    **fields: Any,
 ) -> FitResult:
-    """What a run gives to its user."""
-    state = done.state
-    # What clients keep to themselves stays behind.
-    state = state._replace(clients=state.clients._replace(private=None))
-    # Whoever goes on from here by hand is charged for every round: no checkpoint knows of it.
-    state = state._replace(ledger=dataclasses.replace(state.ledger, run="", kept=""))
-    posterior = algorithm.posterior(state)
-    num_latents = posterior.space.size
-    # Under noise nobody can tell a path from it, unless it is long.
-    way = None if plan else settling.way(done.history, posterior.family, run.damping)
-    result = FitResult(
-        posterior=posterior,
-        plan=None if plan is None else with_worth(plan, num_latents),
-        history=done.history,
-        status=status_of(
-            done.history,
-            run.num_rounds,
-            plan is not None,
-            done.interrupted,
-            done.refused,
-            num_latents=num_latents,
-            left=None if way is None else way.left,
-            until_settled=run.until_settled,
-            alone=run.alone,
-            pull=run.local.pull(state.server.memory),
-        ),
-        state=state,
-        run=run,
-        client_sizes=task.laid.sizes,
-        insecure_noise_seed=task.noise_seed,
-        client_names=task.laid.names,
-        columns=task.laid.columns,
+    """What a run gives to its user; the posterior carries the facts about it into every export.
+
+    Args:
+        run: How the method was run.
+        posterior: Where the run ended.
+        plan: Its privacy plan, or ``None``.
+        done: How it ended.
+        left: How far more rounds would still move q, as of ``Status``.
+        fields: The result's other fields.
+    """
+    # What clients keep to themselves stays behind. Whoever goes on from here by hand is charged for
+    # every round: no checkpoint knows of it.
+    state = done.state._replace(
+        clients=done.state.clients._replace(private=None),
+        ledger=dataclasses.replace(done.state.ledger, run="", kept=""),
     )
-    return with_facts(result, done.state.ledger.run)
-
-
-def with_facts(result: FitResult, ledger_run: str = "") -> FitResult:
-    """A result whose posterior carries the facts about its run into every export."""
-    posterior = dataclasses.replace(result.posterior, attrs=_attrs(result, ledger_run))
-    return dataclasses.replace(result, posterior=posterior)
-
-
-def _algorithm(task: _Task, run: planning.RunSpec, plan: PrivacyPlan | None) -> Algorithm:
-    """The algorithm that a method asks for."""
-    return assemble(
-        task.model,
-        task.guide,
-        task.shapes,
-        method=run.local,
-        client_sizes=task.laid.sizes,
-        plan=plan,
-        # The groups that were planned and are charged, not those of a second asking.
-        schedule=schedules.Planned(run.schedule, run.groups),
-        damping=run.damping,
-        model_kwargs=task.model_kwargs,
-        secret_keys=SecretKeys(task.noise_seed),
-        trusted=run.trusted,
-        prior_left_out=run.prior_left_out,
-        earlier=task.prior,
-        ledger_file=task.ledger_file,
-        init_scale=run.init_scale,
+    status = status_of(
+        done.history,
+        run.num_rounds,
+        plan is not None,
+        done.interrupted,
+        done.refused,
+        num_latents=posterior.space.size,
+        left=left,
+        until_settled=run.until_settled,
         alone=run.alone,
+        pull=run.local.pull(state.server.memory),
     )
+    result = FitResult(posterior, plan, done.history, status, state, run, **fields)
+    attrs = _attrs(result, done.state.ledger.run)
+    return dataclasses.replace(result, posterior=dataclasses.replace(posterior, attrs=attrs))
 
 
 def _attrs(result: FitResult, ledger_run: str) -> dict[str, str | float]:

@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan, accounting
 from numpyro_dppvi.privacy.accounting import Composition
+from numpyro_dppvi.protocol.planning import RunSpec
 
 # With more clients than this, the bar shows no epsilon.
 _MOST_CLIENTS = 100
@@ -17,24 +18,16 @@ _MOST_CLIENTS = 100
 
 @contextlib.contextmanager
 def progress(
-    groups: Sequence[np.ndarray],
-    first: int,
-    plan: PrivacyPlan | None,
-    spent: Ledger,
-    num_clients: int,
-    shown: bool | None,
-    is_limit: bool = False,
+    run: RunSpec, first: int, plan: PrivacyPlan | None, spent: Ledger, shown: bool | None
 ) -> Iterator[Callable[[int, float], None]]:
     """Shows how a run goes.
 
     Args:
-        groups: The clients that each round visits.
+        run: How the method is run. Where it ends when it has settled, rounds have no total.
         first: Rounds that have run already.
         plan: The run's plan; ``None`` without privacy.
         spent: What the ledger holds already: of this run, and of others that share it.
-        num_clients: Clients of the run.
         shown: Whether to show anything; ``None`` for: on a terminal or in a notebook.
-        is_limit: Whether there may be fewer rounds, because the run ends when it has settled.
 
     Raises:
         TypeError: If ``shown`` is neither a flag nor ``None``.
@@ -45,10 +38,10 @@ def progress(
     """
     by_itself = False if _in_notebook() else None  # tqdm's None: hidden but on a terminal
     hidden = by_itself if shown is None else not _validate.flag("progress_bar", shown)
-    by_round = [np.bincount(of_round.ravel(), minlength=num_clients) for of_round in groups]
-    before = [spent.composition(number) for number in range(num_clients)]
-    visits = np.zeros(num_clients, int)  # in this call
-    total = None if is_limit else len(groups)
+    by_round = [np.bincount(of_round.ravel(), minlength=run.num_clients) for of_round in run.groups]
+    before = [spent.composition(number) for number in range(run.num_clients)]
+    visits = np.zeros(run.num_clients, int)  # in this call
+    total = None if run.until_settled else len(run.groups)
     with tqdm(total=total, initial=first, desc="rounds", disable=hidden) as bar:
 
         def update(number: int, movement: float) -> None:

@@ -10,10 +10,10 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.families import precision
-from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan, PrivacyStatement
 from numpyro_dppvi.protocol import schedules, server
 from numpyro_dppvi.protocol.algorithm import PVIState
@@ -31,8 +30,7 @@ from numpyro_dppvi.protocol.messages import Release
 from numpyro_dppvi.protocol.rounds import RoundInfo
 from numpyro_dppvi.run import checkpoint as checkpoints
 from numpyro_dppvi.run import loop
-from numpyro_dppvi.run.fitting import FitResult, with_facts
-from numpyro_dppvi.run.history import status_of
+from numpyro_dppvi.run.fitting import FitResult, result_of
 from numpyro_dppvi.silo import bounds, messages, progress, wire
 from numpyro_dppvi.silo.messages import Code, Refused, Released, Visit
 from numpyro_dppvi.silo.progress import Counts, Progress, Taken
@@ -430,7 +428,8 @@ class _Server:
         assembly = self.prepared.assembly
         problem, params = assembly.problem, assembly.params
         numbers = [self.prepared.study.names.index(name) for name in released]
-        stacked = _stacked([Release(r.value, jnp.asarray(r.failed)) for r in released.values()])
+        each = [Release(r.value, jnp.asarray(r.failed)) for r in released.values()]
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         _, key = server.round_keys(problem, self.prepared.round_key(at.round))
         # The same keys as in one process, so that a study over hospitals and fit(...) on their data
         # give the same posterior for the same noise.
@@ -469,47 +468,18 @@ class _Server:
         _LOG.info("%s: %s", name, what)
 
 
-def _stacked(trees: Sequence[Any]) -> Any:
-    return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]), *trees)
-
-
 def _result(prepared: Prepared, end: _End) -> FitResult:
     """What a run gives to its user."""
-    study, problem = prepared.study, prepared.assembly.problem
-    known, history = end.known.known, end.known.history
-    rounds = len(history.movement)
+    known, history, study = end.known.known, end.known.history, prepared.study
     # The server has no ledger file: names of runs and checkpoints are the hospitals' own.
-    ledger = replace(progress.ledger(prepared, end.known), run="", kept="")
-    constants = dict(study.model_kwargs)
-    posterior = Posterior(
-        known.natural,
-        problem.family,
-        problem.space,
-        study.model,
-        constants,
-        {},
-        prepared.records,
-        study.prior,
-    )
-    return with_facts(
-        FitResult(
-            posterior=posterior,
-            plan=prepared.plan,
-            history=history,
-            status=status_of(
-                history,
-                prepared.run.num_rounds,
-                prepared.plan is not None,
-                end.interrupted,
-                end.refused,
-                num_latents=problem.space.size,
-                alone=prepared.run.alone,
-                pull=prepared.run.local.pull(known.memory),
-            ),
-            state=PVIState(rounds, known, ClientState(), ledger),
-            run=prepared.run,
-            client_sizes=tuple(study.hospitals.values()),
-            insecure_noise_seed=None,
-            client_names=study.names,
-        )
+    ledger = progress.ledger(prepared, end.known)
+    state = PVIState(len(history.movement), known, ClientState(), ledger)
+    return result_of(
+        prepared.run,
+        prepared.assembly.posterior(known.natural),
+        prepared.plan,
+        loop.LoopEnd(state, history, end.interrupted, end.refused),
+        client_sizes=tuple(study.hospitals.values()),
+        insecure_noise_seed=None,
+        client_names=study.names,
     )

@@ -6,6 +6,7 @@ socket, and a group of users that the hospital may name.
 """
 
 import contextlib
+import io
 import os
 import shutil
 import socket
@@ -18,7 +19,6 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi.silo import wire
 
 _LENGTH = 8
-_PIECE = 2**20
 # How long one side waits for the next bytes of a message that has begun.
 _STALLED_SECONDS = 60.0
 # The most that the operating system takes as a socket's path, on any that we know.
@@ -47,8 +47,9 @@ def send(path: str | os.PathLike[str], message: bytes, timeout: float = 600.0) -
             # The first step of a gateway compiles, which may take minutes.
             connection.settimeout(seconds)
             connection.connect(os.fspath(target))
-            _write(connection, message)
-            reply = _read(connection, wire.MOST_BYTES)
+            with connection.makefile("rwb") as stream:
+                _write(stream, message)
+                reply = _read(stream, wire.MOST_BYTES)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConnectionError(
@@ -84,12 +85,13 @@ def listening(
     """
     _make_room(path)
 
-    class Handler(socketserver.BaseRequestHandler):
+    class Handler(socketserver.StreamRequestHandler):
+        timeout = _STALLED_SECONDS
+
         def handle(self) -> None:
-            self.request.settimeout(_STALLED_SECONDS)
             with contextlib.suppress(OSError):  # a courier that went away asks again
-                while (message := _read(self.request, most)) is not None:
-                    _write(self.request, handle(message))
+                while (message := _read(self.rfile, most)) is not None:
+                    _write(self.wfile, handle(message))
 
     # Made closed, because between binding and a later chmod anybody could connect.
     before = os.umask(0o177)
@@ -138,31 +140,22 @@ def _make_room(path: Path) -> None:
     raise RuntimeError(f"somebody listens on {path}: stop that gateway first.")
 
 
-def _write(connection: socket.socket, data: bytes) -> None:
-    connection.sendall(len(data).to_bytes(_LENGTH, "big") + data)
+def _write(stream: io.BufferedIOBase, data: bytes) -> None:
+    stream.write(len(data).to_bytes(_LENGTH, "big") + data)
+    stream.flush()
 
 
-def _read(connection: socket.socket, most: int) -> bytes | None:
+def _read(stream: io.BufferedIOBase, most: int) -> bytes | None:
     """A message; ``None`` where the other side has hung up before one."""
-    length = _exactly(connection, _LENGTH)
+    length = stream.read(_LENGTH)
     if not length:
         return None
     size = int.from_bytes(length, "big")
     # Eight bytes can announce 2^64: nothing is read or allocated for a length that no message has.
     if size > most:
         raise ConnectionError("the message is too large")
-    return _exactly(connection, size)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; none at all if the other side hangs up before the first."""
-    pieces, missing = [], size
-    while missing:
-        piece = connection.recv(min(missing, _PIECE))
-        if not piece:
-            if missing == size:
-                return b""
-            raise ConnectionError("the other side hung up in the middle of a message")
-        pieces.append(piece)
-        missing -= len(piece)
-    return b"".join(pieces)
+    # A buffered stream waits for all bytes, and returns fewer where the other side hangs up.
+    data = stream.read(size)
+    if len(length) < _LENGTH or len(data) < size:
+        raise ConnectionError("the other side hung up in the middle of a message")
+    return data

@@ -286,7 +286,6 @@ class Prepared(NamedTuple):
         run: How its method is run.
         plan: The privacy plan; ``None`` without privacy.
         assembly: What rounds are made of.
-        records: Shapes of all hospitals' records together.
         keys: Public keys: of the start, and of the rounds.
         form: What arrays its messages hold.
     """
@@ -296,7 +295,6 @@ class Prepared(NamedTuple):
     run: RunSpec
     plan: PrivacyPlan | None
     assembly: Assembly
-    records: Mapping[str, jax.ShapeDtypeStruct]
     keys: tuple[PRNGKey, PRNGKey]
     form: Form
 
@@ -356,34 +354,29 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
         name: jax.ShapeDtypeStruct((sum(sizes), *row.shape), row.dtype)
         for name, row in rows.items()
     }
-    assembly = algorithm.prepare(
+    setup = algorithm.Setup(
         study.model,
         study.guide,
         pooled,
-        method=run.local,
+        study.model_kwargs,
         client_sizes=sizes,
         plan=plan,
-        schedule=schedules.Planned(run.schedule, run.groups),
-        damping=run.damping,
-        model_kwargs=study.model_kwargs,
         secret_keys=secret_keys,
-        trusted=run.trusted,
-        prior_left_out=run.prior_left_out,
         earlier=study.prior,
-        init_scale=run.init_scale,
-        alone=run.alone,
+        **run.asked,
     )
+    assembly = algorithm.prepare(setup)
     # The keys of fit(..., rng_key=jax.random.key(seed)), which splits rows with the first.
     _, *keys = jax.random.split(jax.random.key(study.seed), 3)
     form = _form(assembly, rows, max(sizes))
-    return Prepared(study, pinned.digest, run, plan, assembly, pooled, (keys[0], keys[1]), form)
+    return Prepared(study, pinned.digest, run, plan, assembly, (keys[0], keys[1]), form)
 
 
 def _form(assembly: Assembly, rows: Mapping[str, jax.ShapeDtypeStruct], capacity: int) -> Form:
     """What arrays messages hold; nothing is computed."""
     problem = assembly.problem
     any_q = problem.family.natural(problem.family.standard())
-    begin = any_q if assembly.init_scale is not None else None
+    begin = any_q if assembly.setup.init_scale is not None else None
     shapes = _sent_and_released.eval_shape(
         problem,
         {name: jax.ShapeDtypeStruct((capacity, *r.shape), r.dtype) for name, r in rows.items()},

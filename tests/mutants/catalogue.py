@@ -271,8 +271,8 @@ _CLIP = (
     ),
     Mutant(
         "a layer's inputs out of range that are kept",
-        "    left = jnp.where(jnp.isfinite(left), left, 0)\n    return leaf._replace(left=left",
-        "    return leaf._replace(left=left",
+        "    left = jnp.where(jnp.isfinite(left), left, 0).reshape(leaf.left.shape)\n",
+        "    left = left.reshape(leaf.left.shape)\n",
         (f"{LAYERS}test_a_side_that_overflows_when_it_is_scaled_leaves_the_record_out",),
     ),
     Mutant(
@@ -393,13 +393,13 @@ _KEYS = (
     ),
     Mutant(
         "the first round's key for all rounds",
-        "keys = (key, assembly.secret_keys.round_key(state.round))\n        before",
-        "keys = (key, assembly.secret_keys.round_key(0))\n        before",
+        "keys = (key, setup.secret_keys.round_key(state.round))\n        before",
+        "keys = (key, setup.secret_keys.round_key(0))\n        before",
         (f"{ALGORITHM}test_clients_and_rounds_get_noise_of_their_own",),
     ),
     Mutant(
         "the public key for noise",
-        "keys = (key, assembly.secret_keys.round_key(state.round))\n        before",
+        "keys = (key, setup.secret_keys.round_key(state.round))\n        before",
         "keys = (key, key)\n        before",
         (f"{NOISE}test_the_noise_of_a_fit_does_not_derive_from_its_rng_key",),
     ),
@@ -575,8 +575,8 @@ _CHARGING = (
         "a charge after the release",
         """        ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
         key = _fold_in(_validate.rng_key(rng_key), state.round)
-        keys = (key, assembly.secret_keys.round_key(state.round))
-        before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
+        keys = (key, setup.secret_keys.round_key(state.round))
+        before, drawn = RoundState(state.server, state.clients), _drawn(setup, groups, state)
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
         end, info = run_round(
@@ -584,8 +584,8 @@ _CHARGING = (
         )
 """,
         """        key = _fold_in(_validate.rng_key(rng_key), state.round)
-        keys = (key, assembly.secret_keys.round_key(state.round))
-        before, drawn = RoundState(state.server, state.clients), _drawn(assembly, groups, state)
+        keys = (key, setup.secret_keys.round_key(state.round))
+        before, drawn = RoundState(state.server, state.clients), _drawn(setup, groups, state)
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
         end, info = run_round(
@@ -679,8 +679,8 @@ _CHARGING = (
 _PRIVATE_STATE = (
     Mutant(
         "private state in the result",
-        "state = state._replace(clients=state.clients._replace(private=None))",
-        "state = state._replace()",
+        "clients=done.state.clients._replace(private=None),",
+        "clients=done.state.clients,",
         (f"{METHODS}test_q_is_a_product_of_released_factors_and_a_result_keeps_no_private_one",),
     ),
     Mutant(
