@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from numpyro_dppvi._typing import Array
 
@@ -64,21 +63,6 @@ def blocks(key: Array, counters: Array, nonce: Array) -> Array:
     Returns:
         Words, shape ``(num_blocks, 16)``.
     """
-    return jax.lax.platform_dependent(key, counters, nonce, cpu=_as_one_kernel, default=_blocks)
-
-
-def _as_one_kernel(key: Array, counters: Array, nonce: Array) -> Array:
-    # XLA runs a loop on a processor kernel by kernel: here two hundred small ones. With these two
-    # attributes the call is not inlined, and becomes one kernel: 8 us for 153 blocks, not 16 (JAX
-    # 0.10.2). An XLA that does not know them takes no notice.
-    called: Array = set_xla_metadata(
-        _blocks(key, counters, nonce), inlineable="false", xla_cpu_small_call="true"
-    )
-    return called
-
-
-@jax.jit
-def _blocks(key: Array, counters: Array, nonce: Array) -> Array:
     # The state of a block is a 4 x 4 matrix of words: constants, key (two rows), counter and nonce.
     # All blocks are computed at once, along the last axis.
     num_blocks = counters.shape[0]

@@ -1,7 +1,5 @@
 """ChaCha20 is the cipher of the RFC, and a generator that JAX takes in every transformation."""
 
-import re
-
 import jax
 import jax.extend.random
 import jax.numpy as jnp
@@ -126,16 +124,6 @@ class TestGenerator:
             np.testing.assert_array_equal(jax.jit(mapped)(keys), expected)
         with jax.enable_x64(True):
             np.testing.assert_array_equal(jax.jit(jax.vmap(draw))(keys), expected)
-
-    @pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA for processors")
-    def test_on_a_processor_it_stays_one_kernel_in_other_programs(self):
-        def draws(keys):
-            return jax.lax.map(lambda key: jax.random.bits(key, (99,), jnp.uint32), keys)
-
-        text = jax.jit(draws).lower(jax.random.split(key_of(), 6)).compile().as_text()
-        calls = re.findall(r" call\(.*", text)
-        assert len(calls) == 1
-        assert 'xla_cpu_small_call="true"' in calls[0]
 
     def test_takes_no_seed(self):
         with pytest.raises(TypeError, match=r"too few bits for a secret key: write SecretKeys\(\)"):
