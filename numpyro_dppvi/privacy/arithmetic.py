@@ -226,12 +226,16 @@ def from_grid(entries: Array, grid: Grid, dtype: jnp.dtype) -> Array:
 def total_of_rounded(entries: Array, grid: Grid) -> Array:
     """The exact 64-bit sum over rows of whole numbers of a grid's units."""
     # Blocks of eight rows are summed in 32 bits, where that is exact, and the blocks in 64 bits.
-    # The compiler adds up every eighth row while it makes the entries, and not in a second pass, if
-    # what follows is a product.
-    blocks = functools.reduce(jnp.add, _in_eights(entries))
+    return _total_of_blocks(functools.reduce(jnp.add, _in_eights(entries)), grid)
+
+
+def _total_of_blocks(blocks: Array, grid: Grid) -> Array:
+    # By a product: then the compiler adds up the rows of a block while it makes them, and not in a
+    # second pass.
     with jax.enable_x64(True):
-        ones = jnp.ones(len(blocks), jnp.float64)
-        return grid.unit * _product(ones, blocks.astype(jnp.float64))
+        wide = blocks.reshape(len(blocks), -1).astype(jnp.float64)
+        total = _product(jnp.ones(len(blocks), jnp.float64), wide)
+        return grid.unit * total.reshape(blocks.shape[1:])
 
 
 def total_of_rounded_products(products: LowerProduct, grid: Grid) -> Array:
@@ -283,8 +287,7 @@ def total_of_rounded_layers(products: LayerProduct, grid: Grid) -> Array:
         ]
         return carry, functools.reduce(jnp.add, each)
 
-    blocks = jax.lax.optimization_barrier(jax.lax.scan(of_eight, None, eights)[1])
-    return weighted_total(blocks, grid.unit)
+    return _total_of_blocks(jax.lax.scan(of_eight, None, eights)[1], grid)
 
 
 def _in_eights(rows: Array) -> list[Array]:

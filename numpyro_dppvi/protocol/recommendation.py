@@ -124,7 +124,7 @@ def recommend(
     asked = FisherScoring().guide(guide, model)
     read = functools.partial(guides.approximation, asked, model, space, shapes, constants)
     other = by_gradients(sizes, trusted is not None)
-    method, why = _method(read, prior, bought.num_latents, noise, spread, other)
+    method, why = _method(model, read, prior, bought.num_latents, noise, spread, other)
     joining = of_joining(bought, client_names)
     return Recommendation(method, (why, of_widths(bought), *([joining] if joining else [])), bought)
 
@@ -140,6 +140,7 @@ def by_gradients(sizes: Sequence[int], trusted: bool) -> Method:
 
 
 def _method(
+    model: Model,
     read: Callable[[], guides.Approximation],
     prior: Prior | None,
     num_latents: int,
@@ -168,8 +169,12 @@ def _method(
             f"{spread:.2g} of it (at most {most:.2g}), noise {noise:.2g} posterior standard "
             f"deviations (at most {_MOST_NOISE:g})."
         )
-        strange = off_scale(asked.family, first_factor(None, asked.family, asked.space).exact)
-        if strange is None or num_latents > _MOST_LATENTS:
+        if num_latents > _MOST_LATENTS:
+            return other, many
+        # In the family of the other method, for which a fit compiles the same programs.
+        family = guides.family_of(None, model, asked.space)
+        strange = off_scale(family, first_factor(None, family, asked.space).exact)
+        if strange is None:
             return other, many
         return scoring, (
             f"{many} But the prior of latent {strange[0]!r} has a standard deviation of "
