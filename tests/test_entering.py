@@ -71,7 +71,7 @@ def test_a_factor_of_some_entries_times_q_has_their_marginal_times_that_factor()
 def test_scores_are_taken_of_what_records_enter():
     shapes = {"group": jax.ShapeDtypeStruct((9,), int), "y": jax.ShapeDtypeStruct((9,), float)}
     method, space = dppvi.FisherScoring(), latents.from_model(hierarchy, shapes)
-    family, space = guides.family_of(AutoMultivariateNormal(hierarchy), hierarchy, space)
+    family = guides.family_of(AutoMultivariateNormal(hierarchy), hierarchy, space)
     memory = method.memory(space, family, family.natural(family.standard()), 2)
     assert memory.loc.shape == (GROUPS,)
 
