@@ -45,13 +45,15 @@ def origin() -> dict[str, Any]:
     sizes = [demo.CLIENT_SIZE] * clients
     plan = dppvi.plan_privacy(method, budget, num_rounds=rounds, client_sizes=sizes)
     releases = clients * rounds * method.num_local_steps
-    defaults = inspect.signature(dppvi.fit).parameters
+    run = planning.resolve(
+        method, num_clients=clients, schedule=None, num_rounds=rounds, trusted_aggregator=False
+    )
     damping = planning.DEFAULT_DAMPING
     return {
         "method": str(method),
         "learning rate": method.learning_rate(releases, damping),
         "damping": damping,
-        "schedule": defaults["schedule"].default.__name__,
+        "schedule": run.schedule.__name__,
         "plan": str(plan).splitlines()[:3],
         "paper": demo.PAPER,
         "functions": {f"{f.__module__}.{f.__name__}": _digest(f) for f in DRAWN_BY},

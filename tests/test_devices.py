@@ -112,7 +112,7 @@ def test_nothing_leaves_a_place_without_a_client():
         numbers, taken = jnp.array([2, 0, 1]), np.array([True, False, True])
         step = devices.Step(0, numbers, numbers, KEY)
         asked = devices._ask(problem, assembly.params, known, step, numbers, begins=True)[1]
-        keys = assembly.secret_keys.round_key(0)[None]
+        keys = assembly.setup.secret_keys.round_key(0)[None]
         released, _ = devices._visit(
             problem,
             mesh,

@@ -15,7 +15,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.methods import visits
-from numpyro_dppvi.protocol import client
+from numpyro_dppvi.protocol import client, planning
 from numpyro_dppvi.protocol.messages import Request
 from numpyro_dppvi.protocol.problem import Problem
 from tests.grids import grid
@@ -479,9 +479,9 @@ def test_an_aggregator_is_refused_where_it_cannot_work():
         fit, logistic, None, {"X": X, "y": y}, clients=3, budget=dppvi.PrivacyBudget(1.0)
     )
     with pytest.raises(ValueError, match=r"DPOptimization\(\) gains nothing from a trusted"):
-        run(trusted_aggregator=True)
+        run(method=dppvi.DPOptimization(), trusted_aggregator=True)
     with pytest.raises(ValueError, match="one group of at least 3 of the 3 clients"):
-        run(method=dppvi.VirtualClients(2), trusted_aggregator=True)  # sequential
+        run(method=dppvi.VirtualClients(2), schedule=dppvi.sequential, trusted_aggregator=True)
     with pytest.raises(ValueError, match="one group of at least 3 of the 3 clients, got 1 groups"):
         run(
             method=dppvi.VirtualClients(2),
@@ -492,6 +492,18 @@ def test_an_aggregator_is_refused_where_it_cannot_work():
         run(method=dppvi.GlobalVI())
     with pytest.raises(ValueError, match="got 40 shards for client 0's 10 records"):
         run(method=dppvi.VirtualClients(40))
+
+
+def test_an_aggregator_adds_up_all_clients_if_no_schedule_is_given():
+    run = planning.resolve(
+        dppvi.VirtualClients(2),
+        num_clients=3,
+        schedule=None,
+        num_rounds=2,
+        trusted_aggregator=True,
+    )
+    assert run.schedule is dppvi.synchronous
+    assert [group.shape for group in run.groups] == [(1, 3)] * 2
 
 
 def test_those_who_drop_out_are_charged_only_for_what_they_released():

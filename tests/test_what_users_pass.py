@@ -1002,7 +1002,6 @@ LEFT_OUT = {
         )
     },
     "silo.Deliver": A_TYPE,
-    "silo.Study.schedule": "the default, which is called as sequential",
     "silo.PinnedStudy": MADE_BY_US,
     "silo.Gateway": MADE_BY_US,
     "silo.Gateway.handle": "takes bytes alone, which tests/silo mutates",
