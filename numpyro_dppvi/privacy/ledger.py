@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import dp_accounting as dpa
 import numpy as np
 
-from numpyro_dppvi import _validate
+from numpyro_dppvi import _html, _validate
 from numpyro_dppvi.privacy import accounting, words
 from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.privacy.budget import PrivacyBudget
@@ -129,6 +129,33 @@ class Ledger:
         if delta is not None:
             delta = PrivacyBudget(1.0, delta).delta
         return np.array([self._epsilon(m, delta) for m in range(len(self.budgets))])
+
+    def __str__(self) -> str:
+        """What each client has released and spent, as text."""
+        rows = self._table()
+        width = max(len(name) for name, *_ in rows)
+        lines = (
+            f"  {name:<{width}} " + " ".join(f"{cell:>9}" for cell in cells)
+            for name, *cells in rows
+        )
+        return "\n".join(["Ledger", *lines])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        header, *rows = self._table()
+        return _html.heading("Ledger") + _html.table(header, rows)
+
+    def _table(self) -> list[list[str]]:
+        """A header, and a row a client."""
+        rows = [["client", "rounds", "releases", "epsilon", "of budget", "delta"]]
+        for client, (budget, spent) in enumerate(zip(self.budgets, self.spent(), strict=True)):
+            mine = [entry for entry in self.entries if entry.client == client]
+            rounds = len({(entry.run, entry.round) for entry in mine})
+            releases = sum(entry.num_releases for entry in mine)
+            name = words.clients(client, client, self.client_names)
+            costs = words.rounded_up(spent), f"{budget.epsilon:g}", f"{budget.delta:g}"
+            rows.append([name, str(rounds), str(releases), *costs])
+        return rows
 
     def _epsilon(self, client: int, delta: float | None = None) -> float:
         budget = self.budgets[client]

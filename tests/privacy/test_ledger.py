@@ -304,3 +304,17 @@ def test_a_refusal_never_shows_equal_numbers():
         Ledger((budget,)).charge([entry()])
     reached, of = re.search(r"epsilon = (\S+) of (\S+) at", str(refusal.value)).groups()
     assert float(reached) > float(of)
+
+
+def test_it_prints_what_each_client_has_spent():
+    ledger = Ledger((BUDGET, PrivacyBudget(2.0, 1e-6)), client_names=("Helsinki", "Turku"))
+    ledger = ledger.charge([entry(releases=2), entry(releases=1, round_number=3)])
+    header, *rows = (line.split() for line in str(ledger).splitlines()[1:])
+    assert header == ["client", "rounds", "releases", "epsilon", "of", "budget", "delta"]
+    # Rounded up, as in plan and statement.
+    spent = math.ceil(ledger.spent()[0] * 1e4) / 1e4
+    assert rows == [
+        ["Helsinki", "2", "3", f"{spent:.4f}", "1", "1e-05"],
+        ["Turku", "0", "0", "0.0000", "2", "1e-06"],
+    ]
+    assert f">{spent:.4f}</td>" in ledger._repr_html_()
