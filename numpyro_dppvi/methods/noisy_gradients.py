@@ -32,14 +32,10 @@ _CENTRAL_LEARNING_RATE = 0.02
 def plan_of_gradients(self: Any, study: Study) -> PrivacyPlan:
     """Noisy sums of per-record gradients, one per step."""
     return plan.of_gradients(
-        study.budgets,
-        self.sampler,
+        sampler=self.sampler,
         clip_norm=self.clip_norm,
         releases_per_visit=self.num_local_steps,
-        num_visits=study.num_visits,
-        client_sizes=study.client_sizes,
-        num_shares=study.num_shares,
-        before=study.before,
+        **study._asdict(),
     )
 
 

@@ -425,8 +425,7 @@ class _Server:
         return now._replace(charged=tuple(charged))
 
     def _merged(self, now: Progress, at: Step, released: Mapping[str, Released]) -> Progress:
-        assembly = self.prepared.assembly
-        problem, params = assembly.problem, assembly.params
+        problem, params, _ = self.prepared.assembly
         numbers = [self.prepared.study.names.index(name) for name in released]
         each = [Release(r.value, jnp.asarray(r.failed)) for r in released.values()]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
