@@ -62,7 +62,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(None|Ellipsis|bool|bytes|float|int|str|object|type|tuple|list|dict|set|range)"),
     ("py:.*", r".*(Error|Warning|Exception|Interrupt)"),
     ("py:mod", r"numpyro_dppvi\..*"),  # modules that are not part of the reference
-    ("py:class", r"numpyro_dppvi\._typing\.(Parameters|Tree)"),  # type variables
+    ("py:class", r"numpyro_dppvi\._typing\.(Parameters|Tree|RowProduct)"),  # of our own use
     ("py:.*", "ArrayTree"),  # optax's name for any tree of arrays
 ]
 
