@@ -45,7 +45,7 @@ def released(num_records, rows_at_once, padding=0.0):
         likelihood = visits.OfRecords(space, family, rule, layout, rows, params.num_records, params)
         return likelihood.released(dppvi.FullBatch(), keys, at)
 
-    keys = jax.random.key(0), dppvi.privacy.SecretKeys(0).round_key(0)
+    keys = jax.random.key(0), dppvi.privacy.by_purpose(dppvi.privacy.SecretKeys(0).round_key(0))
     rows = {name: jnp.asarray(leaf) for name, leaf in rows.items()}
     return jax.tree.leaves(release(rows, params, keys, family.standard()))
 

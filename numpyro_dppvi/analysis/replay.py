@@ -24,6 +24,7 @@ from numpyro_dppvi.methods import values, visits
 from numpyro_dppvi.methods.local_solve import GradientFn
 from numpyro_dppvi.posterior.prior import first_factor
 from numpyro_dppvi.privacy import PrivacyPlan, Sampler, add_noise
+from numpyro_dppvi.privacy.keys import Purposes
 from numpyro_dppvi.protocol import algorithm, client, rounds, schedules
 from numpyro_dppvi.protocol.client import ClientState
 from numpyro_dppvi.protocol.compiled import compiled
@@ -203,11 +204,11 @@ class _OfFactor(NamedTuple):
         return gradient
 
     def released(
-        self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
+        self, sampler: Sampler, keys: tuple[PRNGKey, Purposes], coordinates: Coordinates
     ) -> Gradient:
         """The same with noise."""
         exact = self.of_shard(jnp.zeros((), int))(keys[0], coordinates)
-        return add_noise(keys[1], exact, self.noise_std)
+        return add_noise(keys[1].noise, exact, self.noise_std)
 
     def released_sum(
         self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey

@@ -20,7 +20,15 @@ from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE, Descent
 from numpyro_dppvi.methods.objective import Automatic, Expectation
 from numpyro_dppvi.methods.values import Aggregator, Facts, Releases, Resolved, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
-from numpyro_dppvi.privacy import FullBatch, GaussianSum, PrivacyPlan, Sampler, plan, sampling
+from numpyro_dppvi.privacy import (
+    FullBatch,
+    GaussianSum,
+    PrivacyPlan,
+    Sampler,
+    by_purpose,
+    plan,
+    sampling,
+)
 
 # How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
 # whose priors have a width of about one: see noisy_learning_rate.
@@ -210,7 +218,9 @@ class GlobalVI(values.Usual):
         # All clients draw alike (``central``): their sum is a gradient of all records at the same
         # draws.
         at = visit.family.coordinates(visit.q)
-        gradient = likelihood.released(self.sampler, (visit.rng_key, visit.secret_key), at)
+        gradient = likelihood.released(
+            self.sampler, (visit.rng_key, by_purpose(visit.secret_key)), at
+        )
         return Outcome(gradient, None, jnp.zeros((), bool))
 
     def memory(self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int) -> PyTree:

@@ -28,6 +28,7 @@ from numpyro_dppvi.privacy import (
     clipped_sum,
     noise_laws,
 )
+from numpyro_dppvi.privacy.keys import Purposes
 
 # Per-record gradients are made and clipped in chunks of rows that stay in a core's cache, with room
 # for what is made of them on the way (2^17 floats are half a MiB). Gradients of many entries
@@ -137,13 +138,13 @@ class Likelihood(Protocol):
         """The exact gradient of one shard's losses: a function of a step's key and coordinates."""
 
     def released(
-        self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
+        self, sampler: Sampler, keys: tuple[PRNGKey, Purposes], coordinates: Coordinates
     ) -> Gradient:
         """The gradient of all losses as it leaves the client.
 
         Args:
             sampler: How a batch is drawn.
-            keys: A step's key for draws, and its secret key.
+            keys: A step's key for draws, and its secret keys.
             coordinates: Where q is.
         """
 
@@ -197,9 +198,10 @@ class Visit(NamedTuple):
 
 def by_noisy_gradients(visit: Visit, likelihood: Likelihood, sampler: Sampler) -> Outcome:
     """One solve whose every gradient is released: what comes of it is post-processing."""
-    # A secret key for each step: the difference of two sums under the same noise would be exact.
-    keys = visit.keys, jax.random.split(visit.secret_key, visit.num_steps)
-    return _solved(visit, keys, functools.partial(likelihood.released, sampler))
+    # Secret keys for each step: the difference of two sums under the same noise would be exact.
+    # All are made at once, because a call of the cipher takes as long for many blocks as for one.
+    secret = jax.vmap(by_purpose)(jax.random.split(visit.secret_key, visit.num_steps))
+    return _solved(visit, (visit.keys, secret), functools.partial(likelihood.released, sampler))
 
 
 def without_noise(visit: Visit, likelihood: Likelihood) -> Outcome:
@@ -308,15 +310,14 @@ class OfRecords(NamedTuple):
         return gradient
 
     def released(
-        self, sampler: Sampler, keys: tuple[PRNGKey, PRNGKey], coordinates: Coordinates
+        self, sampler: Sampler, keys: tuple[PRNGKey, Purposes], coordinates: Coordinates
     ) -> Gradient:
         """DP estimate of all records' gradient: sample, clip each, sum, add noise, divide by q.
 
         The divisor is the probability that a record is in the batch, a public number; how many
         were drawn is secret.
         """
-        rng_key, secret_key = keys
-        secret, params = by_purpose(secret_key), self.params
+        (rng_key, secret), params = keys, self.params
         capacity = jax.tree.leaves(self.records)[0].shape[0]
         batch = sampler.draw(
             secret.batch,

@@ -20,7 +20,7 @@ import numpyro_dppvi as dppvi
 from benchmarks import audit as audits
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.methods import visits
-from numpyro_dppvi.privacy import PoissonSampling, SecretKeys, accounting, keys
+from numpyro_dppvi.privacy import PoissonSampling, SecretKeys, accounting, by_purpose, keys
 from numpyro_dppvi.privacy.audit import Report, audit
 from numpyro_dppvi.privacy.sampling import Batch
 from numpyro_dppvi.protocol import rounds
@@ -171,7 +171,7 @@ def test_the_size_of_a_batch_enters_nothing_but_the_sum():
     params = visits.ClientParams(*(jnp.asarray(x) for x in (0.0, 1, 1.0, 2.0, 0.2, 1)))
 
     def gradient(secret_key):
-        keys = (jax.random.key(0), secret_key)
+        keys = (jax.random.key(0), by_purpose(secret_key))
         likelihood = visits.OfRecords(
             space, family, method.expectation, layout, records, jnp.asarray(10), params
         )

@@ -30,6 +30,7 @@ import xarray
 from tqdm.std import tqdm
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi import latents
 from numpyro_dppvi.analysis import diagnostics, plots
 from numpyro_dppvi.methods import visits
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile
@@ -114,7 +115,11 @@ def parts(thing):
         for name in [slots] if isinstance(slots, str) else slots:
             if not name.startswith("__") and hasattr(thing, name):
                 yield f".{name}", getattr(thing, name)
-    for name, part in getattr(thing, "__dict__", {}).items():
+    # What is cached when it is first asked for is compared whether or not it was.
+    if isinstance(thing, latents.LatentSpace):
+        for name in properties(thing):
+            getattr(thing, name)
+    for name, part in sorted(getattr(thing, "__dict__", {}).items()):
         if name != "__wrapped__":
             yield f".{name}", part
 
