@@ -48,6 +48,7 @@ _AIM = 0.1  # the fraction to be clipped where noise is as large as what scores 
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
+_MOST_LEVEL = 6.0  # of a shape that is right, at most 1
 _LEVEL_DRIFT = 0.2  # relative change of the level in a round
 _LEVEL_DOUBT = 0.3  # how much of what is unknown of the level counts, where scores are moved
 _LENGTHS = 0.5  # a change of lengths is believed if its relative error is less
@@ -524,6 +525,9 @@ def _shape_seen(
     var = (drift + jnp.sqrt(drift**2 + 4 * drift * noise)) / 2
     gain = var / (var + noise)
     level = memory.level * jnp.clip(1 + gain * (ratio - 1), 0.2, 5.0)
+    # Where some latents' information has grown thousandfold on the way (a dose's, once it has an
+    # effect), the level must not grow for all: that is the shape's to follow.
+    level = jnp.minimum(level, _MOST_LEVEL)
     # A level has changed because it was wrong before, or because it drifts: by their variances
     # (a smoother, one step back). As far as it was wrong, all scores so far
     # were divided by the wrong number.
@@ -700,19 +704,25 @@ def _factors(
         linear = jnp.einsum("mij,mj->mi", precision, own * sd)
         return NormalNatural(linear, pack(-0.5 * precision))
 
-    def mean(found: NormalNatural) -> Array:
+    def moments(found: NormalNatural) -> tuple[Array, Array]:
         change = jax.tree.map(lambda a, b: jnp.sum(a - b, axis=0), found, received.factor[name])
         q = jax.tree.map(jnp.add, received.q[name], change)
         precision = -2 * unpack(q.quadratic)
         root = jnp.sqrt(jnp.diagonal(precision))
         scaled = precision / (root[:, None] * root)
-        return jnp.linalg.solve(scaled, q.linear / root) / root
+        covariance = jnp.linalg.inv(scaled)
+        mean = jnp.linalg.solve(scaled, q.linear / root) / root
+        return mean / sd, jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0)) / root / sd
 
     def step(found: NormalNatural) -> Array:
-        way = sure @ (axes.back @ (mean(found) / sd - here))
+        mean, width = moments(found)
+        way = sure @ (axes.back @ (mean - here))
         length = jnp.sqrt(jnp.sum(way**2))
         way = axes.white @ way * jnp.minimum(1.0, _TRUST / jnp.maximum(length, 1e-12))
-        return jnp.where(jnp.all(jnp.isfinite(way)), here + way, here)
+        # What is not sure is mixed along white axes. A little of one that is known well can be a
+        # hundred prior widths of one that is hardly known: the prior holds q, but not the step.
+        to = jnp.clip(here + way, jnp.minimum(here, mean) - width, jnp.maximum(here, mean) + width)
+        return jnp.where(jnp.all(jnp.isfinite(to)), to, here)
 
     # A loop, because compiling each of the three steps took a second.
     middle = jax.lax.fori_loop(0, 3, lambda _, middle: step(naturals(middle)), here)
