@@ -417,8 +417,8 @@ _KEYS = (
     ),
     Mutant(
         "one key for all local steps",
-        "keys = visit.keys, jax.random.split(visit.secret_key, visit.num_steps)",
-        "keys = visit.keys, jnp.broadcast_to(visit.secret_key, (visit.num_steps,))",
+        "jax.vmap(by_purpose)(jax.random.split(visit.secret_key, visit.num_steps))",
+        "jax.vmap(by_purpose)(jnp.broadcast_to(visit.secret_key, (visit.num_steps,)))",
         (f"{KEY_USE}test_no_secret_key_is_used_twice[Poisson batches, in turn]",),
     ),
     Mutant(
