@@ -222,7 +222,7 @@ def test_sums_that_get_noise_are_exact(monkeypatch):
     for order in (np.arange(size), np.random.default_rng(2).permutation(size)):
         held = {name: jnp.asarray(leaf[order]) for name, leaf in data.items()}
         params = visits.ClientParams(*(jnp.asarray(x) for x in (1.0, 1, 1.0, CLIP, 1.0, size)))
-        keys = (jax.random.key(0), dppvi.privacy.SecretKeys(0).round_key(0))
+        keys = (jax.random.key(0), by_purpose(dppvi.privacy.SecretKeys(0).round_key(0)))
         likelihood = visits.OfRecords(
             space, family, method.expectation, layout, held, jnp.asarray(size), params
         )
