@@ -119,6 +119,9 @@ CELLS = [
     *(Cell("survival", (1000,) * 5, 3.0, kind) for kind in ("correlated", "rare", "raw units")),
     Cell("survival", (200,) * 5, 3.0),
     Cell("survival", (400, 2000, 8000), 2.0, num_weights=3),
+    *(Cell(model, (1000,) * 5, math.inf) for model in MODELS),
+    *(Cell(model, (1000,) * 5, math.inf, "raw units") for model in MODELS),
+    *(Cell(model, (200,) * 5, math.inf) for model in MODELS),
 ]
 
 

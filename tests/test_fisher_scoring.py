@@ -98,6 +98,30 @@ def test_with_hardly_any_noise_it_gives_the_exact_posterior(model, schedule):
     assert np.all(np.abs(off) < 0.6), off
 
 
+def times_by_factor(x, y, width):
+    """Weibull times, written so that they cannot be drawn."""
+    w = numpyro.sample("w", dist.Normal(0, width).to_event(1))
+    log_shape = numpyro.sample("log_shape", dist.Normal(0, 3))
+    with numpyro.plate("records", x.shape[0]):
+        u = jnp.exp(log_shape) * (jnp.log(y) - x @ w)
+        numpyro.factor("y", log_shape + u - jnp.exp(u))
+
+
+@pytest.mark.parametrize("seed", [2, 4])
+def test_observed_information_does_not_throw_a_run_without_noise(seed):
+    """Far from the mode such densities are all but linear or explode, and Newton's steps go astray."""
+    data, truth = study(normal, seed)
+    rng = np.random.default_rng(seed)
+    for client in data:
+        client["y"] = np.exp(client["x"] @ truth) * rng.weibull(1.5, len(client["x"]))
+        client["y"] = client["y"].astype(np.float32)
+    mean, covariance = moments(fitted(times_by_factor, data, np.inf))
+    std = np.sqrt(np.diag(covariance))
+    # The logarithm of a shape has the information pi^2 / 6 + (1 - gamma)^2 a record.
+    np.testing.assert_allclose(std[2] * np.sqrt(1.82 * sum(SIZES)), 1, atol=0.15)
+    assert np.all(np.abs(mean - [*truth, np.log(1.5)]) < 3 * std), (mean, std)
+
+
 UNAWARE = dppvi.FisherScoring(noise_aware=False)
 
 
