@@ -81,7 +81,7 @@ bench: setup ## print the tables of accuracy, likelihood, speed and growth
 	$(RUN) benchmarks
 
 bench-believe: setup ## print coverage and width of posteriors in synthetic studies, and on real columns
-	$(RUN) benchmarks believe columns --seeds 16
+	$(RUN) benchmarks believe columns groups --seeds 16
 
 bench-battery: setup ## fit public data sets of all kinds of outcomes, and print scores (hours; goes on where it was)
 	$(RUN) $(INSTALL) --editable '.[battery]'

@@ -15,6 +15,7 @@ from benchmarks import (
     examples,
     gallery,
     generic,
+    groups,
     growth,
     selection,
 )
@@ -30,11 +31,21 @@ TABLES = {
     "calibration": lambda _seeds: calibration.table(),
     "believe": believe.table,
     "columns": believe.columns,
+    "groups": groups.table,
     "examples": lambda _seeds: examples.table(),
     "gallery": lambda _seeds: gallery.table(),
 }
 
-SPECIAL = ("selection", "audit", "believe", "columns", "calibration", "examples", "gallery")
+SPECIAL = (
+    "selection",
+    "audit",
+    "believe",
+    "columns",
+    "groups",
+    "calibration",
+    "examples",
+    "gallery",
+)
 
 
 def main() -> None:

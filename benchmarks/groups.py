@@ -1,0 +1,163 @@
+"""Coverage and width of a hierarchy's parts in synthetic studies that no method was tuned on.
+
+python -m benchmarks groups --seeds 16
+
+Logistic regressions with an intercept for each of eight groups, written centred: effects a ~
+Normal(mu, tau) under mu ~ Normal(0, 2) and tau ~ HalfNormal(1), and two weights. In each study the
+effects are drawn around -.5 with spread .7. Mean, spread, effects and weights are shown apart.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from scipy.stats import norm
+
+import numpyro_dppvi as dppvi
+from benchmarks.believe import DELTA, LEVELS
+
+NUM_GROUPS, NUM_WEIGHTS = 8, 2
+MEAN, SPREAD = -0.5, 0.7
+PARTS = ("mu", "tau", "effects", "w")
+
+
+def hierarchy(x: jax.Array, group: jax.Array, y: jax.Array) -> None:
+    """A binary outcome, weights, and intercepts of groups."""
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_WEIGHTS]).to_event(1))
+    with numpyro.plate("groups", NUM_GROUPS):
+        effects = numpyro.sample("effects", dist.Normal(mu, tau))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=effects[group] + x @ w), obs=y)
+
+
+class Cell(NamedTuple):
+    """A kind of study.
+
+    Attributes:
+        sizes: Records of each client.
+        epsilon: The budget.
+        apart: Whether each client is a group of its own; otherwise all clients have all groups.
+    """
+
+    sizes: tuple[int, ...]
+    epsilon: float
+    apart: bool = False
+
+
+CELLS = (
+    *(Cell((1000,) * 5, epsilon) for epsilon in (1.0, 3.0, 10.0, math.inf)),
+    *(Cell((200,) * 5, epsilon) for epsilon in (3.0, math.inf)),
+    Cell((400, 2000, 8000), 2.0),
+    *(Cell((500,) * NUM_GROUPS, epsilon, apart=True) for epsilon in (1.0, 3.0, math.inf)),
+)
+
+
+class Study(NamedTuple):
+    """One study's data, and by part its true base values and the deviations without privacy."""
+
+    data: list[dict[str, np.ndarray]]
+    truth: dict[str, np.ndarray]
+    exact: dict[str, np.ndarray]
+
+
+def study(cell: Cell, seed: int) -> Study:
+    """Draws a study; the deviations without privacy are those of the information at the truth."""
+    rng = np.random.default_rng([seed, len(cell.sizes), NUM_GROUPS])
+    num_records, client = sum(cell.sizes), np.repeat(np.arange(len(cell.sizes)), cell.sizes)
+    x = rng.normal(size=(num_records, NUM_WEIGHTS))
+    group = client if cell.apart else rng.integers(NUM_GROUPS, size=num_records)
+    effects, w = MEAN + SPREAD * rng.normal(size=NUM_GROUPS), 0.5 * rng.normal(size=NUM_WEIGHTS)
+    chance = 1 / (1 + np.exp(-effects[group] - x @ w))
+    y = rng.uniform(size=num_records) < chance
+    # Rows: what records respond to, the effects and weights. The hierarchy's prior ties effects to
+    # mu, and says of log tau what eight deviations and HalfNormal's density tell.
+    rows = np.column_stack([np.eye(NUM_GROUPS)[group], x])
+    records = (rows.T * (chance * (1 - chance))) @ rows
+    effect, weight = np.arange(NUM_GROUPS), NUM_GROUPS + np.arange(NUM_WEIGHTS)
+    mu, tau = NUM_GROUPS + NUM_WEIGHTS, NUM_GROUPS + NUM_WEIGHTS + 1
+    information = np.zeros((tau + 1, tau + 1))
+    information[:mu, :mu] = records
+    information[effect, effect] += SPREAD**-2
+    information[weight, weight] += 1
+    information[mu, effect] = information[effect, mu] = -(SPREAD**-2)
+    information[mu, mu] = NUM_GROUPS * SPREAD**-2 + 0.25
+    information[tau, tau] = 2 * NUM_GROUPS + 2 * SPREAD**2
+    std = np.sqrt(np.diag(np.linalg.inv(information)))
+    return Study(
+        [
+            {
+                "x": x[client == number].astype(np.float32),
+                "group": group[client == number].astype(np.int32),
+                "y": y[client == number].astype(np.int32),
+            }
+            for number in range(len(cell.sizes))
+        ],
+        {
+            "mu": np.array([MEAN]),
+            "tau": np.array([math.log(SPREAD)]),
+            "effects": effects,
+            "w": w,
+        },
+        {"mu": std[[mu]], "tau": std[[tau]], "effects": std[effect], "w": std[weight]},
+    )
+
+
+def posterior(cell: Cell, made: Study, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Means and standard deviations of base values (log tau) by part, with all defaults."""
+    result = dppvi.fit(
+        hierarchy,
+        None,
+        made.data,
+        rng_key=jax.random.key(seed),
+        method=dppvi.FisherScoring(),
+        budget=dppvi.PrivacyBudget(cell.epsilon, DELTA),
+        progress_bar=False,
+        insecure_noise_seed=seed,
+    )
+    draws = dict(result.posterior.sample(jax.random.key(seed), (4000,)))
+    draws["tau"] = jnp.log(draws["tau"])
+    found = {}
+    for part in PARTS:
+        table = np.asarray(draws[part], np.float64).reshape(4000, -1)
+        found[part] = table.mean(axis=0), table.std(axis=0)
+    return found
+
+
+def rows(studies: int) -> Iterator[str]:
+    """The table, line by line."""
+    columns = " | ".join(f"{part}: 50/80/90/95 %, width" for part in PARTS)
+    yield f"| clients | groups | epsilon | {columns} |"
+    yield "| --- " * (3 + len(PARTS)) + "|"
+    bounds = norm.ppf(0.5 + np.array(LEVELS) / 2)
+    for cell in CELLS:
+        errors: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
+        widths: dict[str, list[np.ndarray]] = {part: [] for part in PARTS}
+        for seed in range(studies):
+            made = study(cell, seed)
+            for part, (mean, std) in posterior(cell, made, seed).items():
+                errors[part].append((mean - made.truth[part]) / std)
+                widths[part].append(std / made.exact[part])
+        said = []
+        for part in PARTS:
+            shares = [np.mean(np.abs(errors[part]) < bound) for bound in bounds]
+            covered = " ".join(f"{share:.2f}" for share in shares)
+            said.append(f"{covered}, {np.median(widths[part]):.2f}")
+        sizes = "+".join(map(str, cell.sizes))
+        if len(set(cell.sizes)) == 1:
+            sizes = f"{len(cell.sizes)} x {cell.sizes[0]}"
+        groups = "one a client" if cell.apart else "in all clients"
+        yield f"| {sizes} | {groups} | {cell.epsilon:g} | " + " | ".join(said) + " |"
+
+
+def table(studies: int) -> None:
+    """Prints the table."""
+    print("\nCoverage and width in hierarchies")
+    for line in rows(studies):
+        print(line, flush=True)
