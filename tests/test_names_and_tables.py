@@ -11,6 +11,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import plots
+from numpyro_dppvi.run import Outcome, Status
 from numpyro_dppvi.run.data import lay_out
 from tests.dry import dry_rounds
 from tests.grids import grid
@@ -354,8 +355,9 @@ def test_diagnostics_and_plots_call_clients_by_name(result):
 
 def test_a_client_may_be_called_prior():
     found = dppvi.analysis.Diagnostics(
+        status=Status(Outcome.COMPLETED, 1, 1, 0, 0, 0, True),
         movement=np.ones(1), residual=np.ones(1), noise_residual=None, sharpness=None,
-        margin=1.0, contributors=("prior", "prior", "Turku"),
+        contributors=("prior", "prior", "Turku"),
         share={"w": np.array([[0.5], [0.2], [0.3]])}, noise={},
     )  # fmt: skip
     assert "prior 50%, Turku 30%, prior 20%" in str(found)
