@@ -93,7 +93,7 @@ class Diagnostics:
         if self.noise_residual is None:
             return last
         small = self.residual[-1] <= _SETTLED * self.noise_residual
-        verdict = "no sign of more" if small else "it is still moving"
+        verdict = "that may be all of it" if small else "it is still moving"
         return f"{last}; noise alone does {self.noise_residual:.2g}: {verdict}"
 
     def _width(self, sharpness: float) -> str:

@@ -50,6 +50,7 @@ def of_public_data(
         summed out, and the log likelihood is of all outcomes of a record together: it bears the
         outcome's name if there is one, else ``outcomes``.
     """
+    predictions.check_missing(space, model, draws, rows, constants)
     # One draw is enough to read names and shapes of outcomes.
     first = {name: value[0] for name, value in draws.items()}
     sites = outputs.outcomes(model, rows, constants, first)
