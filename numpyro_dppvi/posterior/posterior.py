@@ -229,9 +229,8 @@ class Posterior:
         draw_key, site_key = jax.random.split(_validate.rng_key(rng_key))
         if is_records(num_samples):
             raise TypeError(
-                "predictive must be given the model's arguments by name, got "
-                f"{_validate.shown(num_samples)}: write predictive(key, **table[['age', 'dose']]), "
-                "with the columns that the model asks for."
+                f"num_samples must be a whole number, got {_validate.shown(num_samples)}: write "
+                "predictive(key, **table[['age', 'dose']]) for predictions at a table's rows."
             )
         num_samples = _validate.positive_int("num_samples", num_samples, _MOST_SAMPLES)
         rows, constants = self._arguments(model_args, "predictive", "predictive(key, {}=...)")

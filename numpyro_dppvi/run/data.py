@@ -111,7 +111,7 @@ def _split(
         num_rows = len(next(iter(pooled.values())))
         clients = 1 if clients is None else clients
         if not isinstance(clients, int | np.integer):
-            raise TypeError(
+            raise ValueError(
                 f"clients must be a whole number or a Partition, got {_validate.shown(clients)}: "
                 'write clients=10, or clients=Partition.from_labels(table["city"]).'
             )
