@@ -171,7 +171,9 @@ CLIENTS = {
     "minus one": Bad(["clients", "at least 1", "got -1"], {"clients": -1}),
     "a fraction": Bad(["clients", "whole number", "got 2.5"], {"clients": 2.5}),
     "sizes": Bad(["clients", "whole number", "got a list"], {"clients": [4, 8]}),
-    "labels": Bad(["clients", "whole number", "float64 of shape (12,)"], {"clients": y}),
+    "labels": Bad(
+        ["clients", "whole number", "float64 of shape (12,)", "from_labels"], {"clients": y}
+    ),
     "data is per client": Bad(
         ["one mapping per client", "clients", "got 2", "leave it out"],
         {"data": [WHOLE, WHOLE], "clients": 2},
@@ -219,10 +221,10 @@ RUN = {
         ["budget", "got 1.0", "PrivacyBudget("], {"budget": (1.0, 1e-5)}, TypeError
     ),
     "a word for a method": Bad(
-        ["method", "got 'dp'", "DPOptimization()"], {"method": "dp"}, TypeError
+        ["method", "got 'dp'", "FisherScoring()"], {"method": "dp"}, TypeError
     ),
     "a class for a method": Bad(
-        ["method", "class NonPrivate", "DPOptimization()"], {"method": dppvi.NonPrivate}, TypeError
+        ["method", "class NonPrivate", "FisherScoring()"], {"method": dppvi.NonPrivate}, TypeError
     ),
     "no rounds": Bad(["num_rounds", "at least 1", "got 0"], {"num_rounds": 0}),
     "half a round": Bad(["num_rounds", "whole number", "got 0.5"], {"num_rounds": 0.5}),

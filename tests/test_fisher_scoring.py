@@ -17,6 +17,7 @@ from numpyro_dppvi import latents
 from numpyro_dppvi.families.full_normal import unpack
 from numpyro_dppvi.methods import fisher_scoring, ratios, visits
 from numpyro_dppvi.privacy import SecretKeys
+from numpyro_dppvi.protocol import planning
 from tests.grids import grid
 
 SIZES = (300, 200, 500)
@@ -215,6 +216,9 @@ def test_diagnose_and_citation_take_it():
     found = dppvi.diagnose(result)
     assert found.noise == {}
     assert "precision" in str(found)
+    # Both say how far the last round moved the posterior, and damping takes no part in it.
+    assert found.residual[-1] == pytest.approx(result.status.moved)
+    assert str(result.status) in str(found)
     assert "FisherScoring" in str(result.privacy_statement())
     assert result.ledger.spent().max() <= 3.0
 
@@ -543,6 +547,14 @@ def test_plates_over_a_part_and_masks_are_not_taken_for_scales():
 
     row = {"y": jnp.ones(20), "seen": jnp.ones(20, bool)}
     assert latents.from_model(model, row).can_draw
+
+
+@pytest.mark.parametrize("method", [dppvi.FisherScoring(), dppvi.GlobalVI()])
+def test_a_run_that_is_not_damped_says_so(method):
+    asked = {"num_clients": 2, "num_rounds": 4, "trusted_aggregator": True, "schedule": None}
+    for damping in (None, 0.2):
+        run = planning.resolve(method, damping=damping, init_scale=None, **asked)
+        assert run.damping == 1
 
 
 def test_one_round_is_refused_before_anything_is_spent():

@@ -11,6 +11,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import plots
+from numpyro_dppvi.run import Outcome, Status
 from numpyro_dppvi.run.data import lay_out
 from tests.dry import dry_rounds
 from tests.grids import grid
@@ -133,12 +134,36 @@ class Columns:
 
     columns = ("age", "sex", "y")
 
+    def __len__(self):
+        return len(HELSINKI)
+
     def __getitem__(self, name):
         return HELSINKI[name].tolist()
 
 
 def test_tables_of_other_libraries_have_columns_too():
     assert_same(laid_out(Columns()), laid_out(HELSINKI))
+
+
+class Query:
+    """A query that has not run: it has columns and no rows yet, such as polars' LazyFrame."""
+
+    columns = ("age", "sex", "y")
+
+    def __getitem__(self, name):
+        raise TypeError("not subscriptable")
+
+
+@pytest.mark.parametrize("data", [HELSINKI.groupby("sex"), list(HELSINKI.groupby("sex")), Query()])
+def test_what_has_columns_and_is_no_table_is_refused(data):
+    with pytest.raises(TypeError, match=r"data must be a mapping .*, or dict\(iter\(groups\)\)"):
+        laid_out(data)
+
+
+@pytest.mark.parametrize("clients", ["sex", HELSINKI["sex"], 2.0])
+def test_labels_that_are_no_partition_are_refused(clients):
+    with pytest.raises(ValueError, match=r"clients must be .* or a Partition.*from_labels"):
+        laid_out(HELSINKI, clients)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +178,7 @@ def test_tables_of_other_libraries_have_columns_too():
         ({"Oulu": HELSINKI.assign(age=None)}, model, "Oulu's data.'age'. must hold numbers"),
         (HELSINKI[:0], model, "at least one record"),
         (HELSINKI.rename(columns=str.upper), model, "without 'age'"),
+        (pandas.DataFrame([[1, 2]]), model, "columns without plain names, without 'age'"),
         ({"a": HELSINKI, "b": TURKU.assign(y=[[1, 2]] * 6)}, model, "b's data|numbers"),
         ({"\n": HELSINKI}, model, "name must be 1 to 60 printable"),
         ({"": HELSINKI}, model, "name must be 1 to 60 printable"),
@@ -276,6 +302,12 @@ def test_a_recommendation_calls_clients_by_name():
     assert "joining cannot pay for Turku: alone" in str(found)
 
 
+@pytest.mark.parametrize("several", [{"Oulu": HELSINKI, "Turku": TURKU}, [HELSINKI, TURKU]])
+def test_a_recommendation_may_be_asked_for_with_what_is_fitted(several):
+    found = (dppvi.recommend(model, each, [10**4, 10**4], ONE) for each in (several, HELSINKI))
+    assert len(set(map(str, found))) == 1
+
+
 def test_equal_clients_share_a_line_with_their_names():
     sizes = {f"city {number}": 100 for number in range(5)}
     plan = dppvi.plan_privacy(dppvi.DPOptimization(), BUDGET, num_rounds=2, client_sizes=sizes)
@@ -354,8 +386,9 @@ def test_diagnostics_and_plots_call_clients_by_name(result):
 
 def test_a_client_may_be_called_prior():
     found = dppvi.analysis.Diagnostics(
+        status=Status(Outcome.COMPLETED, 1, 1, 0, 0, 0, True),
         movement=np.ones(1), residual=np.ones(1), noise_residual=None, sharpness=None,
-        margin=1.0, contributors=("prior", "prior", "Turku"),
+        contributors=("prior", "prior", "Turku"),
         share={"w": np.array([[0.5], [0.2], [0.3]])}, noise={},
     )  # fmt: skip
     assert "prior 50%, Turku 30%, prior 20%" in str(found)
@@ -372,6 +405,22 @@ def test_exports_label_a_plate_of_clients(result, tmp_path):
     assert other["posterior"]["clients"].values.tolist() == ["a", "b"]
     renamed = result.posterior.to_arviz(num_samples=3, dims={"level": ["sex"]})
     assert renamed["posterior"]["sex"].values.tolist() == [0, 1]
+
+
+def test_new_records_may_be_a_table(result):
+    """With more columns than the model asks for; predictions take columns by name."""
+    given = [TURKU, {name: TURKU[name] for name in ("age", "sex", "y")}]
+    first, second = (result.posterior.to_arviz(num_samples=3, public_data=each) for each in given)
+    np.testing.assert_array_equal(
+        first["posterior_predictive"]["y"], second["posterior_predictive"]["y"]
+    )
+    np.testing.assert_allclose(first["constant_data"]["age"], TURKU["age"], rtol=1e-6)
+    with pytest.raises(
+        TypeError, match=r"num_samples .*got a DataFrame: write predictive\(key, \*\*table"
+    ):
+        result.posterior.predictive(KEY, TURKU)
+    found = result.posterior.predictive(KEY, 3, **TURKU[["age", "sex"]])
+    assert found["y"].shape == (3, 6)
 
 
 def test_files_from_elsewhere_may_hold_any_attributes(result):

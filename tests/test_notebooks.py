@@ -9,6 +9,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi.run import Outcome, Status
 from tests.dry import dry_rounds
 
 EVIL = '<script>alert("1")</script> & co'
@@ -119,6 +120,34 @@ def test_without_privacy_it_says_so():
     texts = Reader(result._repr_html_()).texts
     assert "NonPrivate, no differential privacy" in texts
     assert any("this run gives no differential privacy" in text for text in texts)
+
+
+def test_a_posterior_prints_its_summary(result):
+    assert str(result.posterior) == result.posterior.summary()
+
+
+def recommended():
+    sizes, records = {EVIL: 900, "Turku": 600}, {"y": np.zeros(9)}
+    return dppvi.recommend(named("x"), records, sizes, dppvi.PrivacyBudget(1.0))
+
+
+def compared():
+    each = {name: {"x": np.ones(2)} for name in (EVIL, "nonprivate_pooled_nuts")}
+    return dppvi.analysis.Comparison(each, each)
+
+
+def ended():
+    return Status(Outcome.COMPLETED, 1, 1, 0, 0, 0, True)
+
+
+@pytest.mark.parametrize("shown", [recommended, compared, ended])
+def test_a_cell_shows_what_print_shows(shown):
+    found = Reader(shown()._repr_html_())
+    assert found.tags <= {"p", "strong", "div", "table", "thead", "tbody", "tr", "th", "td"} | {
+        "ul", "li",
+    }  # fmt: skip
+    printed = str(shown()).replace("   (pooled NUTS: 0 sd, 1)", "")
+    assert "".join("".join(found.texts).split()) == "".join(printed.split())
 
 
 def test_in_a_terminal_they_take_a_line(result):

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.analysis import plots
+from numpyro_dppvi.run import Outcome, Status
 from tests.dry import dry_rounds
 
 mpl.use("Agg")
@@ -48,11 +49,11 @@ def result():
 def diagnostics(num_clients=3, noise=(0.5, 2.5)):
     share = np.linspace(-0.1, 1, 2 * (num_clients + 1)).reshape(num_clients + 1, 2)
     return dppvi.analysis.Diagnostics(
+        status=Status(Outcome.COMPLETED, NUM_ROUNDS, NUM_ROUNDS, 0, 0, 0, True),
         movement=np.ones(NUM_ROUNDS),
         residual=np.ones(NUM_ROUNDS),
         noise_residual=1.0,
         sharpness=1.0,
-        margin=1.0,
         contributors=("prior", *(f"client {m}" for m in range(num_clients))),
         share={"mu": share},
         noise={"mu": np.array(noise)},

@@ -24,7 +24,7 @@ from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
 from numpyro_dppvi.posterior import predictions as predictions_module
 from numpyro_dppvi.posterior.posterior import Posterior
-from numpyro_dppvi.posterior.predictions import predict
+from numpyro_dppvi.posterior.predictions import check_missing, predict
 from tests.grids import grid
 
 KEY = jax.random.key(0)
@@ -343,6 +343,28 @@ class TestPredictiveInBatches:
             fitted.predictive(KEY, X=self.X_LARGE, batch_size=0)
         with pytest.raises(ValueError, match="num_samples must be a whole number of at least 1"):
             fitted.predictive(KEY, 0, X=self.X_LARGE)
+
+    def test_a_missing_entry_gets_no_prediction_that_looks_like_one(self, fitted):
+        missing = X_TEST.at[0, 0].set(jnp.nan)
+        words = "X must hold finite numbers, got NaN, and the model does not say"
+        with pytest.raises(ValueError, match=words):
+            fitted.predictive(KEY, 4, X=missing)
+        with pytest.raises(ValueError, match=words):
+            fitted.to_arviz(num_samples=4, public_data={"X": missing})
+
+    def test_an_outcome_that_is_passed_may_be_missing(self, fitted):
+        found = fitted.predictive(KEY, 4, X=X_TEST, y=np.full(2, np.nan))
+        assert np.all(np.isfinite(found["y"]))
+
+    def test_an_entry_may_be_missing_where_the_model_says_what_it_is_then(self):
+        def filled(x, y=None):
+            w = numpyro.sample("w", dist.Normal(0, 1))
+            with numpyro.plate("records", x.shape[0]):
+                numpyro.sample("y", dist.Normal(w * jnp.where(jnp.isnan(x), 0.0, x), 1), obs=y)
+
+        rows = {"x": np.array([1.0, np.nan], np.float32)}
+        structs = {name: jax.ShapeDtypeStruct((2,), jnp.float32) for name in ("x", "y")}
+        check_missing(from_model(filled, structs, {}), filled, {"w": jnp.ones(1)}, rows, {})
 
 
 class TestGuide:

@@ -83,7 +83,6 @@ print(result.posterior.summary())
 # whole of it.
 
 # %%
-print(result.status)
 print(dppvi.diagnose(result))
 
 # %% alt="The parameters that moved farthest, and how far each round moved the posterior"
@@ -168,7 +167,6 @@ def guide(age, ward, y=None):
 sizes = {name: len(part["y"]) for name, part in data.items()}
 print(dppvi.recommend(model, data["Kuopio"], sizes, budget, guide=guide))
 by_hand = dppvi.fit(model, guide, data, rng_key=key, budget=budget, num_rounds=num_rounds)
-print(by_hand.status)
 print(dppvi.diagnose(by_hand))
 
 # %%

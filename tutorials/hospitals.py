@@ -109,7 +109,6 @@ print(result.plan)
 # said from released values, at no cost.
 
 # %%
-print(result.status)
 print(dppvi.diagnose(result))
 
 # %% [markdown]

@@ -156,6 +156,7 @@ axis.set(title="log-likelihood, ε = 1", yticks=range(len(scores)), yticklabels=
 axis.set_xlabel(
     "further right is better; green squares need a trusted aggregator", fontsize="small"
 )
+axis.locator_params(axis="x", nbins=4)
 axis.grid(axis="y", color="#e5e5e5")
 
 # %% tags=["remove-input"]

@@ -14,7 +14,7 @@ import numpyro
 from numpyro.distributions import biject_to
 from numpyro.infer import MCMC, NUTS
 
-from numpyro_dppvi import _validate
+from numpyro_dppvi import _html, _validate
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.latents import HANDLERS, LatentSpace
 from numpyro_dppvi.methods import NonPrivate
@@ -70,12 +70,20 @@ class Comparison:
 
     def __str__(self) -> str:
         """A table with one line per posterior."""
-        lines = [self.stamp, f"{'':<24} {'mean off by':>12} {'sd is':>8}   (pooled NUTS: 0 sd, 1)"]
-        lines += [
-            f"{name:<24} {self.shift(name):>9.2f} sd {self.width(name):>7.2f}x"
-            for name in self.mean
-        ]
-        return "\n".join(lines)
+        lines = [f"{a:<24} {b:>12} {c:>8}" for a, b, c in self._rows()]
+        lines[0] += "   (pooled NUTS: 0 sd, 1)"
+        return "\n".join([self.stamp, *lines])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        header, *rows = self._rows()
+        return _html.paragraph(self.stamp) + _html.table(header, rows)
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        of_each = (
+            (name, f"{self.shift(name):.2f} sd", f"{self.width(name):.2f}x") for name in self.mean
+        )
+        return [("", "mean off by", "sd is"), *of_each]
 
 
 def compare(

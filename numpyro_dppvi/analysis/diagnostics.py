@@ -16,14 +16,13 @@ import numpy as np
 from numpyro_dppvi import _html, _validate
 from numpyro_dppvi._typing import Array, MemberNatural, Natural, PRNGKey
 from numpyro_dppvi.analysis import replay
-from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration, factors
+from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.run.fitting import FitResult
+from numpyro_dppvi.run.history import Status
 
-# A step that stays in the domain when repeated this often is reported as never leaving it.
-_FAR = 1000.0
 # A run is still moving if its last step is more than this many times the effect of noise alone.
 _SETTLED = 2.0
 # From this ratio of the likelihoods' precision to the factors', q is reported as too wide.
@@ -39,6 +38,7 @@ class Diagnostics:
     """Facts about a fit; prints as text. Parameters are the entries of unconstrained latents.
 
     Attributes:
+        status: How the run ended.
         movement: Jeffreys divergence between q before and after each round, in nats.
         residual: How far each round would have moved a parameter without damping, in posterior
             standard deviations (root mean square): the distance from a fixed point.
@@ -46,8 +46,6 @@ class Diagnostics:
         sharpness: An estimate of how many times the precision in the clients' factors their
             records would give after enough rounds. It is 1 at a fixed point; otherwise q is too
             wide by up to its square root. ``None`` if unknown.
-        margin: How many times the last round's step could be repeated before q leaves its domain;
-            infinite if never.
         contributors: ``"prior"`` and the clients, in the order of ``share``'s leading axis.
         share: By latent, each contributor's share of the posterior precision, shape
             ``(num_contributors, *base shape)``. Shares sum to 1; noise makes some negative. Empty
@@ -58,11 +56,11 @@ class Diagnostics:
             unknown.
     """
 
+    status: Status
     movement: np.ndarray
     residual: np.ndarray
     noise_residual: float | None
     sharpness: float | None
-    margin: float
     contributors: tuple[str, ...]
     share: Mapping[str, np.ndarray]
     noise: Mapping[str, np.ndarray]
@@ -76,7 +74,7 @@ class Diagnostics:
         return _html.heading(_TITLE) + _html.facts(self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:
-        facts = [("movement", self._settled()), ("domain", self._margin())]
+        facts = [("status", str(self.status)), ("movement", self._settled())]
         if self.sharpness is not None:
             facts.append(("width", self._width(self.sharpness)))
         if self.share:
@@ -89,13 +87,13 @@ class Diagnostics:
         if not len(self.residual):
             return "no round ran"
         last = (
-            f"the last round moved q by {self.movement[-1]:.3g} nats; undamped, a "
-            f"parameter by {self.residual[-1]:.2g} posterior sd"
+            f"the last round moved q by {self.movement[-1]:.3g} nats; before damping, its step "
+            f"was {self.residual[-1]:.2g} posterior sd of a parameter"
         )
         if self.noise_residual is None:
             return last
         small = self.residual[-1] <= _SETTLED * self.noise_residual
-        verdict = "no sign of more" if small else "it is still moving"
+        verdict = "that may be all of it" if small else "it is still moving"
         return f"{last}; noise alone does {self.noise_residual:.2g}: {verdict}"
 
     def _width(self, sharpness: float) -> str:
@@ -106,11 +104,6 @@ class Diagnostics:
             f"the factors hold: q is up to {math.sqrt(sharpness):.2g} times too wide, and more "
             "rounds, steps or budget would narrow it"
         )
-
-    def _margin(self) -> str:
-        if math.isinf(self.margin):
-            return "q would not leave its domain, however often the last step were repeated"
-        return f"q would leave its domain after {self.margin:.3g} more steps like the last"
 
     def _shares(self) -> str:
         """Shares of the precision, averaged over parameters."""
@@ -169,6 +162,7 @@ def diagnose(
         noise = _spread(result.posterior, jax.tree.map(lambda leaf: leaf[-1], found))
         noise_residual = _last_residual(family, found, size, damping)
     return Diagnostics(
+        status=result.status,
         movement=result.history.movement,
         # Between normals of equal widths s_i, whose means differ by d_i, the Jeffreys divergence is
         # the sum of (d_i / s_i)^2: the root of its mean is the root mean square of d_i / s_i. A
@@ -176,7 +170,6 @@ def diagnose(
         residual=np.sqrt(result.history.movement / size) / damping,
         noise_residual=noise_residual,
         sharpness=sharpness,
-        margin=_margin(result),
         contributors=contributors,
         share=share,
         noise=noise,
@@ -238,30 +231,6 @@ def _last_residual(family: MeanField, found: Natural, size: int, damping: float)
     centres = [jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), tree) for tree in (before, last)]
     shared = family.jeffreys(*centres)
     return float(jnp.sqrt(jnp.maximum(moved - shared, 0) / size) / damping)
-
-
-def _margin(result: FitResult) -> float:
-    """How often the last step can be repeated inside the domain."""
-    # The domain is convex, so the multiples that stay inside form an interval: bisect its end.
-    rounds = len(result.history.movement)
-    if not rounds or result.run.central:
-        return math.inf
-    family, natural = result.posterior.family, result.posterior.natural
-    before = result.posterior_at(rounds - 1).natural if rounds > 1 else result.state.prior
-    step = factors.divide(natural, before)
-
-    @jax.jit
-    def stays(times: float) -> Array:
-        return family.in_domain(factors.multiply(natural, factors.power(step, times)))
-
-    if bool(stays(_FAR)):
-        return math.inf
-    low, high = 0.0, _FAR
-    # Thirty halvings of 1000 leave a millionth.
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if bool(stays(middle)) else (low, middle)
-    return low
 
 
 def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:

@@ -190,7 +190,7 @@ def check(method: Any) -> None:
         raise TypeError(
             "method must be one of DPOptimization, NonPrivate, ParameterPerturbation, "
             "LocalAveraging, VirtualClients, FisherScoring, BayesianCommitteeMachine, GlobalVI, or "
-            f"one of your own, got {_validate.shown(method)}: write method=DPOptimization(), say."
+            f"one of your own, got {_validate.shown(method)}: write method=FisherScoring(), say."
         )
 
 

@@ -50,6 +50,7 @@ def of_public_data(
         summed out, and the log likelihood is of all outcomes of a record together: it bears the
         outcome's name if there is one, else ``outcomes``.
     """
+    predictions.check_missing(space, model, draws, rows, constants)
     # One draw is enough to read names and shapes of outcomes.
     first = {name: value[0] for name, value in draws.items()}
     sites = outputs.outcomes(model, rows, constants, first)
@@ -75,7 +76,12 @@ def of_public_data(
         groups["observed_data"] = {n: Variable(values[n], site.dims) for n, site in seen.items()}
     # Arguments from which observed values are computed are outcomes; the rest is constant data.
     outcome = frozenset[str]().union(*(site.inputs for site in seen.values()))
-    rest = {n: np.asarray(x) for n, x in given.items() if n not in outcome and _is_array(x)}
+    # What came as an array stays as it was; a table's column is what was made of it.
+    rest = {
+        n: np.asarray(x if _is_array(x) else rows[n])
+        for n, x in given.items()
+        if n not in outcome and (n in rows or _is_array(x))
+    }
     if rest:
         groups["constant_data"] = {
             name: Variable(value, [record] if name in rows and record else [])

@@ -16,6 +16,7 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace, outputs
 from numpyro_dppvi.latents.space import shapes as shapes
+from numpyro_dppvi.latents.tables import Table, by_argument, is_records
 from numpyro_dppvi.posterior import exported, file, marginals, pickled, predictions
 from numpyro_dppvi.posterior.prior import Prior, listed
 from numpyro_dppvi.posterior.to_arviz import to_arviz
@@ -183,6 +184,10 @@ class Posterior:
         shapes = (f"{latent.name} {latent.shape}" for latent in self.space.latents)
         return f"<Posterior of {', '.join(shapes)}>"
 
+    def __str__(self) -> str:
+        """The summary."""
+        return self.summary()
+
     def _repr_html_(self) -> str:
         """The summary for notebooks."""
         rows, said = self._table()
@@ -218,14 +223,21 @@ class Posterior:
 
         Raises:
             TypeError: If an argument of the model is missing or unknown.
-            ValueError: If an array has other columns than in the fit, or arrays differ in length.
+            ValueError: If an array has other columns than in the fit, or arrays differ in length;
+                if an entry is NaN, and the model does not say what a missing one is.
         """
         draw_key, site_key = jax.random.split(_validate.rng_key(rng_key))
+        if is_records(num_samples):
+            raise TypeError(
+                f"num_samples must be a whole number, got {_validate.shown(num_samples)}: write "
+                "predictive(key, **table[['age', 'dose']]) for predictions at a table's rows."
+            )
         num_samples = _validate.positive_int("num_samples", num_samples, _MOST_SAMPLES)
         rows, constants = self._arguments(model_args, "predictive", "predictive(key, {}=...)")
         if batch_size is not None:
             batch_size = _validate.positive_int("batch_size", batch_size)
         draws = self.sample(draw_key, (num_samples,))
+        predictions.check_missing(self.space, self.model, draws, rows, constants)
         return predictions.predict(self.model, draws, rows, constants, site_key, batch_size)
 
     def _arguments(
@@ -244,7 +256,7 @@ class Posterior:
         rng_key: PRNGKey | None = None,
         num_samples: int = 1000,
         *,
-        public_data: Mapping[str, Any] | None = None,
+        public_data: Mapping[str, Any] | Table | None = None,
         dims: Mapping[str, Sequence[str]] | None = None,
         coords: Mapping[str, Sequence[Any]] | None = None,
     ) -> Any:
@@ -256,10 +268,11 @@ class Posterior:
         Args:
             rng_key: A JAX key; a fixed one by default.
             num_samples: How many draws.
-            public_data: The model's data arguments for rows that may be published, such as a
-                public test set. Adds ``posterior_predictive``; if the outcome is included,
-                ``log_likelihood`` and ``observed_data``; and the rest as ``constant_data``. The
-                export contains these data as they are; no budget covers them.
+            public_data: The model's data arguments, or a table with such columns, for rows that may
+                be published, such as a public test set. Adds ``posterior_predictive``; if the
+                outcome is included, ``log_likelihood`` and ``observed_data``; and the rest as
+                ``constant_data``. The export contains these data as they are; no budget covers
+                them.
             dims: Names of a variable's dimensions; names of plates by default.
             coords: Labels along dimensions, by name. Clients' names are those of a dimension (a
                 plate) called ``client`` or ``clients``, in the order of the fit's data. Where data
@@ -281,6 +294,7 @@ class Posterior:
         rows: Mapping[str, Any] = {}
         constants: Mapping[str, Any] = {}
         if public_data is not None:
+            public_data = by_argument(public_data, self.model, self.model_kwargs, "public_data")
             public_data = _validate.mapping("public_data", public_data, "{'X': X_test}")
             rows, constants = self._arguments(
                 public_data, "public_data", 'public_data={{"{}": ...}}'

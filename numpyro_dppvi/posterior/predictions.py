@@ -6,14 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from numpyro.infer import Predictive
 from numpyro.infer import log_likelihood as numpyro_log_likelihood
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Model, PRNGKey
-from numpyro_dppvi.latents import HANDLERS, from_model
+from numpyro_dppvi.latents import HANDLERS, LatentSpace, from_model
 from numpyro_dppvi.latents.arguments import asked_of
-from numpyro_dppvi.latents.outputs import unconditioned
+from numpyro_dppvi.latents.missing import may_be_missing
+from numpyro_dppvi.latents.outputs import outcomes, unconditioned
 from numpyro_dppvi.latents.trace import indexable, resized
 
 # The most predictions in a batch (256 MiB of 32-bit floats).
@@ -230,6 +232,46 @@ def _validated(name: str, value: Any, like: jax.ShapeDtypeStruct) -> np.ndarray 
             f"fit, got {_validate.shown(array)}: give it the columns that the model was fitted to."
         )
     return array
+
+
+def check_missing(
+    space: LatentSpace,
+    model: Model,
+    draws: Mapping[str, Array],
+    rows: Mapping[str, Any],
+    constants: Mapping[str, Any],
+) -> None:
+    """Refuses NaN in what is predicted from: a draw at log odds of NaN is 0, and looks like one.
+
+    Args:
+        space: The model's latents.
+        model: The model.
+        draws: Draws of all latents, on a leading axis.
+        rows: Arguments with one entry per record.
+        constants: The other arguments.
+
+    Raises:
+        ValueError: Names the argument.
+    """
+    found = {name for name, array in rows.items() if _has_nan(array)}
+    if not found:
+        return
+    first = {name: value[0] for name, value in draws.items()}
+    # NumPyro's own checks would speak of a parameter that is invalid, and not of the argument.
+    with HANDLERS, numpyro.validation_enabled(False):
+        sites = outcomes(model, rows, constants, first).values()
+    # An outcome that is passed is not read.
+    unread = may_be_missing(space).allowed.union(*(site.inputs for site in sites))
+    for name in sorted(found - unread):
+        raise ValueError(
+            f"{name} must hold finite numbers, got NaN, and the model does not say what a missing "
+            "entry is: leave out such rows, or put numbers in their place."
+        )
+
+
+def _has_nan(array: Any) -> bool:
+    is_real = not isinstance(array, jax.core.Tracer) and jnp.issubdtype(array.dtype, jnp.floating)
+    return is_real and bool(jnp.any(jnp.isnan(array)))
 
 
 def is_number(dtype: Any) -> bool:

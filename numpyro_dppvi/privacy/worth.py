@@ -134,11 +134,12 @@ def of_joining(bought: Worth, names: Sequence[str] = ()) -> str:
         return ""
     who = bought.gainless
     if not who:
-        if bought.epsilon_needed is None:
+        needs = bought.epsilon_needed or (0.0,)
+        most = max(needs)
+        if most == 0:  # as where delta alone promises no more
             return "joining can pay for every client."
-        most = max(bought.epsilon_needed)
         # The client that drops out first as epsilon falls; usually the largest.
-        last = [m for m, epsilon in enumerate(bought.epsilon_needed) if epsilon == most]
+        last = [m for m, epsilon in enumerate(needs) if epsilon == most]
         return (
             f"joining can pay for every client; below epsilon = {_down(most)} it could not for "
             f"{words.listed(last, names)}."

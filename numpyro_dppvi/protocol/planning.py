@@ -342,6 +342,8 @@ def resolve(
         exact = local.releases == "nothing" and getattr(local, "optimizer", None) is None
         damped = not (exact and in_turn) or schedules.starts_from_pulled(schedule)
         damping = DEFAULT_DAMPING if damped else 1.0
+    if not resolved.local.damped:
+        damping = 1.0  # of what the server makes anew in every round, nothing is left out
     return RunSpec(
         method=method,
         local=resolved.local,

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from numpyro_dppvi import _validate, guides, latents
+from numpyro_dppvi import _html, _validate, guides, latents
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.latents.tables import Table, of_one_client
 from numpyro_dppvi.methods import DPOptimization, FisherScoring, VirtualClients
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.posterior.prior import Prior, first_factor, off_scale
@@ -19,7 +20,6 @@ from numpyro_dppvi.protocol import server
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records.clients import names_and_sizes
 from numpyro_dppvi.records.shards import record_shapes
-from numpyro_dppvi.records.tables import Table, by_argument
 
 # Beyond these, FisherScoring's posteriors were too narrow in simulations (benchmarks/believe.py).
 _MOST_SPREAD, _MOST_NOISE, _MOST_LATENTS = 1.7, 2.5, 200
@@ -47,12 +47,20 @@ class Recommendation:
 
     def __str__(self) -> str:
         """The method, and the reasons below it."""
-        return "\n".join([f"method={self.method!r}", *(f"  {reason}" for reason in self.reasons)])
+        return "\n".join([self._heading, *(f"  {reason}" for reason in self.reasons)])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return _html.heading(self._heading) + _html.bullets(self.reasons)
+
+    @property
+    def _heading(self) -> str:
+        return f"method={self.method!r}"
 
 
 def recommend(
     model: Model,
-    records: Mapping[str, Any] | Table,
+    records: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Table,
     client_sizes: Sequence[int] | Mapping[str, int],
     budget: Budgets,
     *,
@@ -73,7 +81,8 @@ def recommend(
     Args:
         model: A NumPyro model.
         records: Arrays or ``jax.ShapeDtypeStruct`` by argument name, or a table; only shapes and
-            dtypes count, so made-up records or one client's will do.
+            dtypes count, so made-up records or one client's will do. Of several clients' records,
+            as ``fit`` takes them, the first client's.
         client_sizes: Number of records of each client, or a mapping of these by the clients'
             names.
         budget: One budget for all clients, or one per client: a list, or a mapping by name.
@@ -105,7 +114,7 @@ def recommend(
     client_names, sizes = names_and_sizes(client_sizes)
     budgets = budget_of_each(budget, len(sizes), client_names)
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
-    shapes = record_shapes(by_argument(records, model, constants, "records"), "records")
+    shapes = record_shapes(of_one_client(records, model, constants, "records"), "records")
     space = latents.from_model(model, shapes, constants)
     num_records, trusted = sum(sizes), server.aggregator(trusted_aggregator)
     num_shares = None if trusted is None else trusted.num_shares(len(sizes))

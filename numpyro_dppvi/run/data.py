@@ -9,6 +9,14 @@ import numpy as np
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Model, PRNGKey, Records
 from numpyro_dppvi.latents.arguments import Asked, asked_of
+from numpyro_dppvi.latents.tables import (
+    Table,
+    arguments_of,
+    is_one_party,
+    is_records,
+    is_table,
+    matrix_columns,
+)
 from numpyro_dppvi.records import (
     Partition,
     Shards,
@@ -18,12 +26,6 @@ from numpyro_dppvi.records import (
 )
 from numpyro_dppvi.records.clients import check_counts, client_names
 from numpyro_dppvi.records.shards import record_arrays
-from numpyro_dppvi.records.tables import (
-    Table,
-    arguments_of,
-    is_table,
-    matrix_columns,
-)
 
 Data: TypeAlias = Records | Sequence[Records] | Mapping[str, Records] | Table
 
@@ -69,7 +71,7 @@ def lay_out(
         model_kwargs: The model's public arguments.
     """
     asked = asked_of(model, model_kwargs)
-    if _is_one_party(data, asked):
+    if is_one_party(data, asked):
         _check_one_party(data, asked)
         records = arguments_of(data, asked, "data")
         found = _split(record_arrays(records, "data", records), clients, rng_key)
@@ -108,6 +110,11 @@ def _split(
     if not isinstance(clients, Partition):
         num_rows = len(next(iter(pooled.values())))
         clients = 1 if clients is None else clients
+        if not isinstance(clients, int | np.integer):
+            raise ValueError(
+                f"clients must be a whole number or a Partition, got {_validate.shown(clients)}: "
+                'write clients=10, or clients=Partition.from_labels(table["city"]).'
+            )
         check_counts(num_rows, clients, "clients")
         clients = split_evenly(rng_key, num_rows, clients)
     # NaN passes in every array: see `lay_out`.
@@ -115,25 +122,14 @@ def _split(
     return LaidOut(shards, clients.sizes, clients.names, ("data",) * len(clients.sizes))
 
 
-def _is_one_party(data: Any, asked: Asked) -> bool:
-    if is_table(data):
-        return True
-    if not isinstance(data, Mapping):
-        return False
-    # {'X': table, 'y': table} can be one party's matrices or two clients called X and y: the
-    # model's arguments decide. An empty mapping is refused where arrays are read.
-    each_is_records = all(_is_records(part) for part in data.values())
-    return not data or not each_is_records or set(data) <= set(asked.names)
-
-
 def _check_one_party(data: Any, asked: Asked) -> None:
     """Refuses a mapping of some clients' records and some arrays."""
     # A model that takes any argument may mean its keys so: nobody can tell.
     if is_table(data) or asked.anything:
         return
-    clients = [name for name, part in data.items() if _is_records(part) and name not in asked.names]
+    clients = [name for name, part in data.items() if is_records(part) and name not in asked.names]
     if clients:
-        array = next(name for name, part in data.items() if not _is_records(part))
+        array = next(name for name, part in data.items() if not is_records(part))
         raise ValueError(
             "data must be one party's arrays by argument or clients by name, got both: "
             f"{_validate.shown(clients[0])} is a table or mapping and no argument of the model, "
@@ -142,14 +138,10 @@ def _check_one_party(data: Any, asked: Asked) -> None:
         )
 
 
-def _is_records(value: Any) -> bool:
-    return isinstance(value, Mapping) or is_table(value)
-
-
 def _check_per_client(data: Any) -> None:
     """Refuses data that is neither one party's records nor a sequence of them."""
     is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes, bytearray))
-    if not is_list or not all(_is_records(part) for part in data):
+    if not is_list or not all(is_records(part) for part in data):
         received = _validate.shown(data)
     elif not data:
         received = "an empty list"
@@ -158,5 +150,5 @@ def _check_per_client(data: Any) -> None:
     raise TypeError(
         "data must be a mapping from the model's arguments to arrays or a table with such columns, "
         "or a list of these, one per client, or a mapping of these by the clients' names, got "
-        f'{received}: write data={{"X": X, "y": y}}.'
+        f'{received}: write data={{"X": X, "y": y}}, or dict(iter(groups)) for a grouped table.'
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import chi2
 
+from numpyro_dppvi import _html
 from numpyro_dppvi._typing import Natural
 
 
@@ -116,7 +117,7 @@ class Status:
             said = [self._why()]
         else:
             # A run that ends early without being stopped has settled.
-            all_ran = "The one round ran" if self.alone else f"All {self.rounds} rounds ran"
+            all_ran = self._all_ran
             mended = self.rejected or self.failed
             if self.rounds < self.num_rounds:
                 # Visits that change nothing leave the posterior where it is: that settles nothing.
@@ -139,6 +140,14 @@ class Status:
             )
         return said
 
+    def _repr_html_(self) -> str:
+        """The sentences for notebooks."""
+        return _html.paragraph(str(self))
+
+    @property
+    def _all_ran(self) -> str:
+        return "The one round ran" if self.rounds == 1 else f"All {self.rounds} rounds ran"
+
     @property
     def _unsettled(self) -> bool:
         still = self.moved > (_SETTLED_WITH_NOISE if self.private else _SETTLED)
@@ -150,7 +159,7 @@ class Status:
 
     def _why(self) -> str:
         """What still moves, and what to do about it."""
-        ran = f"All {self.rounds} rounds ran, but the posterior has not settled"
+        ran = f"{self._all_ran}, but the posterior has not settled"
         moved = f"the last one still moved it by {self.moved:.2g} of its standard deviations"
         more = f"Write num_rounds={2 * self.num_rounds}"
         if self.pulled:

@@ -112,6 +112,8 @@ class TestSentences:
         budgets = [PrivacyBudget(3.0), PrivacyBudget(4.0)]
         other = of_joining(worth(LATENTS, budgets, (1000, 1000)))
         assert other == "joining can pay for every client."
+        hardly_private = worth(LATENTS, [PrivacyBudget(1.0, delta=0.5)] * 2, (1000, 1000))
+        assert of_joining(hardly_private) == "joining can pay for every client."
 
     def test_one_client_joins_nobody(self):
         found = of(0.5, (400,))

@@ -1,4 +1,4 @@
-"""Tables, such as DataFrames: which of their columns a model asks for."""
+"""Tables, such as DataFrames: which of their columns a model asks for, and whose they are."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,8 +16,26 @@ _SHOWN = 8
 def is_table(value: Any) -> bool:
     """Whether this has columns by name and is not a mapping."""
     # By what it can do: pandas and polars need not be installed for this to be read.
-    has_columns = hasattr(value, "columns") and hasattr(value, "__getitem__")
+    # A query that has not run yet has columns, too, but no length.
+    has_columns = all(hasattr(value, name) for name in ("columns", "__getitem__", "__len__"))
     return has_columns and not isinstance(value, (type, Mapping))
+
+
+def is_records(value: Any) -> bool:
+    """Whether this could be one client's records, by argument."""
+    return isinstance(value, Mapping) or is_table(value)
+
+
+def is_one_party(data: Any, asked: Asked) -> bool:
+    """Whether data is one party's records, and not clients by name or in a list."""
+    if is_table(data):
+        return True
+    if not isinstance(data, Mapping):
+        return False
+    # {'X': table, 'y': table} can be one party's matrices or two clients called X and y: the
+    # model's arguments decide. An empty mapping is refused where arrays are read.
+    each_is_records = all(is_records(part) for part in data.values())
+    return not data or not each_is_records or set(data) <= set(asked.names)
 
 
 def arguments_of(records: Any, asked: Asked, name: str) -> Mapping[str, Any]:
@@ -34,9 +52,10 @@ def arguments_of(records: Any, asked: Asked, name: str) -> Mapping[str, Any]:
     missing = [argument for argument in asked.needed if argument not in taken]
     if missing or not taken:
         one = missing[0] if missing else "X"
+        have = f"the columns {_listed(columns)}" if columns else "columns without plain names"
         raise ValueError(
-            f"{name} must be a table with a column for each argument of the model, got one of the "
-            f"columns {_listed(columns) or 'none'}, without {one!r}: rename a column, or write "
+            f"{name} must be a table with a column for each argument of the model, got one of "
+            f"{have}, without {one!r}: rename a column, or write "
             f'{{"{one}": table[["a", "b"]], ...}} for a matrix of several columns.'
         )
     repeated = [column for column in taken if taken.count(column) > 1]
@@ -53,6 +72,16 @@ def by_argument(records: Any, model: Model, model_kwargs: Mapping[str, Any], nam
     if not is_table(records):
         return records
     return arguments_of(records, asked_of(model, model_kwargs), name)
+
+
+def of_one_client(data: Any, model: Model, model_kwargs: Mapping[str, Any], name: str) -> Any:
+    """Records by argument of one party, or of the first client of several."""
+    asked = asked_of(model, model_kwargs)
+    if isinstance(data, Mapping) and not is_one_party(data, asked):
+        data = list(data.values())
+    if isinstance(data, Sequence) and data and all(is_records(part) for part in data):
+        data = data[0]
+    return by_argument(data, model, model_kwargs, name)
 
 
 def matrix_columns(
