@@ -20,6 +20,7 @@ import numpy as np
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import precision
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods import noisy_gradients, values
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.methods.visits import ROWS_TOGETHER, ClientParams, Layout
@@ -35,7 +36,6 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.protocol import checks, devices, initial, rounds, schedules, server
 from numpyro_dppvi.protocol.client import Client, ClientState
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundInfo, RoundState
 from numpyro_dppvi.protocol.server import ServerState, TrustedAggregator
@@ -47,7 +47,7 @@ _PER_CLIENT = 16
 
 
 # Not as JAX compiles it, which takes longer.
-_fold_in = compiled()(jax.random.fold_in)
+_fold_in = compiled(quick=True)(jax.random.fold_in)
 
 
 class PVIState(NamedTuple):

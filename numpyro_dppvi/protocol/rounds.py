@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import factors, precision
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods.visits import Outcome
 from numpyro_dppvi.protocol import client, initial, server
 from numpyro_dppvi.protocol.client import ClientState
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Release, Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.server import MergeInfo, ServerState

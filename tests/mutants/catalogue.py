@@ -239,8 +239,8 @@ _CLIP = (
     ),
     Mutant(
         "a layer's norm that forgets what cancels",
-        "    return (jnp.sqrt(total) + moved) ** 2\n",
-        "    return total\n",
+        "norms = (1 + (ROWS_PER_BLOCK + 1) * eps) * (jnp.sqrt(total) + moved) ** 2\n",
+        "norms = total\n",
         (f"{LAYERS}test_where_terms_cancel_the_norm_is_no_smaller_than_what_rounding_may_leave",),
     ),
     Mutant(
