@@ -204,7 +204,7 @@ def _broken(space: LatentSpace) -> str | None:
     # Programs that draw from priors compile slowly. Most models pass this cheaper test first.
     points = {latent.name: _points(latent) for latent in space.latents}
     # Seeds are only there for models that draw numbers of their own.
-    possible = Compiled(shares, quick=True)(points, jnp.asarray(np.arange(_NUM_POINTS)))
+    possible = Compiled(shares, quick=True)(points, jax.device_put(np.arange(_NUM_POINTS)))
     if not any(float(share) > 0 for share in possible.values()):
         return None
     keys = jax.random.split(jax.random.key(0), _NUM_DRAWS)

@@ -352,4 +352,4 @@ def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]], missing: Collection[
         held = _held_dtype(dtype, name)
         # Without a dtype, JAX compiles a copy.
         records[name] = jnp.asarray(_held(padded, held, repr(name), name in missing), held)
-    return Shards(records, jnp.asarray(sizes, jnp.int32))
+    return Shards(records, jnp.asarray(np.asarray(sizes, np.int32), jnp.int32))
