@@ -267,9 +267,9 @@ print(len(found))
 
 @pytest.mark.slow
 def test_the_first_fit_of_a_process_compiles_few_programs():
-    """Each takes some 40 ms, however small it is; there were 47."""
+    """Each takes 10 to 40 ms, however small it is; there were 47."""
     done = subprocess.run([sys.executable, "-c", FIRST_FIT], capture_output=True, check=True)
-    assert 5 < int(done.stdout.splitlines()[-1]) <= 30
+    assert 5 < int(done.stdout.splitlines()[-1]) <= 20
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.privacy import LedgerFile
 from numpyro_dppvi.protocol import algorithm, client, server
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Release
 from tests.alone import client_of
 

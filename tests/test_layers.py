@@ -108,6 +108,14 @@ def test_where_terms_cancel_the_norm_is_no_smaller_than_what_rounding_may_leave(
     assert squared[0] ** 0.5 > 2.0**-24 * 6e7
 
 
+def test_a_norm_is_never_smaller_than_the_exact_one_and_hardly_larger():
+    each = products(200)
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), each)
+    entries = np.einsum("ni,nmk,mik->nik", *wide)
+    ratio = arithmetic.squared_norms([each], jnp.float32) / np.sum(entries**2, axis=(1, 2))
+    assert np.all(ratio >= 1) and np.all(ratio < 1 + 2e-5)
+
+
 def test_sums_do_not_depend_on_the_order_of_records():
     each, order = products(40), RNG.permutation(40)
     turned = each._replace(left=each.left[order], right=each.right[order])

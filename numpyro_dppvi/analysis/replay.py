@@ -20,6 +20,7 @@ import numpy as np
 
 from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import MeanField, factors
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods import values, visits
 from numpyro_dppvi.methods.local_solve import GradientFn
 from numpyro_dppvi.posterior.prior import first_factor
@@ -27,7 +28,6 @@ from numpyro_dppvi.privacy import PrivacyPlan, Sampler, add_noise
 from numpyro_dppvi.privacy.keys import Purposes
 from numpyro_dppvi.protocol import algorithm, client, rounds, schedules
 from numpyro_dppvi.protocol.client import ClientState
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundState

@@ -1,6 +1,5 @@
 """Independent normal entries: natural parameters (m / s^2, -1 / (2 s^2)), statistics (x, x^2)."""
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import numpyro.distributions as dist
 
 from numpyro_dppvi._typing import Array, PRNGKey, RowProduct
 from numpyro_dppvi.families import factors
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.reading import full, plain
 
 
@@ -121,7 +121,7 @@ class DiagonalNormal:
 
     def in_domain(self, natural: NormalNatural) -> Array:
         """Whether all are finite and every precision is positive."""
-        return jnp.all(natural.quadratic < 0) & factors.is_finite(natural)
+        return factors.all_of(natural.quadratic < 0, *map(jnp.isfinite, natural))
 
     def project(self, natural: NormalNatural) -> NormalNatural:
         """Raises negative precisions to zero and keeps the linear part."""
@@ -186,7 +186,7 @@ class DiagonalNormal:
         return normal.to_event(len(self.shape))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@compiled("family", quick=True)
 def _of_normal(family: DiagonalNormal, loc: Array, scale: Array) -> NormalNatural:
     """Natural parameters from a prior's, in one program: each small one takes a first fit 50 ms."""
     log_scale = jnp.log(full(scale, family.shape))

@@ -5,6 +5,7 @@ the unit factor is not, nor may be a noisy factor, a cavity or a change between 
 """
 
 import functools
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -150,22 +151,35 @@ def unit(like: Parameters, num_factors: int | None = None) -> Parameters:
 @in_own_precision
 def inner(natural: PyTree, statistics: PyTree) -> Array:
     """The inner product of natural parameters and (expected) sufficient statistics, a scalar."""
-    products = jax.tree.map(lambda n, t: jnp.sum(n * t), natural, statistics)
-    return functools.reduce(jnp.add, jax.tree.leaves(products))
+    products = jax.tree.leaves(jax.tree.map(jnp.multiply, natural, statistics))
+    return functools.reduce(jnp.add, map(jnp.sum, _by_shape(jnp.add, products)))
 
 
 def count_nonzero(change: PyTree) -> Array:
     """How many natural parameters differ from zero, a scalar."""
-    counts = [jnp.sum(leaf != 0, dtype=jnp.int32) for leaf in jax.tree.leaves(change)]
-    return functools.reduce(jnp.add, counts)
+    counts = [(leaf != 0).astype(jnp.int32) for leaf in jax.tree.leaves(change)]
+    return functools.reduce(
+        jnp.add, [jnp.sum(each, dtype=jnp.int32) for each in _by_shape(jnp.add, counts)]
+    )
 
 
 @in_own_precision
 def is_finite(natural: PyTree) -> Array:
     """Whether every natural parameter is finite, a scalar boolean."""
-    return functools.reduce(
-        jnp.logical_and, [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(natural)]
-    )
+    return all_of(*map(jnp.isfinite, jax.tree.leaves(natural)))
+
+
+def all_of(*conditions: Array) -> Array:
+    """Whether all entries of some boolean arrays hold, a scalar boolean."""
+    return functools.reduce(jnp.logical_and, map(jnp.all, _by_shape(jnp.logical_and, conditions)))
+
+
+def _by_shape(operation: Callable[..., Array], arrays: Iterable[Array]) -> list[Array]:
+    """Arrays of one shape taken together: a reduction takes as long to compile as ten sums."""
+    found: dict[tuple[int, ...], Array] = {}
+    for each in arrays:
+        found[each.shape] = operation(found[each.shape], each) if each.shape in found else each
+    return list(found.values())
 
 
 @in_own_precision

@@ -20,6 +20,7 @@ from numpyro_dppvi._typing import (
 )
 from numpyro_dppvi.families import factors, joint
 from numpyro_dppvi.families.base import LocatedFamily, NormalFamily
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.full_normal import FullNormal
 from numpyro_dppvi.families.precision import in_own_precision, rounded
 
@@ -238,32 +239,18 @@ class MeanField:
             for place in self._places()
         }
         rest = frozenset(latent for latent, natural in found.items() if natural is None)
-        return self._product(
-            {name: natural for name, natural in found.items() if name not in rest}
-        ), rest
+        return _product(self, {name: of for name, of in found.items() if name not in rest}), rest
 
     def standard_of(self, latents: frozenset[str]) -> Natural:
         """The standard distribution of the named latents, and the factor 1 for all others."""
-        return self._product(
+        return _product(
+            self,
             {
                 place.latent: _alone(place).natural(_alone(place).standard())
                 for place in self._places()
                 if place.latent in latents
-            }
+            },
         )
-
-    def _product(self, by_latent: Mapping[str, MemberNatural]) -> Natural:
-        """Natural parameters by member from those of some latents; 1 for the others."""
-        # Start from the unit factor in every member and multiply the latents' factors in. A latent
-        # of a shared member fills its block of the joint vector.
-        whole = factors.unit(jax.eval_shape(lambda: self.natural(self.standard())))
-        for place in self._places():
-            natural = by_latent.get(place.latent)
-            if natural is not None and place.offset is not None:
-                natural = joint.embedded(natural, place.offset, place.family)
-            if natural is not None:
-                whole[place.member] = factors.multiply(whole[place.member], natural)
-        return whole
 
     def by_latent(self, by_member: Mapping[str, Array]) -> dict[str, Array]:
         """Draws by latent from draws by member: splits shared members into their latents."""
@@ -303,6 +290,21 @@ class MeanField:
             for latent, shape in parts:
                 yield _Place(latent, name, family, shape, offset)
                 offset += math.prod(shape)
+
+
+@compiled("family", quick=True)
+def _product(family: MeanField, by_latent: Mapping[str, MemberNatural]) -> Natural:
+    """Natural parameters by member from those of some latents; 1 for the others."""
+    # Start from the unit factor in every member and multiply the latents' factors in. A latent of a
+    # shared member fills its block of the joint vector.
+    whole = factors.unit(jax.eval_shape(lambda: family.natural(family.standard())))
+    for place in family._places():
+        natural = by_latent.get(place.latent)
+        if natural is not None and place.offset is not None:
+            natural = joint.embedded(natural, place.offset, place.family)
+        if natural is not None:
+            whole[place.member] = factors.multiply(whole[place.member], natural)
+    return whole
 
 
 def _alone(place: _Place) -> Any:

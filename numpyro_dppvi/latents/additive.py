@@ -16,6 +16,7 @@ from numpyro.distributions import biject_to
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.families.compiled import Compiled
 from numpyro_dppvi.latents.fingerprint import constants
 from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.reasons import IMPUTE, a_site_a_record
@@ -140,19 +141,20 @@ def _mixed(space: LatentSpace, missing: frozenset[str]) -> tuple[str | None, str
 
     # Compare log p(rows) with the sum of log p(row), with different seeds for the two, so that a
     # model that draws random numbers of its own differs, too.
-    both = jax.jit(lambda rows: (all_at_once(0, rows), one_by_one(1, rows)))
+    both = Compiled(lambda rows: (all_at_once(0, rows), one_by_one(1, rows)), quick=True)
     for name, given, density, alone in _densities(both, rows, missing):
         total, size = alone.sum(axis=1), np.abs(alone).sum(axis=1)
         if _agree(density, total, size):
             continue
-        if not _agree(density, jax.jit(all_at_once)(1, given)[name], size):
+        if not _agree(density, Compiled(all_at_once, quick=True)(1, given)[name], size):
             return name, _RANDOM
         # With N / len(y) a model makes N / 3 sum_i l_i of three rows, and N l_i of each row alone.
         if _agree(NUM_TOGETHER * density, total, size):
             return name, _FACTOR
         # What is left when the records are replaced by others depends on no record.
         others = {key: made_up(rng, s) for key, s in several(space.row, NUM_TOGETHER).items()}
-        three, each = jax.jit(lambda rows: (all_at_once(0, rows), one_by_one(0, rows)))(others)
+        both = Compiled(lambda rows: (all_at_once(0, rows), one_by_one(0, rows)), quick=True)
+        three, each = both(others)
         rest = three[name] - each[name].sum(axis=1)
         return name, _PRIOR_TOO if _agree(density - total, rest, size) else _MIXES
     return None, ""

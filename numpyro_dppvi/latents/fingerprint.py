@@ -54,7 +54,11 @@ def _known(program: ClosedJaxpr) -> list[Array]:
     if not all(isinstance(v, Literal) or v in constant for v in outputs):
         return []
     found = (v.val if isinstance(v, Literal) else constant[v] for v in outputs)
-    return [jnp.asarray(x, v.aval.dtype) for x, v in zip(found, outputs, strict=True)]
+    # Numbers as NumPy's first, because JAX compiles what it converts.
+    return [
+        jnp.asarray(np.asarray(x, v.aval.dtype) if np.isscalar(x) else x, v.aval.dtype)
+        for x, v in zip(found, outputs, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.families.compiled import Compiled, compiled
 from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.additive import made_up
 from numpyro_dppvi.latents.integers import integers
@@ -69,7 +70,7 @@ def _checked(space: LatentSpace) -> tuple[str, ...]:
     return tuple(name for name in space.client_side if not found[name] - {"$data"})
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@compiled("space", "names")
 def _supported(
     space: LatentSpace, names: tuple[str, ...], records: Mapping[str, Array], mask: Array
 ) -> dict[str, Array]:
@@ -203,11 +204,11 @@ def _broken(space: LatentSpace) -> str | None:
     # Programs that draw from priors compile slowly. Most models pass this cheaper test first.
     points = {latent.name: _points(latent) for latent in space.latents}
     # Seeds are only there for models that draw numbers of their own.
-    possible = jax.jit(lambda: shares(points, jnp.arange(_NUM_POINTS)))()
+    possible = Compiled(shares, quick=True)(points, jax.device_put(np.arange(_NUM_POINTS)))
     if not any(float(share) > 0 for share in possible.values()):
         return None
     keys = jax.random.split(jax.random.key(0), _NUM_DRAWS)
-    for label, share in jax.tree.map(float, jax.jit(shares)({}, keys)).items():
+    for label, share in jax.tree.map(float, Compiled(shares, quick=True)({}, keys)).items():
         # A share of 1 is not the priors' doing: a parameter that is broken whatever the latents are
         # was made from a made-up row.
         if _SHARE <= share < 1:

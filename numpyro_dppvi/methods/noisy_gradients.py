@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PyTree
+from numpyro_dppvi._typing import Array, Gradient, Natural, PyTree
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import values, visits
@@ -271,17 +271,18 @@ def noisy_learning_rate(num_releases: int, damping: float) -> float:
     return _NOISE_TRAVEL / (damping * math.sqrt(num_releases))
 
 
-def noisy_step(method: Any, learning_rate: float, like: Coordinates) -> float:
+def noisy_step(method: Any, learning_rate: float, family: MeanField) -> float:
     """How far the first step of a noisy solve takes a coordinate.
 
     Args:
         method: A method whose gradients are noisy.
         learning_rate: Adam's, where the method names no optimiser.
-        like: Coordinates, of which only shapes count.
+        family: The family of q, of which only shapes count.
     """
     # Adam's first step is its rate, whatever the gradient. Others are tried on a gradient of ones.
     if method.optimizer is None:
         return learning_rate
+    like = family.standard()
     slope = jax.tree.map(jnp.ones_like, like)
     step, _ = method.optimizer.update(slope, method.optimizer.init(like), like)
     return max(float(jnp.max(jnp.abs(x), initial=0.0)) for x in jax.tree.leaves(step))

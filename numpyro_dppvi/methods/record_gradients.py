@@ -153,9 +153,8 @@ def _draw_by_draw(
     def loss(products: Rows, base: Mapping[str, Array], row: Rows) -> Array:
         return -layers.log_likelihood(products, base, row)
 
-    def of_draw(draw: Draws) -> tuple[Gradient, Rows]:
+    def of_draw(draw: Draws, products: Rows) -> tuple[Gradient, Rows]:
         base, noise = draw
-        products = jax.vmap(layers.products, (None, 0))(base, rows)
         gradient = jax.vmap(jax.grad(loss, argnums=(0, 1)), (0, None, 0))
         behind, gradients = gradient(products, _without(layers.names, base), rows)
         own = _without(layers.names, noise)
@@ -163,13 +162,16 @@ def _draw_by_draw(
         gradient_of = jax.vmap(rest.linear_gradient, (None, 0, None, None))
         return laid_out(Gradient(gradient_of(at, gradients, share, across))), behind
 
-    def add(total: Gradient, draw: Draws) -> tuple[Gradient, Rows]:
-        mine, behind = of_draw(draw)
+    def add(total: Gradient, draw: tuple[Draws, Rows]) -> tuple[Gradient, Rows]:
+        mine, behind = of_draw(*draw)
         return jax.tree.map(jnp.add, total, mine), behind
 
+    # Products with all draws' weights are one product of matrices.
+    products = jax.vmap(jax.vmap(layers.products, (None, 0)), (0, None))(draws[0], rows)
+    each = draws, products
     # The sum begins with the first draw, whose shapes and dtypes are those of the others.
-    first = of_draw(jax.tree.map(lambda leaf: leaf[0], draws))
-    others = jax.tree.map(lambda leaf: leaf[1:], draws)
+    first = of_draw(*jax.tree.map(lambda leaf: leaf[0], each))
+    others = jax.tree.map(lambda leaf: leaf[1:], each)
     # Beside first layers little is left to be added up, and an unrolled loop compiles for seconds.
     unroll = 1 if layers.names else _DRAWS_AT_ONCE
     total, behind = jax.lax.scan(add, first[0], others, unroll=unroll)

@@ -470,6 +470,7 @@ def _sum_in_chunks(
     chunk = chunk_size(num_rows, largest_chunk)
     num_chunks = math.ceil(num_rows / chunk)
 
+    @jax.jit  # traced once for both uses
     def sum_of_chunk(number: Array) -> Gradient:
         # The last chunk begins early and leaves out rows that others have, so that none is copied.
         first = number * chunk
@@ -483,7 +484,7 @@ def _sum_in_chunks(
         return arithmetic.add(total, sum_of_chunk(number))
 
     # In 64 bits, where sums of clipped and rounded gradients are exact: chunks change no release.
-    zeros = arithmetic.zeros(jax.eval_shape(sum_of_chunk, jnp.zeros((), int)))
+    zeros = arithmetic.zeros(jax.eval_shape(sum_of_chunk, 0))
     # -(-a // b) rounds up: a chunk with a single record is computed.
     last = num_chunks if used is None else jnp.minimum(num_chunks, -(-used // chunk))
     return jax.lax.fori_loop(0, last, add, zeros)

@@ -5,7 +5,6 @@ elementwise bijections of a normal, and by simulation with a fixed key for the r
 example).
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -15,6 +14,7 @@ import numpyro.distributions as dist
 
 from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families.compiled import compiled
 
 _NUM_DRAWS = 10_000
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
@@ -38,7 +38,7 @@ def _mean_and_stddev(distribution: dist.Distribution) -> tuple[Array, Array]:
     return distribution.mean, jnp.sqrt(distribution.variance)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@compiled("family", quick=True)
 def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict[str, Array]]:
     """Means and standard deviations of unconstrained latents, by latent."""
     found = family.distribution(family.coordinates(natural))

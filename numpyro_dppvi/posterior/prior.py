@@ -1,6 +1,5 @@
 """The prior's factor: the model's prior, or the posterior of an earlier study."""
 
-import functools
 import json
 import math
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import MeanField, WhiteFamily, factors
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.guides import PriorFactor, prior_factor
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.latents.identity import difference, identities
@@ -193,19 +193,20 @@ def caution_of_width(family: MeanField, natural: Natural, method: str) -> str:
     )
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@compiled("family", quick=True)
 def _widths(family: MeanField, natural: Natural) -> dict[str, tuple[Array, Array]]:
     """Whether a member is proper, and its smallest standard deviation if it is normal."""
     found = {}
     for name, member in family.members:
         coordinates = member.coordinates(natural[name])
-        good = member.in_domain(natural[name]) & factors.is_finite(coordinates)
+        finite = [jnp.isfinite(leaf) for leaf in jax.tree.leaves(coordinates)]
         narrowest = jnp.asarray(jnp.inf)
         if isinstance(member, WhiteFamily):
             # An extreme but finite precision can still have a variance of 0 or infinity in 32 bits.
             variances = member.axis_variances(coordinates)
-            good &= jnp.all((variances > 0) & jnp.isfinite(variances))
+            finite.append((variances > 0) & jnp.isfinite(variances))
             narrowest = jnp.sqrt(jnp.min(variances, initial=jnp.inf))
+        good = member.in_domain(natural[name]) & factors.all_of(*finite)
         found[name] = good, narrowest
     return found
 

@@ -142,36 +142,37 @@ def squared_norms_of_layers(products: LayerProduct, dtype: jnp.dtype) -> Array:
         if weights is None:
             norms = sides[0] * sides[1]
         else:
-            norms = _squared_norms_of_weighted(left, right, weights)
+            total = _squared_norms_of_weighted(left, right, weights)
+            # An entry is a sum of m products. When it is computed anew, rounded otherwise, it moves
+            # by up to m + 3 roundings of left_i w_i sum_m |right_mj|, with w_i the largest of its
+            # weights, which is far more than the entry where they cancel. The square of that sum is
+            # at most m times the sum of squares.
+            most = jnp.max(jnp.abs(weights), axis=(0, 2)).astype(jnp.float64)
+            eps = float(jnp.finfo(right.dtype).eps)  # type: ignore[no-untyped-call]
+            spread = right.shape[1] * _product(squares, most**2) * sides[1]
+            moved = (right.shape[1] + 3) * eps * jnp.sqrt(spread)
+            # Eight squares were added up in the dtype itself.
+            norms = (1 + (ROWS_PER_BLOCK + 1) * eps) * (jnp.sqrt(total) + moved) ** 2
         return jnp.where(_in_range(sides, dtype), norms, jnp.inf)
 
 
 def _squared_norms_of_weighted(left: Array, right: Array, weights: Array) -> Array:
-    # Eight rows of entries after eight. Nothing is carried along, and each array is one of its own:
-    # of such loops the compiler makes fast ones.
-    rights = jax.lax.optimization_barrier([right[:, m] for m in range(right.shape[1])])
-    rows = _in_eights(left.T), [_in_eights(weight) for weight in weights]
+    # Eight rows of entries after eight, so that a core's vector holds records. Nothing is carried
+    # along, and each array is one of its own: of such loops the compiler makes fast ones.
+    rights = jax.lax.optimization_barrier([right[:, m].T for m in range(right.shape[1])])
+    rows = _in_eights(left.T), [_in_eights(weight[:, :, None]) for weight in weights]
 
     def of_eight(carry: None, eight: Any) -> tuple[None, Array]:
         mine, weights = jax.lax.optimization_barrier(eight)
         entries = [
-            mine[k][:, None] * _weighted([weight[k] for weight in weights], rights)
+            mine[k] * _weighted([weight[k] for weight in weights], rights)
             for k in range(ROWS_PER_BLOCK)
         ]
-        return carry, functools.reduce(jnp.add, [each.astype(jnp.float64) ** 2 for each in entries])
+        return carry, functools.reduce(jnp.add, [each**2 for each in entries])
 
     squares = jax.lax.scan(of_eight, None, jax.lax.optimization_barrier(rows))[1]
-    total = jnp.sum(jnp.sum(squares, axis=0), axis=1)
-    # An entry is a sum of m products. When it is computed anew, rounded otherwise, it moves by up
-    # to m + 3 roundings of their absolute values' sum, which is far more than the entry where they
-    # cancel. With |w_mij| <= w_ij that sum is at most w_ij sum_m |right_mj|.
-    most = jnp.max(jnp.abs(weights), axis=0).astype(jnp.float64)
-    inputs = left.astype(jnp.float64) ** 2
-    spread = _product(inputs, most**2)
-    sums = jnp.sum(jnp.abs(right.astype(jnp.float64)), axis=1)
-    eps = float(jnp.finfo(right.dtype).eps)  # type: ignore[no-untyped-call]
-    moved = (right.shape[1] + 3) * eps * jnp.sqrt(jnp.sum(spread * sums**2, axis=1))
-    return (jnp.sqrt(total) + moved) ** 2
+    wide = squares.reshape(-1, len(left)).astype(jnp.float64)
+    return _product(jnp.ones(len(wide), jnp.float64), wide)
 
 
 def _weighted(weights: Sequence[Array], rights: Sequence[Array]) -> Array:

@@ -86,7 +86,9 @@ class SecretKeys:
 
 def _key(data: bytes, generator: Generator) -> PRNGKey:
     impl = chacha.implementation() if generator == "chacha20" else generator
-    return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(data, np.uint32)), impl=impl)
+    return jax.random.wrap_key_data(
+        jnp.asarray(np.frombuffer(data, np.uint32), jnp.uint32), impl=impl
+    )
 
 
 @functools.cache

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from numpyro_dppvi import _validate, guides, latents
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import precision
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods import noisy_gradients, values
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.methods.visits import ROWS_TOGETHER, ClientParams, Layout
@@ -35,7 +36,6 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.protocol import checks, devices, initial, rounds, schedules, server
 from numpyro_dppvi.protocol.client import Client, ClientState
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundInfo, RoundState
 from numpyro_dppvi.protocol.server import ServerState, TrustedAggregator
@@ -47,7 +47,7 @@ _PER_CLIENT = 16
 
 
 # Not as JAX compiles it, which takes longer.
-_fold_in = compiled()(jax.random.fold_in)
+_fold_in = compiled(quick=True)(jax.random.fold_in)
 
 
 class PVIState(NamedTuple):
@@ -340,7 +340,7 @@ def prepare(setup: Setup) -> Assembly:
     # could walk out of a prior that is much narrower than a step.
     if method.releases == "gradients":
         rate = float(params.learning_rate)
-        check_width(family, prior, noisy_gradients.noisy_step(method, rate, family.standard()))
+        check_width(family, prior, noisy_gradients.noisy_step(method, rate, family))
     return Assembly(problem, params, setup)
 
 
@@ -371,7 +371,7 @@ def assemble(setup: Setup) -> Algorithm:
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
         end, info = run_round(
-            problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
+            problem, assembly.params, before, shards, jax.device_put(groups), keys, drawn
         )
         return PVIState(state.round + 1, end.server, end.clients, ledger), info
 
@@ -447,17 +447,22 @@ def round_params(
     return RoundParams(
         exact_prior=exact_prior,
         clients=ClientParams(
-            noise_std=jnp.asarray(plan.noise_std if plan else 0 * ones),
-            num_shards=jnp.asarray(num_shards),
-            weight=jnp.asarray(method.weights(num_shards)),
-            clip_norm=jnp.asarray(clips),
-            inclusion_prob=jnp.asarray(probs),
-            num_records=jnp.asarray(np.asarray(client_sizes, float)),
+            noise_std=_array(plan.noise_std if plan else 0 * ones),
+            num_shards=_array(num_shards),
+            weight=_array(method.weights(num_shards)),
+            clip_norm=_array(clips),
+            inclusion_prob=_array(probs),
+            num_records=_array(np.asarray(client_sizes, float)),
         ),
-        damping=jnp.asarray(damping),
-        learning_rate=jnp.asarray(method.learning_rate(num_releases, damping)),
-        prior_left_out=jnp.asarray(prior_left_out),
+        damping=_array(damping),
+        learning_rate=_array(method.learning_rate(num_releases, damping)),
+        prior_left_out=_array(prior_left_out),
     )
+
+
+def _array(numbers: npt.ArrayLike) -> Array:
+    """What ``jnp.asarray`` gives, which compiles a conversion."""
+    return jax.device_put(np.asarray(numbers))
 
 
 def _drawn(setup: Setup, groups: np.ndarray, state: PVIState) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import factors
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.visits import ClientParams, Likelihood, OfRecords, Outcome, Visit
 from numpyro_dppvi.privacy import (
@@ -26,7 +27,6 @@ from numpyro_dppvi.privacy import (
     draw_noise,
     noise_laws,
 )
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Answer, Release, Request
 from numpyro_dppvi.protocol.problem import Problem
 

@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from numpyro_dppvi._typing import Array, Natural, PRNGKey, PyTree
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods.visits import ClientParams, Outcome
 from numpyro_dppvi.protocol import client, rounds, server
 from numpyro_dppvi.protocol.client import ClientState
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Answer, Release, Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundInfo, RoundState

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import factors, precision
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods.visits import Outcome
 from numpyro_dppvi.protocol import client, initial, server
 from numpyro_dppvi.protocol.client import ClientState
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Release, Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.server import MergeInfo, ServerState
@@ -191,9 +191,12 @@ def one_round(
 
     # Groups depend on each other and are scanned. Clients of a group do not, and are mapped.
     visits = (groups, jnp.arange(groups.shape[0]), drawn)
-    start = before._replace(server=first), factors.block_totals(first.factors)
-    (end, _), (merges, failed) = jax.lax.scan(visit_group, start, visits)
-    movement = problem.family.jeffreys(before.server.natural, end.server.natural)
+    totals = factors.block_totals(first.factors)
+    start = before._replace(server=first), totals
+    (end, last), (merges, failed) = jax.lax.scan(visit_group, start, visits)
+    # The prior's update has left the clients' factors as they were.
+    q = server.from_totals(before.server.prior, totals)
+    movement = problem.family.jeffreys(q, server.from_totals(end.server.prior, last))
     return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
 
 

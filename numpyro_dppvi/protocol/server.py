@@ -11,6 +11,7 @@ import optax
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import LocationScaleFamily, MeanField, factors, precision
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.methods import local_solve, objective
 from numpyro_dppvi.methods.visits import Received
@@ -129,7 +130,7 @@ class MergeInfo(NamedTuple):
 
 
 # Compiled as one: called by itself it would be a program for each of its operations.
-@jax.jit
+@compiled()
 def approximation(prior: Natural, client_factors: Natural) -> Natural:
     """q: the prior's factor times every client's factor (stacked on a leading axis)."""
     return factors.multiply(prior, factors.total(client_factors))

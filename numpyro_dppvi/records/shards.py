@@ -1,6 +1,5 @@
 """Records of all clients as padded arrays with one leading client axis."""
 
-import functools
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.records.clients import Partition, names_of
 
 
@@ -41,7 +41,7 @@ class Shards(NamedTuple):
         return _present(self.capacity, self.num_records)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@compiled("capacity", quick=True)
 def _present(capacity: int, num_records: Array) -> Array:
     return jnp.arange(capacity) < num_records[..., None]
 
@@ -352,4 +352,4 @@ def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]], missing: Collection[
         held = _held_dtype(dtype, name)
         # Without a dtype, JAX compiles a copy.
         records[name] = jnp.asarray(_held(padded, held, repr(name), name in missing), held)
-    return Shards(records, jnp.asarray(sizes, jnp.int32))
+    return Shards(records, jnp.asarray(np.asarray(sizes, np.int32), jnp.int32))

@@ -19,6 +19,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.families import precision
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod
 from numpyro_dppvi.posterior.posterior import Posterior
@@ -36,7 +37,6 @@ from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.plan import with_worth
 from numpyro_dppvi.protocol import checks, planning, recommendation, schedules, server
 from numpyro_dppvi.protocol.algorithm import PVIState, Setup, assemble
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Partition, Shards, SpreadShards, spread
 from numpyro_dppvi.run import checkpoint as checkpoints
@@ -447,7 +447,7 @@ def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) ->
     return dataclasses.replace(plan, of_model=said)
 
 
-@compiled()
+@compiled(quick=True)
 def _three_keys(rng_key: PRNGKey) -> tuple[PRNGKey, ...]:
     return tuple(jax.random.split(rng_key, 3))
 

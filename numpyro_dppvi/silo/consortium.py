@@ -21,11 +21,11 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.families import precision
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.privacy import Ledger, PrivacyPlan, PrivacyStatement
 from numpyro_dppvi.protocol import schedules, server
 from numpyro_dppvi.protocol.algorithm import PVIState
 from numpyro_dppvi.protocol.client import ClientState
-from numpyro_dppvi.protocol.compiled import compiled
 from numpyro_dppvi.protocol.messages import Release
 from numpyro_dppvi.protocol.rounds import RoundInfo
 from numpyro_dppvi.run import checkpoint as checkpoints

@@ -239,8 +239,8 @@ _CLIP = (
     ),
     Mutant(
         "a layer's norm that forgets what cancels",
-        "    return (jnp.sqrt(total) + moved) ** 2\n",
-        "    return total\n",
+        "norms = (1 + (ROWS_PER_BLOCK + 1) * eps) * (jnp.sqrt(total) + moved) ** 2\n",
+        "norms = total\n",
         (f"{LAYERS}test_where_terms_cancel_the_norm_is_no_smaller_than_what_rounding_may_leave",),
     ),
     Mutant(
@@ -580,7 +580,7 @@ _CHARGING = (
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
         end, info = run_round(
-            problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
+            problem, assembly.params, before, shards, jax.device_put(groups), keys, drawn
         )
 """,
         """        key = _fold_in(_validate.rng_key(rng_key), state.round)
@@ -589,7 +589,7 @@ _CHARGING = (
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
         end, info = run_round(
-            problem, assembly.params, before, shards, jnp.asarray(groups), keys, drawn
+            problem, assembly.params, before, shards, jax.device_put(groups), keys, drawn
         )
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
 """,
@@ -759,12 +759,12 @@ _PRIVATE_STATE = (
     ),
     Mutant(
         "a history of private state",
-        "movement = problem.family.jeffreys(before.server.natural, end.server.natural)",
+        "movement = problem.family.jeffreys(q, server.from_totals(end.server.prior, last))",
         "shown = end.clients.private\n"
         "    shown = end.server.factors if shown is None else "
         "jax.tree.map(lambda x: x.sum(1), shown)\n"
         "    shown = server.approximation(end.server.prior, shown)\n"
-        "    movement = problem.family.jeffreys(before.server.natural, shown)",
+        "    movement = problem.family.jeffreys(q, shown)",
         (f"{ONLY_RELEASES}test_what_clients_keep_to_themselves_would_be_found",),
     ),
 )

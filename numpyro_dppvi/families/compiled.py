@@ -13,9 +13,15 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def compiled(*static: str) -> Callable[[Callable[_P, _R]], "Compiled[_P, _R]"]:
-    """A decorator: compiles a function whose static arguments have these names."""
-    return lambda function: Compiled(function, static)
+def compiled(*static: str, quick: bool = False) -> Callable[[Callable[_P, _R]], "Compiled[_P, _R]"]:
+    """A decorator: compiles a function.
+
+    Args:
+        *static: The names of its static arguments.
+        quick: Whether it runs a few times on few numbers, so that little is to be gained by making
+            it fast.
+    """
+    return lambda function: Compiled(function, static, quick)
 
 
 class Compiled(Generic[_P, _R]):
@@ -24,16 +30,19 @@ class Compiled(Generic[_P, _R]):
     Args:
         function: The function.
         static: Names of its static arguments.
+        quick: Whether it is compiled in less time still.
     """
 
-    def __init__(self, function: Callable[_P, _R], static: tuple[str, ...]) -> None:
+    def __init__(
+        self, function: Callable[_P, _R], static: tuple[str, ...] = (), quick: bool = False
+    ) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._static = function, static
+        self._function, self._static, self._quick = function, static, quick
 
     @functools.cached_property
     def program(self) -> Any:
         """The ``jax.jit`` of the function. Not made on import: asking for options starts JAX."""
-        return self._jit(compiler_options=dict(options()))
+        return self._jit(compiler_options=dict(options(self._quick)))
 
     # Two programs, because JAX refuses compiler options on a function that is called while another
     # one is being traced.
@@ -62,16 +71,23 @@ class Compiled(Generic[_P, _R]):
         self.inner.clear_cache()
 
 
-@functools.cache
-def options() -> tuple[tuple[str, Any], ...]:
+def options(quick: bool = False) -> tuple[tuple[str, Any], ...]:
     """Options for the compiler; none where it does not know them.
 
     Most of a first fit is compilation. Without XLA's new emitters for processors, rounds of
     ``DPOptimization`` compile in about half to two thirds of the time, those of ``FisherScoring``
     in about four fifths; they run at .92 to 1.00 of the time (JAX 0.10.2, one core, alternately in
     one process, medians of twelve pairs).
+
+    Args:
+        quick: Whether to leave out LLVM's optimisations as well, which takes half the time or less.
     """
-    wanted = (("xla_cpu_use_fusion_emitters", False),)
+    return _known() if quick else _known()[:1]
+
+
+@functools.cache
+def _known() -> tuple[tuple[str, Any], ...]:
+    wanted = (("xla_cpu_use_fusion_emitters", False), ("xla_backend_optimization_level", 0))
     try:
         jax.jit(lambda: 0, compiler_options=dict(wanted))()
     except jax.errors.JaxRuntimeError:  # such options come and go
