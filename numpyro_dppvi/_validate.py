@@ -220,12 +220,20 @@ def entries(name: str, value: Any, example: str) -> list[Any]:
     return found
 
 
+def as_array(value: Any) -> np.ndarray:
+    """``np.asarray``; numbers of a table of numbers and booleans, of which pandas makes objects."""
+    array = np.asarray(value)
+    if array.dtype == object and hasattr(value, "columns"):
+        return np.stack([np.asarray(value[name]) for name in value.columns], axis=1)
+    return array
+
+
 def host_array(name: str, value: Any) -> np.ndarray:
     """A NumPy array of any dtype; refuses masked entries and what cannot be converted."""
     masked = isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
     is_tracer = isinstance(value, jax.core.Tracer)
     try:
-        array = None if masked or is_tracer else np.asarray(value)
+        array = None if masked or is_tracer else as_array(value)
     except (TypeError, ValueError):
         array = None
     if array is None:

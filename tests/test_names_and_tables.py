@@ -10,6 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi import _validate
 from numpyro_dppvi.analysis import plots
 from numpyro_dppvi.run import Outcome, Status
 from numpyro_dppvi.run.data import lay_out
@@ -120,6 +121,26 @@ def test_a_table_under_an_arguments_name_is_a_matrix():
     found = laid_out({"X": frame, "y": HELSINKI[["y"]]}, of=matrix_model)
     assert found.sizes == (9,)
     assert found.shards.records["y"].shape == (1, 9, 1)
+
+
+@pytest.mark.parametrize("dtype", [bool, "boolean", "Int64"])
+def test_a_matrix_may_have_columns_of_numbers_and_of_booleans(dtype):
+    """Of which pandas makes an array of objects; ``get_dummies`` makes booleans."""
+    mixed = HELSINKI[["age", "sex"]].assign(sex=HELSINKI["sex"].astype(dtype))
+    found, expected = (
+        laid_out({"X": X, "y": HELSINKI["y"]}, of=matrix_model)
+        for X in (mixed, HELSINKI[["age", "sex"]])
+    )
+    assert_same(found, expected)
+    told = _validate.host_array("X", mixed)  # as for predictions
+    np.testing.assert_array_equal(told, HELSINKI[["age", "sex"]])
+
+
+@pytest.mark.parametrize("entry", ["old", None])
+def test_a_matrix_with_a_column_of_something_else_is_refused(entry):
+    mixed = HELSINKI[["age"]].assign(flag=True, other=[entry] * 9)
+    with pytest.raises(ValueError, match=r"data..X.. must hold numbers"):
+        laid_out({"X": mixed, "y": HELSINKI["y"]}, of=matrix_model)
 
 
 def test_a_model_that_takes_anything_gets_all_columns():

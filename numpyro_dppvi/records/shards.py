@@ -236,7 +236,7 @@ def _number_array(value: Any, name: str, missing: bool = False) -> npt.NDArray[A
             "entries first, or pass the mask as another array."
         )
     try:
-        array = np.asarray(value)
+        array = _validate.as_array(value)
     except (TypeError, ValueError) as error:
         if isinstance(error, TypeError) or not isinstance(value, (list, tuple)):
             # "from None": NumPy's own message may quote an entry.
