@@ -113,7 +113,8 @@ def test_a_norm_is_never_smaller_than_the_exact_one_and_hardly_larger():
     wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), each)
     entries = np.einsum("ni,nmk,mik->nik", *wide)
     ratio = arithmetic.squared_norms([each], jnp.float32) / np.sum(entries**2, axis=(1, 2))
-    assert np.all(ratio >= 1) and np.all(ratio < 1 + 2e-5)
+    assert np.all(ratio >= 1)
+    assert np.all(ratio < 1 + 2e-5)
 
 
 def test_sums_do_not_depend_on_the_order_of_records():
