@@ -110,7 +110,7 @@ def times_by_factor(x, y, width):
 
 @pytest.mark.parametrize("seed", [2, 4])
 def test_observed_information_does_not_throw_a_run_without_noise(seed):
-    """Far from the mode such densities are all but linear or explode, and Newton's steps go astray."""
+    """Far from the mode such densities are all but linear or explode: Newton's steps go astray."""
     data, truth = study(normal, seed)
     rng = np.random.default_rng(seed)
     for client in data:
