@@ -8,7 +8,7 @@ effects are drawn around -.5 with spread .7. Mean, spread, effects and weights a
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -44,18 +44,24 @@ class Cell(NamedTuple):
         sizes: Records of each client.
         epsilon: The budget.
         apart: Whether each client is a group of its own; otherwise all clients have all groups.
+        schedule: Who is visited when; ``None`` for the default, one client after the other.
     """
 
     sizes: tuple[int, ...]
     epsilon: float
     apart: bool = False
+    schedule: Callable[[int, int], np.ndarray] | None = None
 
 
 CELLS = (
     *(Cell((1000,) * 5, epsilon) for epsilon in (1.0, 3.0, 10.0, math.inf)),
     *(Cell((200,) * 5, epsilon) for epsilon in (3.0, math.inf)),
     Cell((400, 2000, 8000), 2.0),
-    *(Cell((500,) * NUM_GROUPS, epsilon, apart=True) for epsilon in (1.0, 3.0, math.inf)),
+    *(
+        Cell((500,) * NUM_GROUPS, epsilon, True, schedule)
+        for schedule in (None, dppvi.synchronous)
+        for epsilon in (1.0, 3.0, math.inf)
+    ),
 )
 
 
@@ -117,6 +123,7 @@ def posterior(cell: Cell, made: Study, seed: int) -> dict[str, tuple[np.ndarray,
         made.data,
         rng_key=jax.random.key(seed),
         method=dppvi.FisherScoring(),
+        schedule=cell.schedule,
         budget=dppvi.PrivacyBudget(cell.epsilon, DELTA),
         progress_bar=False,
         insecure_noise_seed=seed,
@@ -153,6 +160,7 @@ def rows(studies: int) -> Iterator[str]:
         if len(set(cell.sizes)) == 1:
             sizes = f"{len(cell.sizes)} x {cell.sizes[0]}"
         groups = "one a client" if cell.apart else "in all clients"
+        groups += ", synchronous" if cell.schedule else ""
         yield f"| {sizes} | {groups} | {cell.epsilon:g} | " + " | ".join(said) + " |"
 
 

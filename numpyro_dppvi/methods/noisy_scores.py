@@ -60,7 +60,7 @@ _PAIR = 3.0  # the same for a pair of columns, if these are few
 _LOOK_SHARE = 0.4  # of a visit's squared norm, where columns far from zero are looked for
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
-_ROUGH = 0.1  # an observed information's error a visit: it says little of where a step will end
+_ROUGH = 0.2  # an observed information's error a visit: it says little of where a step will end
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
