@@ -60,7 +60,9 @@ _PAIR = 3.0  # the same for a pair of columns, if these are few
 _LOOK_SHARE = 0.4  # of a visit's squared norm, where columns far from zero are looked for
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
-_ROUGH = 0.2  # an observed information's error a visit: it says little of where a step will end
+# An observed information's error at the first visit, and by what it falls a visit: far away it says
+# little of where a step will end.
+_ROUGH = 0.4, 0.7
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -358,7 +360,8 @@ def _observed(
     if not received.space.can_draw:
         # Where records are unlikely, observed curvature nearly vanishes on one side and is huge on
         # the other. Newton's steps that believe it to the last digit are thrown far away.
-        error = jnp.sqrt(error**2 + _ROUGH**2)
+        rough = _ROUGH[0] * _ROUGH[1] ** jnp.max(memory.visits)
+        error = jnp.sqrt(error**2 + rough**2)
     memory, seen, known = _shape_seen(memory, axes, now, error, share)
     level = memory.level
     shape = _shrunk(axes, seen, known)
