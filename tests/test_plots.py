@@ -239,6 +239,10 @@ def test_what_is_no_axes_is_refused(result, name, ax):
         plot(result, ax)
 
 
+def test_completion_offers_plots_alone():
+    assert dir(plots) == ["clients", "convergence", "privacy"]
+
+
 def test_notebooks_show_figures(result):
     """Also where pyplot was never imported, which is what registers matplotlib's own."""
     picture = plots.convergence(result)._repr_png_()

@@ -24,6 +24,8 @@ from numpyro_dppvi.privacy.accounting import Composition
 from numpyro_dppvi.protocol.algorithm import entries
 from numpyro_dppvi.run.fitting import FitResult
 
+__all__ = ["clients", "convergence", "privacy"]
+
 # Okabe and Ito's palette for colour-blind readers, dark colours first.
 _BLUE, _RED, _GREEN, _PURPLE, _ORANGE = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00"
 _GREY = "#777777"
@@ -41,6 +43,10 @@ _KINDS = 3
 _CURVE_POINTS = 12
 # Clients that share a line and are named.
 _NAMED = 3
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def convergence(
