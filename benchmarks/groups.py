@@ -57,9 +57,10 @@ CELLS = (
     *(Cell((1000,) * 5, epsilon) for epsilon in (1.0, 3.0, 10.0, math.inf)),
     *(Cell((200,) * 5, epsilon) for epsilon in (3.0, math.inf)),
     Cell((400, 2000, 8000), 2.0),
+    *(Cell((500,) * NUM_GROUPS, epsilon, True) for epsilon in (1.0, 3.0, 10.0, math.inf)),
+    Cell((200, 300, 400, 500, 600, 800, 1000, 1200), 3.0, True),
     *(
-        Cell((500,) * NUM_GROUPS, epsilon, True, schedule)
-        for schedule in (None, dppvi.synchronous)
+        Cell((500,) * NUM_GROUPS, epsilon, True, dppvi.synchronous)
         for epsilon in (1.0, 3.0, math.inf)
     ),
 )

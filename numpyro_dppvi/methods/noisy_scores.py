@@ -27,7 +27,8 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.families.precision import in_own_precision
-from numpyro_dppvi.methods import pull, ratios, secant
+from numpyro_dppvi.methods import differences, pull, ratios, secant
+from numpyro_dppvi.methods.differences import Differences
 from numpyro_dppvi.methods.pull import Pull
 from numpyro_dppvi.methods.ratios import Look, Ratios
 from numpyro_dppvi.methods.visits import Received
@@ -63,6 +64,7 @@ _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 # An observed information's error at the first visit, and by what it falls a visit: far away it says
 # little of where a step will end.
 _ROUGH = 0.4, 0.7
+_ONE = 0.02  # the least error of one client's information, taken for everybody's
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -91,6 +93,34 @@ class Told(NamedTuple):
     along: Array
 
 
+class Waiting(NamedTuple):
+    """Sums over visits at one location since the server moved.
+
+    Attributes:
+        visits: How many.
+        records: Records behind them.
+        information: Released information in the coordinates that clients were told.
+        information_var: Variance of its noise's entries.
+        flags: What was clipped, shape ``(3,)``, in [-1, 1] a record.
+        flags_var: Variance of their noise.
+        scores: Released scores, in the same coordinates.
+        scores_var: Variance of their noise.
+        noise_var: Variance of the noise on releases of norm 1.
+        noisy: A clip's noise beside the clients' own spread.
+    """
+
+    visits: Array
+    records: Array
+    information: Array
+    information_var: Array
+    flags: Array
+    flags_var: Array
+    scores: Array
+    scores_var: Array
+    noise_var: Array
+    noisy: Array
+
+
 class Memory(NamedTuple):
     """What the server remembers; everything was released. In prior units, but for ``loc``.
 
@@ -117,7 +147,9 @@ class Memory(NamedTuple):
         score: Sum of each client's scores at ``loc`` over the level, shape ``(num_factors, d)``.
         score_known: The inverse of its covariance, shape ``(num_factors, d, d)``.
         pull: Whether the last rounds' scores still point one way.
-        round: The scores of the last round, if it was one of all clients at once.
+        round: The scores of the last round, if all clients were asked at one location.
+        waiting: Releases since the server moved.
+        differences: By how much clients differ.
     """
 
     loc: Array
@@ -141,6 +173,8 @@ class Memory(NamedTuple):
     score_known: Array
     pull: Pull
     round: secant.Round
+    waiting: Waiting
+    differences: Differences
 
 
 class _White(NamedTuple):
@@ -201,6 +235,25 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         score_known=jnp.zeros((num_factors, size, size)),
         pull=pull.nothing(size),
         round=secant.nothing(size),
+        waiting=_nobody(size),
+        differences=differences.nothing(),
+    )
+
+
+def _nobody(size: int) -> Waiting:
+    """Nothing waits."""
+    zero = jnp.zeros(())
+    return Waiting(
+        visits=zero,
+        records=zero,
+        information=jnp.zeros((size, size)),
+        information_var=zero,
+        flags=jnp.zeros(3),
+        flags_var=zero,
+        scores=jnp.zeros(size),
+        scores_var=zero,
+        noise_var=zero,
+        noisy=zero,
     )
 
 
@@ -261,10 +314,37 @@ def take(
         return sums * by.reshape(-1, *[1] * (sums.ndim - 1)), received.noise_std * by
 
     memory = _counted(received, released, memory, said, places, part, scored)
-    seen = _observed(received, released, memory, said, places, part, scored)
-    memory = jax.tree.map(lambda new, old: jnp.where(jnp.any(scored), new, old), seen, memory)
+    any_scored = jnp.any(scored)
+    memory = _where(any_scored, _waiting(received, released, memory, said, part, scored), memory)
+    # Where clients differ, the server learns and moves once all were asked.
+    everybody = memory.waiting.records > 0.999 * received.total_records
+    moves = any_scored & (everybody | ~_waits(received, memory))
+    memory = _where(moves, _learnt(received, memory, said), memory)
+    memory = _where(
+        any_scored, _scored(received, released, memory, said, places, part, scored), memory
+    )
     change, loc = _factors(received, memory, places, noise_aware)
-    return change, _moved(memory, jnp.where(jnp.any(scored), loc, memory.loc))
+    return change, _moved(memory, jnp.where(moves, loc, memory.loc))
+
+
+def _where(condition: Array, new: Memory, old: Memory) -> Memory:
+    return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)
+
+
+def _told_axes(memory: Memory, said: Told) -> _White:
+    """The coordinates that clients were told."""
+    white = said.white[0] / memory.prior_sd[:, None]
+    return _White(white, jnp.linalg.inv(white))
+
+
+def _partial(received: Received, memory: Memory) -> bool:
+    """Whether not all clients are visited at once."""
+    return received.num_records.size < memory.visits.size
+
+
+def _waits(received: Received, memory: Memory) -> Array:
+    """Whether the server moves only once all clients were asked."""
+    return _partial(received, memory) & differences.large(memory.differences, memory.loc.size)
 
 
 def _counted(
@@ -336,7 +416,48 @@ def _scales(memory: Memory) -> Array:
     return jnp.exp(2 * jnp.where(found, log_scale, usual))
 
 
-def _observed(
+def _waiting(
+    received: Received,
+    released: PyTree,
+    memory: Memory,
+    said: Told,
+    part: _Part,
+    scored: Array,
+) -> Memory:
+    """With what came since the server moved, and by how much clients differ."""
+    size, clip = memory.loc.size, said.clip[0]
+    packed, info_std = part(released["information"], 1, said.info_clip[0])
+    now = unpack(jnp.sum(packed, axis=0))
+    info_var = jnp.sum(info_std**2) / 2  # packed entries are sqrt(2) as large
+    flags, flags_std = part(released["clipped"], 2, np.sqrt(3))
+    scores, std = part(released["score"], 0, clip)
+    records = jnp.maximum(jnp.sum(jnp.where(scored, received.num_records, 0)), 1)
+    spread = jnp.sqrt(jnp.maximum(received.num_records, 1) * size)
+    fresh = Waiting(
+        visits=jnp.asarray(float(received.num_records.size)),
+        records=records,
+        information=now,
+        information_var=info_var,
+        flags=jnp.sum(flags, axis=0),
+        flags_var=jnp.sum(flags_std**2),
+        scores=jnp.sum(jnp.where(scored[:, None], scores, 0), axis=0),
+        scores_var=jnp.sum(jnp.where(scored, std**2, 0)),
+        noise_var=jnp.sum(received.noise_std**2),
+        noisy=jnp.sum(received.noise_std * clip / spread),
+    )
+    # Observed information changes wildly on the way: it would tell of differences where none are.
+    if _partial(received, memory) and received.space.can_draw:
+        axes = _told_axes(memory, said)
+        before, seen, known = _average(received, memory, axes)
+        error = _info_error(received, memory, fresh) / before.level
+        now = now / records / before.level
+        share = records / received.total_records
+        apart = differences.after(memory.differences, seen, known, now, error, share)
+        memory = memory._replace(differences=apart)
+    return memory._replace(waiting=jax.tree.map(jnp.add, memory.waiting, fresh))
+
+
+def _scored(
     received: Received,
     released: PyTree,
     memory: Memory,
@@ -345,69 +466,84 @@ def _observed(
     part: _Part,
     scored: Array,
 ) -> Memory:
-    """What scores, information and fractions say."""
-    size = memory.loc.size
-    white = said.white[0] / memory.prior_sd[:, None]
-    axes = _White(white, jnp.linalg.inv(white))  # what clients were told
-    clip, info_clip = said.clip[0], said.info_clip[0]
-    records = jnp.maximum(jnp.sum(jnp.where(scored, received.num_records, 0)), 1)
-    # Of all records: what a round's visits change together, one after the other or at once.
-    share = jnp.sum(received.num_records) / received.total_records
+    """Each client's own scores, averaged with what is known of them."""
+    axes, level = _told_axes(memory, said), memory.level
+    sums, std = part(released["score"], 0, said.clip[0])
+    fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-12), 0)
+    pulled = pull.after(
+        memory.pull,
+        axes.white,
+        axes.back,
+        jnp.sum(jnp.where(scored[:, None], sums, 0), axis=0),
+        jnp.sum(jnp.where(scored, std**2, 0)),
+        jnp.maximum(jnp.sum(jnp.where(scored, received.num_records, 0)), 1),
+        received.total_records,
+        level,
+    )
+    before, score = axes.known(memory.score_known[places]), memory.score[places] @ axes.white
+    after = before + fresh[:, None, None] * jnp.eye(len(memory.loc))
+    sums = jnp.einsum("mij,mj->mi", before, score) + fresh[:, None] * sums / level
+    mean = jnp.linalg.solve(after + 1e-12 * jnp.eye(len(memory.loc)), sums[..., None])[..., 0]
+    score = jnp.where(scored[:, None], mean, score)
+    return memory._replace(
+        score=memory.score.at[places].set(score @ axes.back),
+        score_known=memory.score_known.at[places].set(axes.unknown(after)),
+        pull=pulled,
+    )
 
-    packed, std = part(released["information"], 1, info_clip)
-    now = unpack(jnp.sum(packed, axis=0)) / records
-    error = jnp.sqrt(jnp.sum(std**2)) / records / np.sqrt(2)  # packed entries are sqrt(2) as large
+
+def _average(received: Received, memory: Memory, axes: _White) -> tuple[Memory, Array, Array]:
+    """Level, mean shape and what is known of it, with the releases that wait."""
+    waiting = memory.waiting
+    records = jnp.maximum(waiting.records, 1)
+    share = waiting.records / received.total_records
+    # Where none waits, nothing is told: an error of so many times the shape.
+    error = jnp.where(waiting.visits > 0, _info_error(received, memory, waiting), 1e6)
+    return _shape_seen(memory, axes, waiting.information / records, error, share)
+
+
+def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
+    """The error of an entry of the information a record, by the releases in a sum."""
+    squared = waiting.information_var / jnp.maximum(waiting.records, 1) ** 2
+    if _partial(received, memory):
+        squared = squared + _ONE**2
     if not received.space.can_draw:
         # Where records are unlikely, observed curvature nearly vanishes on one side and is huge on
         # the other. Newton's steps that believe it to the last digit are thrown far away.
-        rough = _ROUGH[0] * _ROUGH[1] ** jnp.max(memory.visits)
-        error = jnp.sqrt(error**2 + rough**2)
-    memory, seen, known = _shape_seen(memory, axes, now, error, share)
-    level = memory.level
+        squared = squared + (_ROUGH[0] * _ROUGH[1] ** jnp.max(memory.visits)) ** 2
+    return jnp.sqrt(squared)
+
+
+def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
+    """Shape, level and clips by the releases that wait; then none does."""
+    axes = _told_axes(memory, said)
+    waiting, before = memory.waiting, memory.round
+    records = jnp.maximum(waiting.records, 1)
+    share = waiting.records / received.total_records
+    memory, seen, known = _average(received, memory, axes)
     shape = _shrunk(axes, seen, known)
     # Looks tell more than what noise left of the information so far.
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(ratios.found(memory.ratios)[1]))
     shape = jnp.where(far, ratios.shape(_scales(memory), memory.ratios), shape)
 
-    flags, std = part(released["clipped"], 2, np.sqrt(3))
-    fractions = (jnp.sum(flags, axis=0) / records + 1) / 2
-    memory = _misfit(memory, fractions, jnp.sqrt(jnp.sum(std**2)) / records / 2, share)
-    memory = _clips(received, memory, said, axes, shape, seen, known, fractions, error, share)
+    fractions = (waiting.flags / records + 1) / 2
+    memory = _misfit(memory, fractions, jnp.sqrt(waiting.flags_var) / records / 2, share)
+    error = _info_error(received, memory, waiting)
+    memory = _clips(memory, said, axes, shape, seen, known, fractions, error, share)
 
-    # Each client's own scores, averaged with what is known of them.
-    sums, std = part(released["score"], 0, clip)
-    fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-12), 0)
-    together = jnp.sum(jnp.where(scored[:, None], sums, 0), axis=0)
-    noise_var = jnp.sum(jnp.where(scored, std**2, 0))
-    pulled = pull.after(
-        memory.pull,
-        axes.white,
-        axes.back,
-        together,
-        noise_var,
-        records,
-        received.total_records,
-        level,
-    )
     metric = axes.back.T @ axes.back
-    here = secant.Round(memory.loc / memory.prior_sd, together @ axes.back, noise_var * metric)
+    here = secant.Round(
+        memory.loc / memory.prior_sd, waiting.scores @ axes.back, waiting.scores_var * metric
+    )
     # Where clips bend, scores also change as clips do.
     whole = (share > 0.99) & (_sure_misfit(memory) <= 0)
     here = jax.tree.map(lambda leaf: jnp.where(whole, leaf, 0), here)
-    shape = shape + secant.missed(memory.round, here, metric, shape, records * level)
-    before, score = axes.known(memory.score_known[places]), memory.score[places] @ white
-    after = before + fresh[:, None, None] * jnp.eye(size)
-    sums = jnp.einsum("mij,mj->mi", before, score) + fresh[:, None] * sums / level
-    mean = jnp.linalg.solve(after + 1e-12 * jnp.eye(size), sums[..., None])[..., 0]
-    score = jnp.where(scored[:, None], mean, score)
     return memory._replace(
-        shape=shape,
+        shape=shape + secant.missed(before, here, metric, shape, records * memory.level),
         seen=axes.outside(seen),
         shape_known=axes.unknown(known),
-        score=memory.score.at[places].set(score @ axes.back),
-        score_known=memory.score_known.at[places].set(axes.unknown(after)),
-        pull=pulled,
         round=here,
+        waiting=_nobody(memory.loc.size),
     )
 
 
@@ -425,7 +561,6 @@ def _sure_misfit(memory: Memory) -> Array:
 
 
 def _clips(
-    received: Received,
     memory: Memory,
     said: Told,
     axes: _White,
@@ -439,7 +574,6 @@ def _clips(
     """The next clips, which follow the released fractions, slowly where these are noisy.
 
     Args:
-        received: What came with the releases.
         memory: What is remembered; its misfit is the current one.
         said: What the clients were told.
         axes: The coordinates of the release.
@@ -450,15 +584,14 @@ def _clips(
         error: Noise on an entry of the information.
         share: Of all records, those behind the release.
     """
-    size, clip = memory.loc.size, said.clip[0]
-    noise_std = jnp.sqrt(jnp.sum(received.noise_std**2))
-    records = jnp.sum(received.num_records)
+    size = memory.loc.size
+    noise_std, records = jnp.sqrt(memory.waiting.noise_var), memory.waiting.records
     # The fractions' own noise, of a part with the share of flags.
     doubt = noise_std * math.sqrt(3 / _FLAGS_SHARE) / records / 2
     trust = jnp.sqrt(share) / (1 + (doubt / 0.1) ** 2)
     # A low clip costs information, a high one noise. Where noise is small beside the records' own
     # spread, hardly anything is clipped.
-    noisy = jnp.mean(received.noise_std * clip / jnp.sqrt(received.num_records * size))
+    noisy = memory.waiting.noisy / memory.waiting.visits
     drawn = fractions[1] / jnp.clip(_AIM * noisy, *_TARGETS)
     # Under the model, observed scores are clipped as often as drawn ones, which bends nothing. What
     # exceeds that pulls all one way, by up to a clip each: it must stay below a round's noise,
@@ -687,7 +820,7 @@ def _factors(
     sure = (turn * (p / (p + math.sqrt(size)))) @ turn.T
     half = (turn * (p / jnp.sqrt(p**2 + size))) @ turn.T
     known = axes.known(memory.score_known[places])
-    here = memory.loc / sd
+    here, waits = memory.loc / sd, _waits(received, memory)
     responses, ways = _responses(memory, axes)
     responses = jnp.where(noise_aware, responses, 1)
     response = (ways * responses) @ ways.T
@@ -700,7 +833,9 @@ def _factors(
         # In white coordinates A = n level R with the response R, which is about the identity, so
         # that A (A + Sigma)^-1 A is n R (n R / level + V)^-1 n R for scores over the level with
         # error V, and with K = V^-1 the middle is (1 + K n R / level)^-1 K.
-        error = _error(memory, axes, middle - here, num_records)
+        # As long as the server waits, scores stay where they are.
+        way = jnp.where(waits, 0, middle - here)
+        error = _error(memory, axes, way, num_records)
         slope = num_records[:, None, None] * response
         amount = jnp.linalg.solve(jnp.eye(size) + known @ (slope / memory.level + error), known)
         amount = half @ slope @ _symmetric(amount) @ slope @ half

@@ -1,0 +1,81 @@
+"""Whether clients differ by so much that the server should wait for all before it moves.
+
+The server knows the average record's information J, and moves all clients' scores by it when the
+location moves. The scores of a client m whose records have J + D_m are moved wrongly by D_m. These
+errors add up to zero over clients that were asked at one location. They do not if clients were
+asked one after the other while the location moved. Where D_m is as large as J, as where each client
+is a group with an intercept of its own, they grow from visit to visit.
+
+Each client releases its information, so D_m shows: by its squared length in white coordinates, the
+excess over noise of the squared difference between a release and what was known before.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from numpyro_dppvi._typing import Array
+
+_FADE = 0.7  # what older visits count for after a round
+_SURE = 3.0  # standard deviations of noise by which differences have to exceed what is harmless
+_HARMLESS = 2.0, 0.25  # squared lengths up to the first and the second for each latent
+
+
+class Differences(NamedTuple):
+    """The mean squared length of D_m in white coordinates.
+
+    Attributes:
+        square: Its estimate; below 0 by noise.
+        known: The inverse of its variance.
+    """
+
+    square: Array
+    known: Array
+
+
+def nothing() -> Differences:
+    """Before any releases."""
+    return Differences(jnp.zeros(()), jnp.zeros(()))
+
+
+def after(
+    before: Differences, seen: Array, known: Array, now: Array, error: Array, share: Array
+) -> Differences:
+    """What is known after another client's release.
+
+    Args:
+        before: What was known of differences before.
+        seen: The mean shape before the release, in coordinates in which the shape is about the
+            identity, shape ``(d, d)``.
+        known: N^-1, if its noise is N^(1/2) e N^(1/2), e symmetric with standard normal entries.
+        now: The client's shape by the release.
+        error: Noise on its entries.
+        share: Of all records, those behind it.
+    """
+    p, turn = jnp.linalg.eigh(known)
+    p = jnp.maximum(p, 1e-9)
+    away = turn.T @ (now - seen) @ turn
+    # In eigenvectors of what is known, entry (i, j) of the mean has the variance 1 / (p_i p_j), and
+    # twice that on the diagonal.
+    eye = jnp.eye(len(p))
+    noise = (error**2 + 1 / (p[:, None] * p)) * (1 + eye)
+    square = jnp.sum(away**2 - noise)
+    # Entries off the diagonal count twice in the sum, as one normal number. Clients' lengths vary
+    # by as much as would be harmless, so that no single one decides where there is no noise.
+    spread = jnp.sum((2 - eye) * 2 * noise**2) + _harmless(len(p)) ** 2
+    old = before.known * _FADE**share
+    return Differences(
+        (old * before.square + square / spread) / (old + 1 / spread), old + 1 / spread
+    )
+
+
+def large(differences: Differences, size: int) -> Array:
+    """Whether differences are surely too large to move after each visit, for ``size`` latents."""
+    error = 1 / jnp.sqrt(jnp.maximum(differences.known, 1e-30))
+    return differences.square - _SURE * error > _harmless(size)
+
+
+def _harmless(size: int) -> float:
+    # Matrices whose entries are all alike have a norm of 2 d^(-1/2) of their length, those of rank
+    # one have all of it: differences are harmless where the norm is well below 1.
+    return _HARMLESS[0] + _HARMLESS[1] * size
