@@ -25,6 +25,8 @@ or scale of columns is chosen by the user:
   be drawn (a ``numpyro.factor``), scores are clipped about zero, and a high clip bends little.
 * *All rounds count.* Releases of a client are averaged, older ones for less the further x has
   moved since.
+* *Clients may differ.* Where their released information does by more than noise, x stays until all
+  were asked (:mod:`numpyro_dppvi.methods.differences`).
 
 What the server makes of releases is in :mod:`numpyro_dppvi.methods.noisy_scores`.
 """
