@@ -122,6 +122,18 @@ def test_a_weak_axis_shows_in_noise_that_hides_its_direction():
         assert np.sum(np.delete(found, weak) < 0.6) <= 1
 
 
+@pytest.mark.parametrize("error", [1.0, 3.0])
+def test_noise_larger_than_the_shape_makes_no_two_columns_one(error):
+    """They would seem to say nothing of what tells them apart, and steps there would be thrown."""
+    size = 14
+    axes, known = coordinates(jnp.eye(size)), jnp.eye(size) / error
+    for seed in range(60):
+        seen = np.eye(size) + error * noise(np.random.default_rng(seed), size)
+        found = shrink(axes, jnp.asarray(seen), known)
+        # The length of a column shrinks to .3 at the least, and nothing adds to that.
+        assert np.linalg.eigvalsh(found)[0] > 0.29
+
+
 def test_noise_alone_changes_no_shape():
     rng = np.random.default_rng(2)
     axes = coordinates(jnp.eye(SIZE))

@@ -758,6 +758,10 @@ def _by_pair(shape: Array, seen: Array, noise: Array) -> Array:
     largest = max(_PAIR, math.sqrt(2 * math.log(pairs))) * error
     away = seen - shape
     kept = away * jnp.maximum(1 - (largest / jnp.where(away == 0, 1, away)) ** 2, 0)
+    # No correlation is beyond 1: where only more than that would stand out, what does is noise. It
+    # would make two columns one, whose difference says nothing, and steps would be thrown along it.
+    root = jnp.sqrt(jnp.diagonal(shape))
+    kept = jnp.where(largest < root[:, None] * root, kept, 0)
     return _proper(shape + kept - jnp.diag(jnp.diagonal(kept)))
 
 
