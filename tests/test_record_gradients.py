@@ -95,3 +95,28 @@ def test_a_record_that_sees_no_latent_has_a_finite_gradient():
 
     found, _ = gradients_of(blind, AutoNormal, QUADRATURE, rows)
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
+
+
+def test_what_is_not_finite_at_far_nodes_is_left_out():
+    """Rates of 1e-9 lie seven standard deviations away, where 1 - exp(-rate) is 0 in 32 bits."""
+
+    def counts(stable):
+        def model(X, g, y):
+            w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+            with numpyro.plate("n", len(y)):
+                rate = jnp.exp(X @ w)
+                above = jnp.log(-jnp.expm1(-rate)) if stable else jnp.log(1 - jnp.exp(-rate))
+                numpyro.factor("y", (y + 1) * jnp.log(rate) - rate - above)
+
+        return model
+
+    rows = ROWS | {"X": np.full((9, 3), 1.5, np.float32)}
+    rule = dppvi.methods.GaussHermite()
+    for found, expected in zip(
+        gradients_of(counts(False), AutoNormal, rule, rows),
+        gradients_of(counts(True), AutoNormal, rule, rows),
+        strict=True,
+    ):
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert np.all(np.isfinite(a))
+            np.testing.assert_allclose(a, b, rtol=1e-2)

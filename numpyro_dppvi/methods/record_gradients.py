@@ -93,6 +93,7 @@ def _by_quadrature(
     nodes, weights = (jnp.asarray(each, stddevs.dtype) for each in rule.nodes_and_weights)
     # Nodes come first and records last, so that a core's vector holds records.
     derivatives = _derivatives(predictor, centers + nodes[:, None] * stddevs, rows)
+    derivatives = objective.finite_at_nodes(derivatives, weights)
     along = weights @ derivatives
     # z is node * L'a / |L'a| + what is independent of a'x. Where L'a = 0, so is E[g z'].
     turned = (weights * nodes) @ derivatives / jnp.where(variances > 0, stddevs, 1)
