@@ -23,7 +23,7 @@ def noise(rng):
 
 def visits(rng, apart, error, number):
     """What is known after so many visits of clients whose shapes are the identity and ``apart``."""
-    found = differences.nothing()
+    found = differences.nothing().moving
     for visit in range(number):
         # What is known of the mean: the visits before.
         known = max(visit, 1e-9) ** 0.5 / error
@@ -36,15 +36,16 @@ def visits(rng, apart, error, number):
 def test_without_noise_the_squared_length_is_found():
     apart = noise(np.random.default_rng(0))
     seen, known = np.eye(SIZE), 1e6 * np.eye(SIZE)
-    found = after(differences.nothing(), seen, known, seen + apart, 1e-6, 0.2)
+    found = after(differences.nothing().moving, seen, known, seen + apart, 1e-6, 0.2)
     np.testing.assert_allclose(found.square, np.sum(apart**2), rtol=1e-5)
 
 
 def test_nothing_is_found_before_there_is_anything_to_compare_with():
     unknown = np.zeros((SIZE, SIZE))
-    found = after(differences.nothing(), unknown, unknown, np.diag([90.0] * SIZE), 1e-6, 0.2)
+    nothing = differences.nothing()
+    found = after(nothing.moving, unknown, unknown, np.diag([90.0] * SIZE), 1e-6, 0.2)
     assert found.known < 1e-20
-    assert not differences.large(found, SIZE)
+    assert not differences.large(nothing._replace(moving=found), SIZE)
 
 
 @pytest.mark.parametrize("error", [0.1, 1.0])
@@ -52,7 +53,7 @@ def test_noise_is_not_taken_for_differences(error):
     """Each estimate is unbiased within 4 of its standard errors: wrong once in 16 000 times."""
     found = visits(np.random.default_rng(1), 0.0, error, 60)
     assert abs(found.square) < 4 / np.sqrt(found.known)
-    assert not differences.large(found, SIZE)
+    assert not differences.large(differences.nothing()._replace(moving=found), SIZE)
 
 
 @pytest.mark.parametrize("error", [0.1, 1.0])
@@ -61,7 +62,17 @@ def test_groups_of_their_own_are_seen(error):
     apart = np.diag([5.0] + [-1.0] * (SIZE - 1))
     found = visits(np.random.default_rng(2), apart, error, 2 * CLIENTS)
     np.testing.assert_allclose(found.square, 30, atol=4 / np.sqrt(found.known))
-    assert differences.large(found, SIZE)
+    assert differences.large(differences.nothing()._replace(moving=found), SIZE)
+
+
+@pytest.mark.parametrize("error", [0.1, 1.0])
+def test_what_changes_on_the_way_is_told_from_clients_that_differ(error):
+    """By what clients release at one location: these are alike, those are groups of their own."""
+    apart = np.diag([5.0] + [-1.0] * (SIZE - 1))
+    rng = np.random.default_rng(3)
+    changed, alike = (visits(rng, d, error, 20 * CLIENTS) for d in (apart, 0.0))
+    assert not differences.large(differences.Differences(changed, alike), SIZE)
+    assert differences.large(differences.Differences(changed, changed), SIZE)
 
 
 def groups(group, y):

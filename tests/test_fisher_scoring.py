@@ -87,14 +87,18 @@ def exact(data):
 
 @pytest.mark.parametrize("model", [normal, normal_by_factor])
 @grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
-def test_with_hardly_any_noise_it_gives_the_exact_posterior(model, schedule):
-    data, _ = study(normal)
-    mean, covariance = moments(fitted(model, data, 1000.0, schedule=schedule))
+@grid("seed", [0, 1, 3], quick=[0])
+def test_with_hardly_any_noise_it_gives_the_exact_posterior(model, schedule, seed):
+    data, _ = study(normal, seed)
+    found = fitted(model, data, 1000.0, schedule=schedule, rng_key=jax.random.key(seed))
+    mean, covariance = moments(found)
     true_mean, true_covariance = exact(data)
     root = np.linalg.cholesky(np.linalg.inv(true_covariance))
     ratio = np.sqrt(np.linalg.eigvalsh(root.T @ covariance @ root))
-    # Drawn outcomes and clipping cost a tenth or two of the information.
-    assert np.all((ratio > 0.98) & (ratio < 1.3)), ratio
+    # Noise changes widths by two hundredths. Eight drawn outcomes cost a ninth of the information,
+    # and clipping a tenth. Seeds 1 and 3 once had half of the width.
+    least, most = (0.98, 1.2) if model is normal else (0.95, 1.05)
+    assert np.all((ratio > least) & (ratio < most)), ratio
     off = root.T @ (mean - true_mean)
     assert np.all(np.abs(off) < 0.6), off
 

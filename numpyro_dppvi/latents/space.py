@@ -423,7 +423,9 @@ def from_model(
         # Priors and server-side sites depend on no record (_parents and _sides saw to that), so
         # that any row will do.
         trace = run(theta, zeros)
-        return _total(log_prob(trace[name], trace, plates) for name in (*names, *server_side))
+        # In the model's order: a set's own differs between processes, and with it the rounding.
+        asked = (*(name for name in trace if name in names), *server_side)
+        return _total(log_prob(trace[name], trace, plates) for name in asked)
 
     space = LatentSpace(
         latents=latents,

@@ -7,7 +7,10 @@ asked one after the other while the location moved. Where D_m is as large as J, 
 is a group with an intercept of its own, they grow from visit to visit.
 
 Each client releases its information, so D_m shows: by its squared length in white coordinates, the
-excess over noise of the squared difference between a release and what was known before.
+excess over noise of the squared difference between a release and what was known before. As long
+as the server moves after each visit, information that changes on the way (a dose's grows
+thousandfold once it has an effect) looks the same. Once it waits, clients are asked at one place:
+what they release there decides whether it goes on waiting.
 """
 
 from typing import NamedTuple
@@ -18,10 +21,13 @@ from numpyro_dppvi._typing import Array
 
 _FADE = 0.7  # what older visits count for after a round
 _SURE = 3.0  # standard deviations of noise by which differences have to exceed what is harmless
+_MAYBE = (
+    1.0  # the same, where clients were asked at one location: they wait unless it is surely less
+)
 _HARMLESS = 2.0, 0.25  # squared lengths up to the first and the second for each latent
 
 
-class Differences(NamedTuple):
+class Estimate(NamedTuple):
     """The mean squared length of D_m in white coordinates.
 
     Attributes:
@@ -32,20 +38,38 @@ class Differences(NamedTuple):
     square: Array
     known: Array
 
+    @property
+    def error(self) -> Array:
+        """Its standard error."""
+        return 1 / jnp.sqrt(jnp.maximum(self.known, 1e-30))
+
+
+class Differences(NamedTuple):
+    """What is known of them.
+
+    Attributes:
+        moving: From releases at different locations, with what changes on the way.
+        still: From releases at one location.
+    """
+
+    moving: Estimate
+    still: Estimate
+
 
 def nothing() -> Differences:
     """Before any releases."""
-    return Differences(jnp.zeros(()), jnp.zeros(()))
+    estimate = Estimate(jnp.zeros(()), jnp.zeros(()))
+    return Differences(estimate, estimate)
 
 
 def after(
-    before: Differences, seen: Array, known: Array, now: Array, error: Array, share: Array
-) -> Differences:
+    before: Estimate, seen: Array, known: Array, now: Array, error: Array, share: Array
+) -> Estimate:
     """What is known after another client's release.
 
     Args:
         before: What was known of differences before.
-        seen: The mean shape before the release, in coordinates in which the shape is about the
+        seen: The mean shape of others' releases, in coordinates in which the shape is about the
             identity, shape ``(d, d)``.
         known: N^-1, if its noise is N^(1/2) e N^(1/2), e symmetric with standard normal entries.
         now: The client's shape by the release.
@@ -64,15 +88,17 @@ def after(
     # by as much as would be harmless, so that no single one decides where there is no noise.
     spread = jnp.sum((2 - eye) * 2 * noise**2) + _harmless(len(p)) ** 2
     old = before.known * _FADE**share
-    return Differences(
-        (old * before.square + square / spread) / (old + 1 / spread), old + 1 / spread
-    )
+    return Estimate((old * before.square + square / spread) / (old + 1 / spread), old + 1 / spread)
 
 
 def large(differences: Differences, size: int) -> Array:
-    """Whether differences are surely too large to move after each visit, for ``size`` latents."""
-    error = 1 / jnp.sqrt(jnp.maximum(differences.known, 1e-30))
-    return differences.square - _SURE * error > _harmless(size)
+    """Whether differences are too large to move after each visit, for ``size`` latents.
+
+    Surely so by what came on the way, and perhaps by what came from one location.
+    """
+    moving, still = differences
+    alarm = moving.square - _SURE * moving.error > _harmless(size)
+    return alarm & (still.square + _MAYBE * still.error > _harmless(size))
 
 
 def _harmless(size: int) -> float:

@@ -192,11 +192,23 @@ class FisherScoring(values.Usual):
         """What a group's releases say, in factors that know their noise."""
         entries = entering.of(received.space, received.family)
         if len(entries) == received.family.members[0][1].size:
-            return noisy_scores.take(received, releases, memory, places, self.noise_aware)
+            return self._take(received, releases, memory, places)
         alone = entering.received(received, entries)
-        found, memory = noisy_scores.take(alone, releases, memory, places, self.noise_aware)
+        found, memory = self._take(alone, releases, memory, places)
         whole = entering.whole(received.family, found, entries)
         return factors.divide(whole, received.factor), memory
+
+    def _take(
+        self, received: Received, releases: PyTree, memory: Memory, places: Array
+    ) -> tuple[Natural, Memory]:
+        return noisy_scores.take(
+            received,
+            releases,
+            memory,
+            places,
+            num_replicates=self.num_replicates,
+            noise_aware=self.noise_aware,
+        )
 
     def pull(self, memory: Memory) -> float:
         """How strongly the last rounds' scores point one way; about 1 once a run has arrived."""

@@ -298,11 +298,24 @@ def _look(memory: Memory, visits: Array) -> Look:
 
 @in_own_precision
 def take(
-    received: Received, released: PyTree, memory: Memory, places: Array, noise_aware: bool = True
+    received: Received,
+    released: PyTree,
+    memory: Memory,
+    places: Array,
+    *,
+    num_replicates: int,
+    noise_aware: bool = True,
 ) -> tuple[Natural, Memory]:
     """What a group's releases change: the group's factors, and what is remembered.
 
-    Factors know the noise of the releases, or else are made as if there were none.
+    Args:
+        received: What the server knows of the visits.
+        released: What the group released.
+        memory: What is remembered.
+        places: The group's clients.
+        num_replicates: Outcomes that a record's score was centred by, where they can be drawn.
+        noise_aware: Whether factors know the noise of the releases, or else are made as if there
+            were none.
     """
     said = jax.vmap(told, (None, 0))(memory, places)
     roots = jnp.sqrt(said.shares)
@@ -319,7 +332,8 @@ def take(
     # Where clients differ, the server learns and moves once all were asked.
     everybody = memory.waiting.records > 0.999 * received.total_records
     moves = any_scored & (everybody | ~_waits(received, memory))
-    memory = _where(moves, _learnt(received, memory, said), memory)
+    drawn = 1 / (num_replicates + 1) if received.space.can_draw else 0.0
+    memory = _where(moves, _learnt(received, memory, said, drawn), memory)
     memory = _where(
         any_scored, _scored(received, released, memory, said, places, part, scored), memory
     )
@@ -447,14 +461,29 @@ def _waiting(
     )
     # Observed information changes wildly on the way: it would tell of differences where none are.
     if _partial(received, memory) and received.space.can_draw:
-        axes = _told_axes(memory, said)
-        before, seen, known = _average(received, memory, axes)
-        error = _info_error(received, memory, fresh) / before.level
-        now = now / records / before.level
-        share = records / received.total_records
-        apart = differences.after(memory.differences, seen, known, now, error, share)
-        memory = memory._replace(differences=apart)
+        differ = _differences(received, memory, _told_axes(memory, said), fresh)
+        memory = memory._replace(differences=differ)
     return memory._replace(waiting=jax.tree.map(jnp.add, memory.waiting, fresh))
+
+
+def _differences(received: Received, memory: Memory, axes: _White, fresh: Waiting) -> Differences:
+    """By how much clients differ, after a release that is compared with those before."""
+    waiting, (moving, still) = memory.waiting, memory.differences
+    now, error = fresh.information / fresh.records, _info_error(received, memory, fresh)
+    share = fresh.records / received.total_records
+    waits = waiting.visits > 0
+    before, seen, known = _average(received, memory, axes)
+    level = before.level
+    others = waiting.information / jnp.maximum(waiting.records, 1) / level
+    others_error = _info_error(received, memory, waiting) / level
+    here = jnp.eye(memory.loc.size) / jnp.where(waits, others_error, 1e6)
+    compared = (now / level, error / level, share)
+    on_the_way = differences.after(moving, seen, known, *compared)
+    at_once = differences.after(still, others, here, *compared)
+    return Differences(
+        jax.tree.map(lambda new, old: jnp.where(waits, old, new), on_the_way, moving),
+        jax.tree.map(lambda new, old: jnp.where(waits, new, old), at_once, still),
+    )
 
 
 def _scored(
@@ -514,8 +543,15 @@ def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
     return jnp.sqrt(squared)
 
 
-def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
-    """Shape, level and clips by the releases that wait; then none does."""
+def _learnt(received: Received, memory: Memory, said: Told, drawn: float) -> Memory:
+    """Shape, level and clips by the releases that wait; then none does.
+
+    Args:
+        received: What the server knows of the visits.
+        memory: What is remembered.
+        said: What the clients were told.
+        drawn: Variance of a score by the outcomes drawn to centre it, over its information.
+    """
     axes = _told_axes(memory, said)
     waiting, before = memory.waiting, memory.round
     records = jnp.maximum(waiting.records, 1)
@@ -532,8 +568,11 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     memory = _clips(memory, said, axes, shape, seen, known, fractions, error, share)
 
     metric = axes.back.T @ axes.back
+    # Where records' information is the identity, outcomes that are drawn anew at each visit have
+    # as much variance in all directions.
+    scores_var = waiting.scores_var + drawn * records * memory.level
     here = secant.Round(
-        memory.loc / memory.prior_sd, waiting.scores @ axes.back, waiting.scores_var * metric
+        memory.loc / memory.prior_sd, waiting.scores @ axes.back, scores_var * metric
     )
     # Where clips bend, scores also change as clips do.
     whole = (share > 0.99) & (_sure_misfit(memory) <= 0)
