@@ -459,7 +459,8 @@ def _waiting(
         noise_var=jnp.sum(received.noise_std**2),
         noisy=jnp.sum(received.noise_std * clip / spread),
     )
-    if _partial(received, memory):
+    # Observed information changes wildly on the way: it would tell of differences where none are.
+    if _partial(received, memory) and received.space.can_draw:
         differ = _differences(received, memory, _told_axes(memory, said), fresh)
         memory = memory._replace(differences=differ)
     return memory._replace(waiting=jax.tree.map(jnp.add, memory.waiting, fresh))
