@@ -112,7 +112,7 @@ def times_by_factor(x, y, width):
         numpyro.factor("y", log_shape + u - jnp.exp(u))
 
 
-@pytest.mark.parametrize("seed", [2, 4])
+@grid("seed", [2, 4, 19, 27, 34, 45], quick=[0, 1])
 def test_observed_information_does_not_throw_a_run_without_noise(seed):
     """Far from the mode such densities are all but linear or explode: Newton's steps go astray."""
     data, truth = study(normal, seed)
