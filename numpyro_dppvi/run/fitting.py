@@ -495,6 +495,9 @@ def result_of(
         until_settled=run.until_settled,
         alone=run.alone,
         pull=run.local.pull(state.server.memory),
+        widened=run.local.widened(
+            posterior.space, posterior.family, posterior.natural, state.server.memory
+        ),
     )
     result = FitResult(posterior, plan, done.history, status, state, run, **fields)
     attrs = _attrs(result, done.state.ledger.run)

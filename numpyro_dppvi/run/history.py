@@ -41,6 +41,9 @@ class Outcome(enum.Enum):
     PROJECTED = "projected"
     """All rounds ran. Noise took precisions below the prior's, and they were raised back to that,
     which is usual under noise and no reason to worry."""
+    NOISY = "noisy"
+    """All rounds ran, but noise makes intervals more than 3 times as wide as they would be without
+    privacy. Only :class:`~numpyro_dppvi.FisherScoring` knows."""
     UNSETTLED = "unsettled"
     """All rounds ran, and the last one still moved the posterior, by more than 0.4 of its standard
     deviations with noise or 0.1 without. Without noise also where small rounds have more than 0.1
@@ -55,6 +58,8 @@ class Outcome(enum.Enum):
 # The last round's movement, in posterior standard deviations, from which a run is called unsettled.
 # Under noise every round moves a little: .15 to .35 where the location is found.
 _SETTLED_WITH_NOISE, _SETTLED = 0.4, 0.1
+# So many times as wide as without privacy, intervals are mostly noise: eight ninths of a variance.
+_NOISY = 3.0
 # Of runs that have arrived, so many have a stronger pull by chance.
 _BY_CHANCE = 1e-4
 
@@ -82,6 +87,8 @@ class Status:
         pull: How strongly the last releases pull the posterior away, in mean squares of what noise
             explains; ``None`` where nobody can tell.
         pulled: Whether that is more than chance.
+        widened: How many times as wide as without privacy intervals are, as far as releases tell:
+            the median over latents. ``None`` where nobody can tell.
     """
 
     outcome: Outcome
@@ -98,6 +105,7 @@ class Status:
     alone: bool = False
     pull: float | None = None
     pulled: bool = False
+    widened: float | None = None
 
     def __str__(self) -> str:
         """The sentences."""
@@ -115,6 +123,14 @@ class Status:
             ]
         elif self._unsettled:
             said = [self._why()]
+            if self._noisy:
+                said.append(f"Noise makes its intervals {self._times}.")
+        elif self._noisy:
+            said = [
+                f"{self._all_ran}, but most of what was released is noise: intervals are "
+                f"{self._times}. Allow a larger epsilon, bring more records, or write a model of "
+                "fewer latents or narrower priors."
+            ]
         else:
             # A run that ends early without being stopped has settled.
             all_ran = self._all_ran
@@ -147,6 +163,14 @@ class Status:
     @property
     def _all_ran(self) -> str:
         return "The one round ran" if self.rounds == 1 else f"All {self.rounds} rounds ran"
+
+    @property
+    def _noisy(self) -> bool:
+        return self.widened is not None and self.widened > _NOISY
+
+    @property
+    def _times(self) -> str:
+        return f"about {self.widened:.2g} times as wide as they would be without privacy"
 
     @property
     def _unsettled(self) -> bool:
@@ -208,6 +232,7 @@ def status_of(
     until_settled: bool = False,
     alone: bool = False,
     pull: float | None = None,
+    widened: float | None = None,
 ) -> Status:
     """How a run with this history ended.
 
@@ -222,6 +247,7 @@ def status_of(
         until_settled: Whether the run was to end when it has settled.
         alone: Whether each client fitted a posterior of its own.
         pull: How strongly the last releases pull the posterior away, as a method tells it.
+        widened: How many times as wide as without privacy intervals are, as a method tells it.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
@@ -248,8 +274,11 @@ def status_of(
         pull,
         # Of noise alone, the squares add up to a chi-squared number.
         pull is not None and bool(pull > chi2.isf(_BY_CHANCE, num_latents) / num_latents),
+        widened,
     )
     # From mild to bad: what is set last is the worst that applies.
+    if status._noisy:
+        status = replace(status, outcome=Outcome.NOISY)
     if status._unsettled:
         status = replace(status, outcome=Outcome.UNSETTLED)
     if rejected or failed:
