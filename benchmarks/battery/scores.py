@@ -198,12 +198,11 @@ def limit(task: Problem, split: Sequence[float], epsilon: float) -> float:
         covariance = np.linalg.inv(precision - (1 - left) * info)
         root, spread = np.linalg.cholesky(covariance), np.sqrt(1 / left - 1)
         # Noise of covariance r^2 J^-1 on the mode of the records' likelihood: J r J^(-1/2) e.
-        noisy = left * spread * np.linalg.cholesky(info)
+        values, vectors = np.linalg.eigh(info)  # columns may repeat others
+        noisy = left * spread * vectors * np.sqrt(np.maximum(values, 0))
         rng, found = np.random.default_rng(0), []
         for _ in range(NUM_NOISES):
-            mean = mode + covariance @ (
-                (1 - left) * pull + noisy @ rng.normal(size=len(mode))
-            )
+            mean = mode + covariance @ ((1 - left) * pull + noisy @ rng.normal(size=len(mode)))
             draws = mean + rng.normal(size=(NUM_DRAWS, len(mode))) @ root.T
             found.append(held_out(task, jax.tree.map(np.asarray, jax.vmap(flat.latents)(draws))))
     return float(np.mean(found))
