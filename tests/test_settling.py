@@ -307,7 +307,7 @@ def test_draws_that_keep_moving_q_are_told_from_a_path():
     assert "expectation=MonteCarlo(100)), and leave num_rounds out." in str(status)
 
 
-@pytest.mark.parametrize("last, outcome", [(3, "COMPLETED"), (12, "DIVERGED")])
+@pytest.mark.parametrize(("last", "outcome"), [(3, "COMPLETED"), (12, "DIVERGED")])
 def test_a_visit_that_fails_before_the_path_arrives_is_forgiven(last, outcome):
     zeros = np.zeros(20, int)
     failed = np.where(np.arange(20) == last, 2, 0)

@@ -220,7 +220,8 @@ def fit(
         num_rounds: Rounds, exactly so many; in each, the schedule's clients send one change. Not
             given, a private run has 10, and one without privacy ends when its posterior has
             settled: when more rounds would move no mean by more than about .05 of its standard
-            deviations. It has at most 160, and ``status`` says so if these are not enough.
+            deviations, and draws of the latents are averaged out. It has at most 160, and
+            ``status`` says so if these are not enough.
         damping: In [1e-6, 1]; the share of a change that is merged. Not given, it is .4, but 1
             where ``NonPrivate()`` takes Newton's steps and clients are visited in turn.
         model_kwargs: Public arguments of the model.
