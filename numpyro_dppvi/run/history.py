@@ -207,10 +207,10 @@ class Status:
         if not self.until_settled:
             return f"{small} Leave num_rounds out, and the run ends when it has settled."
         return (
-            f"{small} Write guide=AutoMultivariateNormal(model), if that is not it, or num_rounds="
-            f"{4 * self.num_rounds}; or center the data's columns, and leave out those that follow "
-            "from others (one of each set of indicators): latents that depend on each other "
-            "closely make rounds small."
+            f"{small} That is so where latents depend on each other closely. Write "
+            "guide=AutoMultivariateNormal(model), unless you do already; or center the data's "
+            "columns, and leave out those that follow from others (one of each set of "
+            f"indicators); or write num_rounds={4 * self.num_rounds}."
         )
 
 
