@@ -98,8 +98,8 @@ class Algorithm(NamedTuple):
         step: ``(rng_key, state, shards) -> (state, info)``: one round, charged to the state's
             ledger before anything is computed. Step from a state once: a second step from the
             same one releases a second time, and its ledger knows of one release only. It is
-            compiled as it is, and refuses to be called inside a JAX transformation. ``share=``
-            merges a part of what the damping lets through, in this round.
+            compiled as it is, and refuses to be called inside a JAX transformation. ``share=0.5``
+            merges half of what the damping lets through in this round.
         posterior: ``state -> Posterior``.
     """
 
@@ -369,8 +369,12 @@ def assemble(setup: Setup) -> Algorithm:
         _validate.outside_transformations("step", rng_key, state, shards)
         _validate.instance("state", state, PVIState, "algorithm.init(rng_key)")
         checks.check_shards(shards, setup.client_sizes, problem.space.row)
-        # Before the charge: a schedule that is refused costs nothing.
+        # Before the charge: a schedule or a share that is refused costs nothing.
         groups = assembly.groups(state.round)
+        params = assembly.params
+        part = _validate.half_open_unit("share", share, 1e-6)
+        if part != 1 and setup.method.damped:
+            params = params._replace(damping=_array(part * np.asarray(params.damping)))
         # Charged first: a process that dies from here on has paid for what it may have released.
         # Keys are by the round's number, and no chain of splits, so that a run that goes on from a
         # checkpoint has those that it would have had.
@@ -380,10 +384,6 @@ def assemble(setup: Setup) -> Algorithm:
         before, drawn = RoundState(state.server, state.clients), _drawn(setup, groups, state)
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
-        params = assembly.params
-        if share != 1:
-            part = _validate.half_open_unit("share", share, 1e-6)
-            params = params._replace(damping=_array(part * np.asarray(params.damping)))
         end, info = run_round(problem, params, before, shards, jax.device_put(groups), keys, drawn)
         return PVIState(state.round + 1, end.server, end.clients, ledger), info
 
