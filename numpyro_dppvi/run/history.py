@@ -126,7 +126,9 @@ class Status:
             # A run that ends early without being stopped has settled.
             all_ran = self._all_ran
             mended = (self.rejected or self.failed) and not self.recovered
-            if self.rounds < self.num_rounds:
+            # So has one whose path had arrived when its last round came.
+            arrived = self.until_settled and self.noise is not None
+            if self.rounds < self.num_rounds or arrived:
                 # Visits that change nothing leave the posterior where it is: that settles nothing.
                 ended = "The run ended" if mended else "The posterior has settled"
                 all_ran = f"{ended} after {self.rounds} rounds"
