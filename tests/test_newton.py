@@ -204,7 +204,10 @@ def test_so_is_one_that_widens_too_far(end, held):
 
 @pytest.mark.parametrize("clients", [1, 2])
 def test_wide_priors_and_raw_columns_do_not_throw_a_joint_normal(clients):
-    """Test scores by a mother's IQ, as authors write it: it ended without finite numbers."""
+    """Test scores by a mother's IQ, as authors write it: it ended without finite numbers.
+
+    Two clients may creep, which their status says.
+    """
 
     def scores(iq, school, score):
         b = numpyro.sample("b", dist.Normal(0, 1000).expand([3]).to_event(1))
@@ -218,6 +221,11 @@ def test_wide_priors_and_raw_columns_do_not_throw_a_joint_normal(clients):
     score = 26 + 6 * school + 0.6 * iq + rng.normal(0, 18, 434)
     data = {"iq": iq, "school": school, "score": score}
     result = run(scores, data, AutoMultivariateNormal(scores), clients=clients)
+    assert not result.status.failed
+    assert not result.status.rejected
+    assert np.all(np.isfinite(result.posterior.mean["b"]))
+    if clients == 2 and result.status.outcome is dppvi.run.Outcome.UNSETTLED:
+        return
     assert result.status.outcome is dppvi.run.Outcome.COMPLETED
     X = np.stack([np.ones(434), school, iq], 1)
     exact, *_ = np.linalg.lstsq(X, score)
