@@ -948,7 +948,10 @@ def _order(shape: Array) -> Array:
     root = jnp.sqrt(jnp.diagonal(shape))
     alike = shape / (root[:, None] * root)  # correlations, which are well scaled
     # The diagonal of the fourth power weighs eigenvectors by their eigenvalues' fourth powers.
-    return jnp.argsort(-jnp.sum((alike @ alike) ** 2, axis=1))
+    common = jnp.sum((alike @ alike) ** 2, axis=1)
+    # Columns with as much in common keep the model's order. Were it a matter of the last digits, so
+    # would be which noise falls on which of them, and two machines had different runs.
+    return jnp.argsort(-jnp.round(common, 5))
 
 
 def _coordinates(shape: Array) -> _White:
