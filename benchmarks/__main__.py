@@ -2,6 +2,7 @@
 
 python -m benchmarks                     the short ones
 python -m benchmarks accuracy --seeds 5
+python -m benchmarks gallery --studies rats "smooth curve"
 """
 
 import argparse
@@ -19,6 +20,7 @@ from benchmarks import (
     growth,
     selection,
 )
+from benchmarks.studies import STUDIES
 
 TABLES = {
     "accuracy": accuracy.private,
@@ -54,11 +56,18 @@ def main() -> None:
     default = [name for name in TABLES if name not in SPECIAL]
     parser.add_argument("tables", nargs="*", default=default, metavar="|".join(TABLES))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--studies", nargs="*", default=(), help="of the gallery; all if left out")
     arguments = parser.parse_args()
+    unknown = sorted(set(arguments.studies) - set(STUDIES))
+    if unknown:
+        parser.error(f"there is no study {unknown[0]!r}; there are {', '.join(STUDIES)}")
     for name in arguments.tables:
         if name not in TABLES:
             parser.error(f"there is no table {name!r}; there are {', '.join(TABLES)}")
-        TABLES[name](arguments.seeds)
+        if name == "gallery":
+            gallery.table(tuple(arguments.studies))
+        else:
+            TABLES[name](arguments.seeds)
 
 
 if __name__ == "__main__":

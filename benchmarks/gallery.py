@@ -1,6 +1,7 @@
 """Every study of the gallery: what ``fit`` makes of it with its defaults, beside NumPyro's SVI.
 
     python -m benchmarks gallery
+    python -m benchmarks gallery --studies rats "smooth curve"
 
 Records are made up and nothing is fetched. ``fit`` runs without privacy, over two clients and with
 its defaults; SVI fits the same model and guide (``AutoNormal``) to all records. Latent by latent in

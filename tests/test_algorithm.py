@@ -536,6 +536,46 @@ def test_clients_and_rounds_get_noise_of_their_own():
     assert np.abs(off_diagonal).max() < 0.25  # five standard errors of 1 / sqrt(400)
 
 
+def test_a_share_is_a_part_of_the_damping():
+    X, y = logistic_data(60)
+    records = [{"X": X[:30], "y": y[:30]}, {"X": X[30:], "y": y[30:]}]
+    shards, key, ends = dppvi.records.stack_clients(records), jax.random.key(0), []
+    for damping, share in ((0.8, 0.5), (0.4, 1.0)):
+        pvi = dppvi.pvi(
+            logistic,
+            None,
+            records[0],
+            method=dppvi.NonPrivate(2),
+            client_sizes=[30, 30],
+            damping=damping,
+        )
+        state, _ = pvi.step(key, pvi.init(key), shards, share)
+        ends.append(state.natural["w"])
+    np.testing.assert_allclose(ends[0].linear, ends[1].linear, rtol=1e-6)
+    np.testing.assert_allclose(ends[0].quadratic, ends[1].quadratic, rtol=1e-6)
+
+
+def test_a_share_out_of_range_costs_nothing(tmp_path):
+    X, y = logistic_data(60)
+    method, path = dppvi.DPOptimization(), tmp_path / "ledger.jsonl"
+    plan = dppvi.plan_privacy(method, dppvi.PrivacyBudget(1.0), num_rounds=2, client_sizes=[30, 30])
+    pvi = dppvi.pvi(
+        logistic,
+        None,
+        {"X": X, "y": y},
+        method=method,
+        client_sizes=[30, 30],
+        plan=plan,
+        ledger_file=dppvi.privacy.LedgerFile(path),
+    )
+    shards = dppvi.records.stack_clients([{"X": X[:30], "y": y[:30]}, {"X": X[30:], "y": y[30:]}])
+    state = pvi.init(jax.random.key(0))
+    before = path.read_bytes() if path.exists() else b""
+    with pytest.raises(ValueError, match="share must lie above 0"):
+        pvi.step(jax.random.key(0), state, shards, 1.5)
+    assert (path.read_bytes() if path.exists() else b"") == before
+
+
 def test_a_step_outside_the_budget_is_refused_and_changes_nothing():
     X, y = logistic_data(60)
     method = dppvi.DPOptimization()

@@ -617,6 +617,33 @@ def scans_over_rows(X, y):
     scan(step, 0.0, y)
 
 
+def scans_in_a_plate(X, y):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+
+    def step(before, now):
+        return now, numpyro.sample("x", dist.Normal(a * before, 1), obs=now)
+
+    with numpyro.plate("records", X.shape[0]):
+        scan(step, X[:, 0], X[:, 1:].T)
+
+
+def carries_another_shape(X, y):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+
+    def step(before, now):
+        with numpyro.plate("records", X.shape[0]):
+            now = numpyro.sample("x", dist.Normal(a * before, 1), obs=now)
+        return now, None
+
+    scan(step, 0.0, X.T)
+
+
+def computes_with_a_list(X, y):
+    w = weights() * [2.0, 20.0]
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
 def process_over_rows(X, y):
     length = numpyro.sample("length", dist.LogNormal(0, 1))
     apart = ((X[:, None] - X[None]) ** 2).sum(axis=-1)
@@ -702,6 +729,11 @@ MODELS = [
     BadModel(endless_discrete_latent, ["latent 'k'", "one finite range of integers", "sum it out"]),
     BadModel(discrete_latent_of_unequal_ranges, ["latent 'k'", "one finite range", "sum it out"]),
     BadModel(latent_in_the_plate, [*ITS_OWN, "data plate 'records'"]),
+    BadModel(
+        scans_in_a_plate, ["a plate stands around scan (line", "plate inside of the function"]
+    ),
+    BadModel(carries_another_shape, ["returns a carry of another shape", "jnp.zeros(len(y), int)"]),
+    BadModel(computes_with_a_list, ["computes with a list (line", "write jnp.array([1.0, 2.0])"]),
     BadModel(latent_in_a_subsampled_plate, [*ITS_OWN, "data plate 'records'"]),
     BadModel(latent_in_a_plate_of_stated_size, [*ITS_OWN, "data plate 'records'"]),
     BadModel(discrete_latent_in_the_plate, [*ITS_OWN[:3], "data plate 'records'", *MARK_IT]),

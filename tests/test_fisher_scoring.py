@@ -215,6 +215,17 @@ def test_tiny_budgets_leave_the_prior():
 
 
 @pytest.mark.slow
+def test_the_status_says_how_much_noise_widens_intervals():
+    """Of a normal model the width without privacy is known; with little noise nothing is said."""
+    data, _ = study(normal)
+    for epsilon, noisy in ((0.15, True), (1.0, False), (1000.0, False)):
+        result = fitted(normal, data, epsilon)
+        widened = np.median(np.sqrt(np.diag(moments(result)[1]) / np.diag(exact(data)[1])))
+        # The level and the shape are known as well as noise lets them.
+        assert 0.4 < result.status.widened / widened < 2.5
+        assert (result.status.outcome is dppvi.run.Outcome.NOISY) == noisy, result.status
+
+
 def test_diagnose_and_citation_take_it():
     result = fitted(normal, study(normal)[0], 3.0)
     found = dppvi.diagnose(result)

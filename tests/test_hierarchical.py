@@ -12,6 +12,7 @@ import optax
 import pytest
 from numpyro.infer import SVI, Trace_ELBO, init_to_median
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from scipy.optimize import minimize
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
@@ -324,3 +325,56 @@ def test_the_first_factor_of_a_prior_is_found_however_far_it_is(width):
     np.testing.assert_allclose(normal.mean[1], np.log(width) - 0.5, atol=0.05)  # 64 draws a step
     np.testing.assert_allclose(normal.variance[1], 0.5, rtol=0.1)
     np.testing.assert_allclose(normal.variance[0], width**2, rtol=0.05)
+
+
+def spread_of_effects(group, y):
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    with numpyro.plate("groups", 60):
+        effect = numpyro.sample("effect", dist.Normal(0, tau))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(effect[group], 1), obs=y)
+
+
+def best_of_independent_normals(group, y):
+    """Where the evidence's lower bound is largest: (mean, standard deviation) of log tau."""
+    counts = np.bincount(group, minlength=60)
+    sums = np.bincount(group, y, minlength=60)
+
+    def loss(point):
+        # Given log tau ~ N(m, s^2), each effect's best normal is known: E[1 / tau^2] is its prior's
+        # precision.
+        m, log_s = point
+        variance = np.exp(2 * log_s)
+        inverse = np.exp(-2 * m + 2 * variance)
+        width = 1 / (counts + inverse)
+        mean = width * sums
+        of_records = 0.5 * np.sum(counts * (mean**2 + width) - 2 * mean * sums)
+        of_effects = 60 * m + 0.5 * inverse * np.sum(mean**2 + width) - 0.5 * np.sum(np.log(width))
+        of_tau = 0.5 * np.exp(2 * m + 2 * variance) - m - log_s
+        return of_records + of_effects + of_tau
+
+    settings = {"xatol": 1e-6, "fatol": 1e-10, "maxiter": 4000}
+    m, log_s = minimize(loss, [-1.0, -2.0], method="Nelder-Mead", options=settings).x
+    return m, np.exp(log_s)
+
+
+@pytest.mark.slow
+def test_a_spread_is_exact_though_most_groups_have_no_record():
+    """Effects' widths follow their spread there, and the bound is nearly flat along both."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 10, 200)
+    y = 0.4 * rng.normal(size=60)[group] + rng.normal(size=200)
+    result = dppvi.fit(
+        spread_of_effects,
+        None,
+        {"group": group, "y": y},
+        rng_key=jax.random.key(0),
+        clients=2,
+        method=dppvi.NonPrivate(),
+        progress_bar=False,
+    )
+    found = result.posterior.family.coordinates(result.posterior.natural)["tau"]
+    m, s = best_of_independent_normals(group, y)
+    assert result.status.outcome is dppvi.run.Outcome.COMPLETED
+    assert abs(float(found.loc) - m) < 0.03 * s
+    assert abs(float(jnp.exp(found.log_scale)) / s - 1) < 0.03

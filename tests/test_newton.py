@@ -9,7 +9,7 @@ import pytest
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi.methods import newton
+from numpyro_dppvi.methods import joint_newton, newton
 
 KEY = jax.random.key(0)
 
@@ -174,3 +174,54 @@ def test_a_step_that_climbs_is_taken_back(end, held, trust):
     found = newton._held(walk, place(end))
     assert found.at.loc == found.before.loc == found.slope.loc == (end if held else 6.0)
     assert found.trust == trust
+
+
+@pytest.mark.parametrize(
+    ("end", "held", "trust"),
+    [(0.0, True, 0.5), (-6.0, True, 0.5), (-9.0, False, 0.0625), (jnp.inf, False, 0.0625)],
+)
+def test_a_step_of_a_joint_normal_that_climbs_is_taken_back(end, held, trust):
+    """The same, at a width of 2, along whose white axis the slope is twice as large."""
+    place = lambda x: joint_newton.Place(jnp.array([x]), jnp.array([[2.0]]))  # noqa: E731
+    slope = lambda x: jnp.array([2 * x])  # noqa: E731
+    eye = jnp.eye(1)
+    walk = joint_newton._Walk(place(end), place(6.0), slope(6.0), eye, jnp.asarray(0.25))
+    found = joint_newton._held(walk, slope(end), eye)
+    assert found.at.loc == found.before.loc == (end if held else 6.0)
+    assert found.slope == slope(end if held else 6.0)
+    assert found.trust == trust
+
+
+@pytest.mark.parametrize(("end", "held"), [(0.5, True), (0.1, True), (8.0, False)])
+def test_so_is_one_that_widens_too_far(end, held):
+    """Of s^2 / 2 - log(s), from s = 3 with slope s - 1 / s, which is W - 1 with W = s^2 after s."""
+    place = lambda s: joint_newton.Place(jnp.zeros(1), jnp.array([[s]]))  # noqa: E731
+    whole = lambda s: jnp.array([[s**2]])  # noqa: E731
+    walk = joint_newton._Walk(place(end), place(3.0), jnp.zeros(1), whole(3.0), jnp.ones(()))
+    found = joint_newton._held(walk, jnp.zeros(1), whole(end))
+    assert found.at.tril == (end if held else 3.0)
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_wide_priors_and_raw_columns_do_not_throw_a_joint_normal(clients):
+    """Test scores by a mother's IQ, as authors write it: it ended without finite numbers."""
+
+    def scores(iq, school, score):
+        b = numpyro.sample("b", dist.Normal(0, 1000).expand([3]).to_event(1))
+        spread = numpyro.sample("spread", dist.HalfCauchy(2.5))
+        with numpyro.plate("children", len(score)):
+            mean = b[0] + b[1] * school + b[2] * iq
+            numpyro.sample("score", dist.Normal(mean, spread), obs=score)
+
+    rng = np.random.default_rng(3)
+    iq, school = rng.normal(100, 15, 434), (rng.random(434) < 0.8).astype(float)
+    score = 26 + 6 * school + 0.6 * iq + rng.normal(0, 18, 434)
+    data = {"iq": iq, "school": school, "score": score}
+    result = run(scores, data, AutoMultivariateNormal(scores), clients=clients)
+    assert result.status.outcome is dppvi.run.Outcome.COMPLETED
+    X = np.stack([np.ones(434), school, iq], 1)
+    exact, *_ = np.linalg.lstsq(X, score)
+    spread = np.std(score - X @ exact) * (434 / 431) ** 0.5
+    sd = spread * np.sqrt(np.diag(np.linalg.inv(X.T @ X)))
+    np.testing.assert_allclose((result.posterior.mean["b"] - exact) / sd, 0, atol=0.05)
+    np.testing.assert_allclose(result.posterior.stddev["b"], sd, rtol=0.03)

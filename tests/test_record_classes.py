@@ -496,7 +496,12 @@ def skewed_column(x, y):
 
 
 REFUSED = {
-    two_missing_columns: ["w_unobserved", "4,096 joint values", "1024 at most"],
+    two_missing_columns: [
+        "w_unobserved",
+        "4,096 joint values",
+        "1024 at most",
+        "one normal column",
+    ],
     skewed_column: ["outcome 'y'", "'x_unobserved'", "normal distribution"],
     unmarked: ["latent 'kind'", "records", "infer={'enumerate': 'parallel'}", "summed out"],
     endless: ["latent 'number'", "one finite range of integers"],

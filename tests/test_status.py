@@ -189,6 +189,17 @@ def test_a_pull_that_noise_does_not_explain_is_said():
         assert status_of(history(), 2, True, False, num_latents=4, pull=pull).pulled is pulled
 
 
+def test_intervals_that_are_mostly_noise_are_no_success():
+    status = status_of(history(), 2, True, False, widened=8.03)
+    assert status.outcome is dppvi.run.Outcome.NOISY
+    assert str(status).startswith("All 2 rounds ran, but most of what was released is noise")
+    assert "about 8 times as wide as they would be without privacy" in str(status)
+    unsettled = status_of(history(), 2, True, False, pull=36.0, widened=8.03)
+    assert unsettled.outcome is dppvi.run.Outcome.UNSETTLED
+    assert "about 8 times as wide" in str(unsettled)
+    assert status_of(history(), 2, True, False, widened=2.9).outcome is dppvi.run.Outcome.COMPLETED
+
+
 def test_visits_that_change_nothing_have_settled_nothing():
     """A posterior that no visit can move stands still."""
     said = str(status_of(history(failed=(3, 3)), 160, False, False, left=0.0, until_settled=True))

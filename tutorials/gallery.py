@@ -277,5 +277,15 @@ grid = np.linspace(-1, 1, 60)
 curve(posterior, {"B": bumps(grid)}, grid, np.sin(3 * grid), "a smooth curve")
 
 # %% [markdown]
+# **What to report.** Of each of these, what a [complete study](hospitals.md) reports:
+#
+# > *Records* of *clients* entered *the model* with *its priors*, fitted by differentially private
+# > partitioned variational inference (numpyro_dppvi *version*, *method*, *number* of rounds) at
+# > epsilon *...* and delta *...* for the replacement of one record. *What was asked* is *mean*
+# > (90 % interval *low* to *high*, which includes the noise for privacy).
+#
+# A run whose status says that it has not settled is not reported. It gets more rounds or a larger
+# budget first.
+#
 # More models, with what is refused and why, are on the page
 # [Which models](../models.md).

@@ -18,8 +18,9 @@ METHODS: dict[str, Callable[[], Any]] = {
     "DPOptimization": dppvi.DPOptimization,
     "FisherScoring": dppvi.FisherScoring,
 }
-# Without privacy or, for "central", without partition; on standardised columns.
-REFERENCES = ("none", "alone", "pooled", "central")
+# Without privacy, for "central" without partition, or for "limit" with all known that a run has to
+# find; on standardised columns.
+REFERENCES = ("none", "alone", "pooled", "central", "limit")
 EPSILONS = (0.5, 1.0, 3.0, 10.0)
 # Clients that are fitted by themselves, at most: every so many-th of them.
 _MOST_ALONE = 10
@@ -76,6 +77,12 @@ def listed(wanted: Wanted) -> Iterator[list[Run]]:
                 yield [Run(name, method, "standardised", "any", infinite, 0)]
             elif method == "alone":
                 yield [Run(name, method, "standardised", s, infinite, 0) for s in wanted.splits]
+            elif method == "limit":
+                yield [
+                    Run(name, method, "standardised", split, epsilon, 0)
+                    for split in wanted.splits
+                    for epsilon in wanted.epsilons
+                ]
             elif method == "central":
                 yield [
                     Run(name, method, "standardised", "any", epsilon, seed)
@@ -127,6 +134,8 @@ def score(run: Run) -> tuple[float, str]:
         clients = clients[:: max(1, len(clients) // _MOST_ALONE)]
         alone = [scores.held_out(task, scores.laplace(task, client)) for client in clients]
         return float(np.mean(alone)), ""
+    if run.method == "limit":
+        return scores.limit(task, designs.SPLITS[run.split], run.epsilon), ""
     if run.method == "central":
         return scores.held_out(task, scores.central(task, run.epsilon, run.seed)), ""
     clients = designs.clients(task.train, run.split)

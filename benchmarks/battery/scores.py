@@ -1,7 +1,7 @@
 """Scores of held-out records, and what methods are compared with: Laplace's approximation without
 privacy, and one party's private gradient descent."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ from numpyro_dppvi.privacy import FullBatch
 from numpyro_dppvi.privacy.calibrate import noise_multiplier
 
 NUM_DRAWS = 400
+NUM_NOISES = 20  # releases over which the limit is a mean
 DELTA = 1e-5
 # Central private gradient descent: full batches, gradients of records clipped at the root of the
 # number of latents, plain steps, the mean of the last half of the iterates. Of six settings (clips
@@ -140,13 +141,17 @@ def _mode(flat: _Flat, records: Records) -> tuple[np.ndarray, np.ndarray]:
     return found.x, precision
 
 
+def _in_double(records: Records) -> Records:
+    return {
+        name: rows.astype(np.float64) if rows.dtype == np.float32 else rows
+        for name, rows in records.items()
+    }
+
+
 def laplace(task: Problem, records: Records, seed: int = 0) -> dict[str, np.ndarray]:
     """Draws from Laplace's approximation at the mode, in double precision and without privacy."""
     with jax.enable_x64(True):
-        records = {
-            name: rows.astype(np.float64) if rows.dtype == np.float32 else rows
-            for name, rows in records.items()
-        }
+        records = _in_double(records)
         flat = _flat(task)
         mode, precision = _mode(flat, records)
         normal = np.random.default_rng(seed).normal(size=(len(mode), NUM_DRAWS))
@@ -157,6 +162,50 @@ def laplace(task: Problem, records: Records, seed: int = 0) -> dict[str, np.ndar
 
 def _central_clip(num_latents: int) -> float:
     return num_latents**0.5
+
+
+def limit(task: Problem, split: Sequence[float], epsilon: float) -> float:
+    """The score that a budget allows at best, mean over noise.
+
+    Every client releases, with its whole budget and once, the sum of its records' scores at the
+    mode of all records without privacy, clipped at the average score's length d^(1/2) in
+    coordinates in which the average record's information is the identity; all of it is known
+    beforehand and nothing is bent. Then noise has r^2 = z^2 d M / N times the variance of the
+    location without privacy, with noise multiplier z, M clients and N records, and what it leaves
+    of the information J is J / (1 + r^2). No method that does not know the mode can count on it.
+
+    Args:
+        task: The set.
+        split: The clients' shares of the records.
+        epsilon: Their budget.
+    """
+    num_records = len(task.train["x"])
+    noise = noise_multiplier(
+        dppvi.PrivacyBudget(epsilon, DELTA),
+        num_releases=1,
+        sampler=FullBatch(),
+        num_records=num_records,
+        physical_size=num_records,
+    )
+    with jax.enable_x64(True):
+        records = _in_double(task.train)
+        flat = _flat(task)
+        mode, precision = _mode(flat, records)
+        info = np.asarray(jax.hessian(lambda vector: flat.record_loss(vector, records))(mode))
+        pull = np.asarray(jax.grad(lambda vector: flat.record_loss(vector, records))(mode))
+        left = 1 / (1 + noise**2 * len(mode) * len(split) / num_records)
+        # At the mode the prior's gradient is minus the records', of which noise leaves a part.
+        covariance = np.linalg.inv(precision - (1 - left) * info)
+        root, spread = np.linalg.cholesky(covariance), np.sqrt(1 / left - 1)
+        # Noise of covariance r^2 J^-1 on the mode of the records' likelihood: J r J^(-1/2) e.
+        values, vectors = np.linalg.eigh(info)  # columns may repeat others
+        noisy = left * spread * vectors * np.sqrt(np.maximum(values, 0))
+        rng, found = np.random.default_rng(0), []
+        for _ in range(NUM_NOISES):
+            mean = mode + covariance @ ((1 - left) * pull + noisy @ rng.normal(size=len(mode)))
+            draws = mean + rng.normal(size=(NUM_DRAWS, len(mode))) @ root.T
+            found.append(held_out(task, jax.tree.map(np.asarray, jax.vmap(flat.latents)(draws))))
+    return float(np.mean(found))
 
 
 def central(task: Problem, epsilon: float, seed: int) -> dict[str, jax.Array]:

@@ -20,6 +20,7 @@ from numpyro_dppvi.families import DiagonalNormal, MeanField, enumeration
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.run import settling
 from numpyro_dppvi.run.fitting import FitResult
 from numpyro_dppvi.run.history import Status
 
@@ -153,6 +154,9 @@ def diagnose(
     family, natural = result.posterior.family, result.posterior.natural
     size = result.posterior.space.size
     damping = result.run.damping
+    merged: float | np.ndarray = damping
+    if result.plan is None and not result.run.alone:
+        merged = settling.shares(result.history, family, damping)
     contributors, share = _shares(result)
     noise_residual, sharpness, noise = None, None, {}
     # A run that no replay can stand for, or that added no noise, has no effect of noise to measure.
@@ -166,8 +170,8 @@ def diagnose(
         movement=result.history.movement,
         # Between normals of equal widths s_i, whose means differ by d_i, the Jeffreys divergence is
         # the sum of (d_i / s_i)^2: the root of its mean is the root mean square of d_i / s_i. A
-        # round moves q by the damping's share of a step.
-        residual=np.sqrt(result.history.movement / size) / damping,
+        # round moves q by the share of a step that is merged.
+        residual=np.sqrt(result.history.movement / size) / merged,
         noise_residual=noise_residual,
         sharpness=sharpness,
         contributors=contributors,

@@ -110,9 +110,10 @@ class FullNormal:
 
     def in_domain(self, natural: NormalNatural) -> Array:
         """Whether all are finite and the precision is positive definite."""
-        # Cholesky returns NaN for a matrix that is not positive definite.
+        # Cholesky returns NaN for a matrix that is not positive definite. Near that, rounding
+        # decides, and differently in coordinates, which begin at the last entry.
         tril = jnp.linalg.cholesky(-2 * unpack(natural.quadratic))
-        return factors.is_finite(natural) & jnp.all(jnp.isfinite(tril))
+        return factors.is_finite((natural, tril, self.coordinates(natural)))
 
     def project(self, natural: NormalNatural) -> NormalNatural:
         """Raises negative eigenvalues of the precision to zero; keeps the linear part."""

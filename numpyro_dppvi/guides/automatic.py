@@ -89,9 +89,9 @@ def _warn_of_options(guide: AutoGuide) -> None:
         if getattr(guide, option) != getattr(plain, option)
     ]
     if ignored:
-        kind = type(guide).__name__
+        kind, verb = type(guide).__name__, "is" if len(ignored) == 1 else "are"
         warnings.warn(
-            f"{' and '.join(ignored)} of {kind} is ignored, because inference starts from the "
+            f"{' and '.join(ignored)} of {kind} {verb} ignored, because inference starts from the "
             f"prior: write {kind}(model), and fit(..., init_scale=0.1) for a narrow start.",
             UserWarning,
             stacklevel=2,

@@ -1,6 +1,7 @@
 """Error messages for models that cannot be traced, or cannot run on a single row."""
 
 import linecache
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,9 @@ CONCRETE_VALUE_ERRORS = (
 
 # JAX's message when a traced array is used as the index of a list.
 LIST_INDEX = "Only integer scalar arrays can be converted to a scalar index"
+
+# Python's message when a traced array meets a list in a sum or a product.
+_LIST = re.compile(r"unsupported operand type.*'\w*Tracer' and 'list'|'list' and '\w*Tracer'")
 
 # What a model may raise if it runs on a number of rows that it was not written for.
 WRONG_NUMBER_ERRORS = (AssertionError, IndexError, KeyError, TypeError, ValueError)
@@ -64,6 +68,28 @@ def looks_at_values(error: BaseException) -> str:
         "int(...), len(np.unique(...)) or an if on an array): pass it as a public "
         "constant, such as model_kwargs={'num_groups': 8}."
     )
+
+
+def slip(error: BaseException) -> str | None:
+    """A message about a slip that NumPyro or JAX report in words of their own; ``None`` if none."""
+    text = str(error)
+    if "control flow primitive under a `plate`" in text:
+        return (
+            f"a plate stands around scan{_place(error)}, which NumPyro cannot repeat: open the "
+            "plate inside of the function that scan is given."
+        )
+    if "scan body function carry" in text:
+        return (
+            f"the function that scan is given returns a carry of another shape or type than it "
+            f"takes{_place(error)}: begin with one value a record and of that type, "
+            "jnp.zeros(len(y), int) and not 0, say."
+        )
+    if _LIST.search(text):
+        return (
+            f"the model computes with a list{_place(error)}: write jnp.array([1.0, 2.0]) in the "
+            "place of [1.0, 2.0]."
+        )
+    return None
 
 
 def _by_numpy(error: BaseException) -> bool:

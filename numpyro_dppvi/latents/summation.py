@@ -277,7 +277,8 @@ def plan(
         number = {name: math.prod(sizes[n] for n in joined[name]) for name in rest}
         best = min(rest, key=lambda name: number[name])
         if number[best] > MAX_TERMS:
-            raise UnsupportedModelError(_too_many(sorted(joined[best]), number[best]))
+            gaps = {one.name for one in summed if not one.is_discrete}
+            raise UnsupportedModelError(_too_many(sorted(joined[best]), number[best], gaps))
         tables = [t for t in tables if best not in t] + [joined[best] - {best}]
         found.append(best)
         largest = max(largest, number[best])
@@ -289,9 +290,16 @@ def _joined(tables: Iterable[frozenset[str]], name: str) -> frozenset[str]:
     return frozenset({name}).union(*(table for table in tables if name in table))
 
 
-def _too_many(names: Sequence[str], number: int) -> str:
+def _too_many(names: Sequence[str], number: int, gaps: set[str]) -> str:
     shown = f"{number:,}" if number < 10**9 else f"{number:.0e}"
     few = ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+    if gaps & set(names):
+        return (
+            f"a record's missing entries ({few}) have {shown} joint values to sum over, and there "
+            f"may be {MAX_TERMS} at most, which allows one normal column with missing entries: "
+            "leave out records that lack another one, or put a number in its place, "
+            "jnp.where(jnp.isnan(x), 0.0, x)."
+        )
     return (
         f"a record's own latents ({few}) have {shown} joint values to sum over, and there may "
         f"be {MAX_TERMS} at most: write a chain as one sample statement per step, in a Python "

@@ -25,6 +25,7 @@ from numpyro_dppvi.latents.reasons import (
     a_site_a_record,
     looks_at_values,
     one_row_only,
+    slip,
 )
 
 Trace = dict[str, Any]
@@ -250,10 +251,13 @@ def static_facts(
         raise UnsupportedModelError(str(refusal)) from None  # drops JAX's notes
     except CONCRETE_VALUE_ERRORS as error:
         raise UnsupportedModelError(looks_at_values(error)) from error
-    except TypeError as error:
-        if LIST_INDEX not in str(error):
+    except (TypeError, NotImplementedError) as error:
+        if LIST_INDEX in str(error):
+            raise UnsupportedModelError(looks_at_values(error)) from error
+        said = slip(error)
+        if said is None:
             raise
-        raise UnsupportedModelError(looks_at_values(error)) from error
+        raise UnsupportedModelError(said) from error
     except AttributeError as error:
         missing = _ATTRIBUTE.search(str(error))
         if missing is None:

@@ -214,6 +214,11 @@ class FisherScoring(values.Usual):
         """How strongly the last rounds' scores point one way; about 1 once a run has arrived."""
         return float(memory.pull.strength)
 
+    def widened(self, space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> float:
+        """By the information that was learnt: the median over the latents that records enter."""
+        marginal = entering.marginal(family, q, entering.of(space, family))
+        return float(noisy_scores.widened(memory, marginal))
+
 
 def _latents(
     space: LatentSpace, family: MeanField, entries: np.ndarray, loc: Array

@@ -25,12 +25,35 @@ from numpyro_dppvi.families import (
 from numpyro_dppvi.methods.local_solve import GradientFn
 from numpyro_dppvi.methods.objective import MonteCarlo
 
+# A step that is taken back is tried again at a quarter of its length; each that holds doubles it.
+SHORTER, LONGER = 0.25, 2.0
+# Nats by which a step's end may rise more than its beginning fell: draws' noise does not reach it.
+WORSE = 1.0
+
 
 class Place(NamedTuple):
     """Mean, and the Cholesky factor of the covariance."""
 
     loc: Array
     tril: Array
+
+
+class _Walk(NamedTuple):
+    """A place, and the way to it.
+
+    Attributes:
+        at: The place.
+        before: The last place that has held.
+        slope: The slope there, along white axes.
+        hessian: The whole loss's Hessian there, along white axes.
+        trust: The share of a step that is trusted.
+    """
+
+    at: Place
+    before: Place
+    slope: Array
+    hessian: Array
+    trust: Array
 
 
 class JointLocal(NamedTuple):
@@ -120,31 +143,62 @@ def solve(local: JointLocal, q: Natural, keys: Any, shares: Array, farthest: flo
         farthest: The longest step.
     """
     first = local.place(q)
+    eye = jnp.eye(len(first.loc), dtype=first.loc.dtype)
 
-    def block(begin: Place, steps: tuple[Any, Array]) -> tuple[Place, Array]:
+    def block(walk: _Walk, steps: tuple[Any, Array]) -> tuple[_Walk, Array]:
+        begin = walk.at
         hessian = local.second(jax.random.fold_in(steps[0][0], 1), begin)
 
-        def step(at: Place, now: tuple[Any, Array]) -> tuple[Place, Array]:
-            key, share = now
+        def at_place(at: Place) -> Array:
             # H is along the white axes L_0 of the block's beginning. Along those of now, L, it is
             # T'H T with L = L_0 T.
             turned = solve_triangular(begin.tril, at.tril, lower=True)
-            here = turned.T @ hessian @ turned
-            (slope, free), (of_records, seen) = local.free(at), local.records(key, at)
+            return turned.T @ hessian @ turned
+
+        def step(walk: _Walk, now: tuple[Any, Array]) -> tuple[_Walk, Array]:
+            key, share = now
+            (slope, free), (of_records, seen) = local.free(walk.at), local.records(key, walk.at)
             # Two Hessians: that of the block is the metric of the mean's step; that of this step's
             # own draws, less their known error, moves the precision.
-            slope = slope + of_records
-            step = at.tril @ _step(slope, free + here, at, share, first, farthest)
-            after = Place(
-                at.loc - step, at.tril @ _narrowed(free + seen - local.off(key, here), share)
-            )
+            whole = free + seen - local.off(key, at_place(walk.at))
+            at, _, slope, whole, trust = held = _held(walk, slope + of_records, whole)
+            metric = local.free(at)[1] + at_place(at)
+            step = at.tril @ _step(slope, metric, at, share * trust, first, trust * farthest)
+            after = Place(at.loc - step, at.tril @ _narrowed(whole, share * trust))
             finite = factors.is_finite((slope, after))
-            return factors.select(finite, after, at), finite
+            return held._replace(at=factors.select(finite, after, at)), finite
 
-        return jax.lax.scan(step, begin, steps)
+        return jax.lax.scan(step, walk, steps)
 
-    end, finite = jax.lax.scan(block, first, (keys, shares))
-    return local.tree(jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), end))
+    start = _Walk(first, first, jnp.zeros_like(first.loc), eye, jnp.ones((), first.loc.dtype))
+    walk, finite = jax.lax.scan(block, start, (keys, shares))
+    return local.tree(jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), walk.at))
+
+
+def _held(walk: _Walk, slope: Array, hessian: Array) -> _Walk:
+    """The walk if its last step held, else from before that step, with less trust.
+
+    As :func:`numpyro_dppvi.methods.newton._held`.
+    """
+    begin, end = walk.before, walk.at
+    eye = jnp.eye(len(slope), dtype=slope.dtype)
+
+    def along(here: Place, other: Place, slope: Array, hessian: Array) -> Array:
+        # Along white axes a step L N of the Cholesky factor changes the loss by the trace of
+        # (W - I)'(N - I). Widths are compared by their logarithms, as in newton.
+        turned = solve_triangular(here.tril, other.tril, lower=True)
+        widths = jnp.diag(jnp.log(jnp.diagonal(turned)) - jnp.diagonal(turned))
+        away = solve_triangular(here.tril, other.loc - here.loc, lower=True)
+        return slope @ away + jnp.sum((hessian - eye) * (turned + widths))
+
+    fell, rises = -along(begin, end, walk.slope, walk.hessian), -along(end, begin, slope, hessian)
+    finite = factors.is_finite((slope, hessian))
+    holds = finite & (rises <= jnp.maximum(fell, 0) + WORSE)
+    at, slope, hessian = factors.select(
+        holds, (end, slope, hessian), (begin, walk.slope, walk.hessian)
+    )
+    trust = walk.trust * jnp.where(holds, LONGER, SHORTER)
+    return _Walk(at, at, slope, hessian, jnp.minimum(trust, 1.0))
 
 
 def _from_lower(matrix: Array) -> Array:
@@ -153,7 +207,7 @@ def _from_lower(matrix: Array) -> Array:
 
 
 def _step(
-    slope: Array, hessian: Array, at: Place, share: Array, first: Place, farthest: float
+    slope: Array, hessian: Array, at: Place, share: Array, first: Place, farthest: Array | float
 ) -> Array:
     """A share of the Newton step along white axes, or as much of it as is trusted."""
     # As newton._axes: in q's units a kink's precision is 1 once q has it, and a saddle is left.

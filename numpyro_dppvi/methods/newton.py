@@ -26,6 +26,7 @@ from numpyro_dppvi._typing import Array, Coordinates, Natural
 from numpyro_dppvi.families import DiagonalNormal, FullNormal, MeanField, factors
 from numpyro_dppvi.families.diagonal_normal import NormalCoordinates
 from numpyro_dppvi.methods import joint_newton, objective
+from numpyro_dppvi.methods.joint_newton import LONGER, SHORTER, WORSE
 from numpyro_dppvi.methods.local_solve import GradientFn, Solver
 from numpyro_dppvi.methods.objective import MonteCarlo
 
@@ -42,10 +43,6 @@ _FARTHEST = 1.0
 # A step multiplies a precision by these at least and at most. Where the log density is not concave,
 # q would widen to no end.
 _LEAST_SHARPER, _MOST_SHARPER = 0.8, 50.0
-# A step that is taken back is tried again at a quarter of its length; each that holds doubles it.
-_SHORTER, _LONGER = 0.25, 2.0
-# Nats by which a step's end may rise more than its beginning fell: draws' noise does not reach it.
-_WORSE = 1.0
 # Columns of a Hessian that are computed side by side.
 _COLUMNS_AT_ONCE = 8
 
@@ -266,9 +263,9 @@ def _held(walk: _Walk, here: _Place) -> _Walk:
         return slope.loc @ step.loc + slope.log_scale @ step.log_scale
 
     finite = factors.is_finite(here)
-    holds = finite & (along(here) <= jnp.maximum(-along(walk.slope), 0) + _WORSE)
+    holds = finite & (along(here) <= jnp.maximum(-along(walk.slope), 0) + WORSE)
     at, slope = factors.select(holds, (walk.at, here), (walk.before, walk.slope))
-    trust = walk.trust * jnp.where(holds, _LONGER, _SHORTER)
+    trust = walk.trust * jnp.where(holds, LONGER, SHORTER)
     return _Walk(at, at, slope, jnp.minimum(trust, 1.0))
 
 

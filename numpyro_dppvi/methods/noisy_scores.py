@@ -342,6 +342,19 @@ def take(
     return change, _moved(memory, jnp.where(moves, loc, memory.loc))
 
 
+@in_own_precision
+def widened(memory: Memory, q: Natural) -> Array:
+    """How many times as wide as without noise the marginals of q are, the median over latents.
+
+    Without noise the precision in prior units would be about 1 + N level J.
+    """
+    ((_, natural),) = q.items()
+    precision = jnp.eye(memory.loc.size) + jnp.sum(memory.records) * memory.level * memory.shape
+    without = memory.prior_sd**2 * jnp.diagonal(jnp.linalg.inv(precision))
+    variances = jnp.diagonal(jnp.linalg.inv(-2 * unpack(natural.quadratic)))
+    return jnp.median(jnp.sqrt(variances / without))
+
+
 def _where(condition: Array, new: Memory, old: Memory) -> Memory:
     return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)
 

@@ -158,6 +158,14 @@ class Method(Protocol):
         is remembered does not tell.
         """
 
+    def widened(
+        self, space: LatentSpace, family: MeanField, q: Natural, memory: PyTree
+    ) -> float | None:
+        """How many times as wide as without noise q is, as far as releases tell; ``None`` if not.
+
+        The median over latents.
+        """
+
     def weights(self, num_shards: np.ndarray) -> np.ndarray:
         """What each client's sum over shards is multiplied by, shape ``(num_clients,)``."""
 
@@ -342,6 +350,11 @@ class Usual:
         """Nothing."""
 
     def pull(self, memory: PyTree) -> float | None:
+        """Nobody can tell."""
+
+    def widened(
+        self, space: LatentSpace, family: MeanField, q: Natural, memory: PyTree
+    ) -> float | None:
         """Nobody can tell."""
 
     def take(

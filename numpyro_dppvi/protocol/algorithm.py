@@ -11,7 +11,7 @@ The loop is the user's; the ledger still counts, because it is a field of the st
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -81,6 +81,15 @@ class PVIState(NamedTuple):
         return self.server.natural
 
 
+class Step(Protocol):
+    """One round; see :class:`Algorithm`."""
+
+    def __call__(
+        self, rng_key: PRNGKey, state: Any, shards: Shards | SpreadShards, share: float = 1.0
+    ) -> tuple[Any, RoundInfo]:
+        """The state after the round, and what happened in it."""
+
+
 class Algorithm(NamedTuple):
     """Partitioned variational inference as three functions.
 
@@ -89,12 +98,13 @@ class Algorithm(NamedTuple):
         step: ``(rng_key, state, shards) -> (state, info)``: one round, charged to the state's
             ledger before anything is computed. Step from a state once: a second step from the
             same one releases a second time, and its ledger knows of one release only. It is
-            compiled as it is, and refuses to be called inside a JAX transformation.
+            compiled as it is, and refuses to be called inside a JAX transformation. ``share=0.5``
+            merges half of what the damping lets through in this round.
         posterior: ``state -> Posterior``.
     """
 
     init: Callable[[PRNGKey], Any]
-    step: Callable[[PRNGKey, Any, Shards | SpreadShards], tuple[Any, RoundInfo]]
+    step: Step
     posterior: Callable[[Any], Posterior]
 
 
@@ -354,13 +364,17 @@ def assemble(setup: Setup) -> Algorithm:
         return PVIState(0, first.server, first.clients, first_ledger(plan, ledger_file))
 
     def step(
-        rng_key: PRNGKey, state: PVIState, shards: Shards | SpreadShards
+        rng_key: PRNGKey, state: PVIState, shards: Shards | SpreadShards, share: float = 1.0
     ) -> tuple[PVIState, RoundInfo]:
         _validate.outside_transformations("step", rng_key, state, shards)
         _validate.instance("state", state, PVIState, "algorithm.init(rng_key)")
         checks.check_shards(shards, setup.client_sizes, problem.space.row)
-        # Before the charge: a schedule that is refused costs nothing.
+        # Before the charge: a schedule or a share that is refused costs nothing.
         groups = assembly.groups(state.round)
+        params = assembly.params
+        part = _validate.half_open_unit("share", share, 1e-6)
+        if part != 1 and setup.method.damped:
+            params = params._replace(damping=_array(part * np.asarray(params.damping)))
         # Charged first: a process that dies from here on has paid for what it may have released.
         # Keys are by the round's number, and no chain of splits, so that a run that goes on from a
         # checkpoint has those that it would have had.
@@ -370,9 +384,7 @@ def assemble(setup: Setup) -> Algorithm:
         before, drawn = RoundState(state.server, state.clients), _drawn(setup, groups, state)
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
-        end, info = run_round(
-            problem, assembly.params, before, shards, jax.device_put(groups), keys, drawn
-        )
+        end, info = run_round(problem, params, before, shards, jax.device_put(groups), keys, drawn)
         return PVIState(state.round + 1, end.server, end.clients, ledger), info
 
     def posterior(state: PVIState) -> Posterior:

@@ -220,7 +220,8 @@ def fit(
         num_rounds: Rounds, exactly so many; in each, the schedule's clients send one change. Not
             given, a private run has 10, and one without privacy ends when its posterior has
             settled: when more rounds would move no mean by more than about .05 of its standard
-            deviations. It has at most 160, and ``status`` says so if these are not enough.
+            deviations, and draws of the latents are averaged out. It has at most 160, and
+            ``status`` says so if these are not enough.
         damping: In [1e-6, 1]; the share of a change that is merged. Not given, it is .4, but 1
             where ``NonPrivate()`` takes Newton's steps and clients are visited in turn.
         model_kwargs: Public arguments of the model.
@@ -378,14 +379,20 @@ def _fitted(
             show = stack.enter_context(bar)
             # Last, because what comes before works on whole arrays.
             spread = over_devices(run, shards)
-        settled = functools.partial(settling.has_settled, family=begun.family, damping=run.damping)
-        ends = settled if run.until_settled else None
+        # Under noise nobody can tell a path from it, unless it is long.
+        course = (
+            None
+            if plan or run.alone
+            else settling.Course(begun.family, run.damping, run.until_settled)
+        )
         done = loop.run_rounds(
-            algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, ends
+            algorithm, state, past, keys[1], spread, run.num_rounds, journal, show, course
         )
     posterior = algorithm.posterior(done.state)
-    # Under noise nobody can tell a path from it, unless it is long.
-    way = None if plan else settling.way(done.history, posterior.family, run.damping)
+    # Once it has arrived, rounds are smaller, and say nothing of a way.
+    way = done.arrival.way if done.arrival else None
+    if not plan and way is None:
+        way = settling.way(done.history, posterior.family, run.damping)
     return result_of(
         run,
         posterior,
@@ -492,9 +499,14 @@ def result_of(
         done.refused,
         num_latents=posterior.space.size,
         left=left,
+        noise=done.arrival.noise(len(done.history.movement)) if done.arrival else None,
+        arrived_since=done.arrival.looks_back_to() if done.arrival else None,
         until_settled=run.until_settled,
         alone=run.alone,
         pull=run.local.pull(state.server.memory),
+        widened=run.local.widened(
+            posterior.space, posterior.family, posterior.natural, state.server.memory
+        ),
     )
     result = FitResult(posterior, plan, done.history, status, state, run, **fields)
     attrs = _attrs(result, done.state.ledger.run)

@@ -41,12 +41,16 @@ class Outcome(enum.Enum):
     PROJECTED = "projected"
     """All rounds ran. Noise took precisions below the prior's, and they were raised back to that,
     which is usual under noise and no reason to worry."""
+    NOISY = "noisy"
+    """All rounds ran, but noise makes intervals more than 3 times as wide as they would be without
+    privacy. Only :class:`~numpyro_dppvi.FisherScoring` knows."""
     UNSETTLED = "unsettled"
     """All rounds ran, and the last one still moved the posterior, by more than 0.4 of its standard
     deviations with noise or 0.1 without. Without noise also where small rounds have more than 0.1
     to go; with :class:`~numpyro_dppvi.FisherScoring` also where releases still pull one way."""
     DIVERGED = "diverged"
-    """Some merges were refused, or some clients' solves did not end in finite numbers."""
+    """Some merges were refused, or some clients' solves did not end in finite numbers; without
+    privacy, if the posterior has not recovered since."""
     INTERRUPTED = "interrupted"
     """Ctrl-C ended the run before its last round, or the ledger did, because other runs that share
     its file had used up a budget."""
@@ -55,6 +59,8 @@ class Outcome(enum.Enum):
 # The last round's movement, in posterior standard deviations, from which a run is called unsettled.
 # Under noise every round moves a little: .15 to .35 where the location is found.
 _SETTLED_WITH_NOISE, _SETTLED = 0.4, 0.1
+# So many times as wide as without privacy, intervals are mostly noise: eight ninths of a variance.
+_NOISY = 3.0
 # Of runs that have arrived, so many have a stronger pull by chance.
 _BY_CHANCE = 1e-4
 
@@ -82,6 +88,12 @@ class Status:
         pull: How strongly the last releases pull the posterior away, in mean squares of what noise
             explains; ``None`` where nobody can tell.
         pulled: Whether that is more than chance.
+        widened: How many times as wide as without privacy intervals are, as far as releases tell:
+            the median over latents. ``None`` where nobody can tell.
+        noise: Without privacy, how far draws of the latents have moved the posterior from where
+            they do on average, in its standard deviations. ``None`` as for ``left``.
+        recovered: Without privacy, whether the path has arrived since the last visit that failed
+            and the last merge that was refused.
     """
 
     outcome: Outcome
@@ -98,6 +110,9 @@ class Status:
     alone: bool = False
     pull: float | None = None
     pulled: bool = False
+    widened: float | None = None
+    noise: float | None = None
+    recovered: bool = False
 
     def __str__(self) -> str:
         """The sentences."""
@@ -115,15 +130,33 @@ class Status:
             ]
         elif self._unsettled:
             said = [self._why()]
+            if self._noisy:
+                said.append(f"Noise makes its intervals {self._times}.")
+        elif self._noisy:
+            said = [
+                f"{self._all_ran}, but most of what was released is noise: intervals are "
+                f"{self._times}. Allow a larger epsilon, bring more records, or write a model of "
+                "fewer latents or narrower priors."
+            ]
         else:
             # A run that ends early without being stopped has settled.
             all_ran = self._all_ran
-            mended = self.rejected or self.failed
-            if self.rounds < self.num_rounds:
+            mended = (self.rejected or self.failed) and not self.recovered
+            # So has one whose path had arrived when its last round came.
+            arrived = self.until_settled and self.noise is not None
+            if self.rounds < self.num_rounds or arrived:
                 # Visits that change nothing leave the posterior where it is: that settles nothing.
                 ended = "The run ended" if mended else "The posterior has settled"
                 all_ran = f"{ended} after {self.rounds} rounds"
-            said = [f"{all_ran}." if mended else f"{all_ran} and every merge was accepted."]
+            clean = not (self.rejected or self.failed)
+            said = [f"{all_ran} and every merge was accepted." if clean else f"{all_ran}."]
+        if self.recovered:
+            refused = (
+                f"{_counted(self.rejected, 'merge')} had to be refused" if self.rejected else ""
+            )
+            failed = f"{_counted(self.failed, 'visit')} failed" if self.failed else ""
+            early = " and ".join(filter(None, [refused, failed]))
+            return [*said, f"In early rounds {early}; the posterior has recovered since."]
         if self.rejected:
             said.append(
                 f"{_counted(self.rejected, 'merge')} would have left the family's domain (numbers "
@@ -149,13 +182,25 @@ class Status:
         return "The one round ran" if self.rounds == 1 else f"All {self.rounds} rounds ran"
 
     @property
+    def _noisy(self) -> bool:
+        return self.widened is not None and self.widened > _NOISY
+
+    @property
+    def _times(self) -> str:
+        return f"about {self.widened:.2g} times as wide as they would be without privacy"
+
+    @property
     def _unsettled(self) -> bool:
         still = self.moved > (_SETTLED_WITH_NOISE if self.private else _SETTLED)
-        return not self.alone and (still or self._creeps or self.pulled)
+        return not self.alone and (still or self._creeps or self.pulled or self._scattered)
 
     @property
     def _creeps(self) -> bool:
         return self.left is not None and self.left > _SETTLED
+
+    @property
+    def _scattered(self) -> bool:
+        return self.noise is not None and self.noise > _SETTLED
 
     def _why(self) -> str:
         """What still moves, and what to do about it."""
@@ -174,10 +219,12 @@ class Status:
         if self.left is None:
             return f"{ran}: {moved}. {more}, or leave it out."
         if not self._creeps:
+            about = max(self.moved, self.noise or 0.0)
+            rest = "" if self.until_settled else ", and leave num_rounds out"
             return (
-                f"{self.rounds} rounds ran, and more would not help: draws of the latents move the "
-                f"posterior about, by {self.moved:.2g} of its standard deviations in the last one. "
-                "Write method=NonPrivate(expectation=MonteCarlo(100))."
+                f"{self.rounds} rounds ran, and draws of the latents still move the posterior "
+                f"about, by {about:.2g} of its standard deviations. Write "
+                f"method=NonPrivate(expectation=MonteCarlo(100)){rest}."
             )
         small = (
             f"{ran}: rounds are small and many, and would still move it by {self.left:.2g} of its "
@@ -186,10 +233,10 @@ class Status:
         if not self.until_settled:
             return f"{small} Leave num_rounds out, and the run ends when it has settled."
         return (
-            f"{small} Write guide=AutoMultivariateNormal(model), if that is not it, or num_rounds="
-            f"{4 * self.num_rounds}; or center the data's columns, and leave out those that follow "
-            "from others (one of each set of indicators): latents that depend on each other "
-            "closely make rounds small."
+            f"{small} That is so where latents depend on each other closely. Write "
+            "guide=AutoMultivariateNormal(model), unless you do already; or center the data's "
+            "columns, and leave out those that follow from others (one of each set of "
+            f"indicators); or write num_rounds={4 * self.num_rounds}."
         )
 
 
@@ -208,6 +255,9 @@ def status_of(
     until_settled: bool = False,
     alone: bool = False,
     pull: float | None = None,
+    widened: float | None = None,
+    noise: float | None = None,
+    arrived_since: int | None = None,
 ) -> Status:
     """How a run with this history ended.
 
@@ -222,6 +272,10 @@ def status_of(
         until_settled: Whether the run was to end when it has settled.
         alone: Whether each client fitted a posterior of its own.
         pull: How strongly the last releases pull the posterior away, as a method tells it.
+        widened: How many times as wide as without privacy intervals are, as a method tells it.
+        noise: What draws of the latents leave in the posterior; ``None`` if nobody can tell.
+        arrived_since: The first round of the path that says that it has arrived; ``None`` if it has
+            not, or nobody can tell.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
@@ -248,11 +302,19 @@ def status_of(
         pull,
         # Of noise alone, the squares add up to a chi-squared number.
         pull is not None and bool(pull > chi2.isf(_BY_CHANCE, num_latents) / num_latents),
+        widened,
+        noise,
+        arrived_since is not None
+        and bool(rejected or failed)
+        and not np.any(history.rejected[arrived_since:])
+        and not np.any(history.failed[arrived_since:]),
     )
     # From mild to bad: what is set last is the worst that applies.
+    if status._noisy:
+        status = replace(status, outcome=Outcome.NOISY)
     if status._unsettled:
         status = replace(status, outcome=Outcome.UNSETTLED)
-    if rejected or failed:
+    if (rejected or failed) and not status.recovered:
         status = replace(status, outcome=Outcome.DIVERGED)
     if (interrupted or refused) and rounds < num_rounds:
         status = replace(status, outcome=Outcome.INTERRUPTED)

@@ -16,6 +16,7 @@ from numpyro_dppvi.protocol.rounds import RoundInfo
 from numpyro_dppvi.records import Shards, SpreadShards
 from numpyro_dppvi.run.checkpoint import Journal
 from numpyro_dppvi.run.history import History
+from numpyro_dppvi.run.settling import Arrival, Course
 
 Shown = Callable[[int, float], None]
 
@@ -28,12 +29,14 @@ class LoopEnd(NamedTuple):
         history: What happened, round by round.
         interrupted: Whether somebody stopped it.
         refused: Whether the ledger did, because other runs have used up a budget.
+        arrival: When its path had arrived; ``None`` if it had not, or nobody can tell.
     """
 
     state: Any
     history: History
     interrupted: bool
     refused: bool
+    arrival: Arrival | None = None
 
 
 def run_rounds(
@@ -45,7 +48,7 @@ def run_rounds(
     num_rounds: int,
     journal: Journal | None,
     show: Shown,
-    has_settled: Callable[[History], bool] | None = None,
+    course: Course | None = None,
 ) -> LoopEnd:
     """Runs the rounds that are left.
 
@@ -61,19 +64,18 @@ def run_rounds(
         num_rounds: Rounds in all, those before ``first`` included.
         journal: Where to keep everything; ``None`` for nowhere.
         show: Called after each round with its number and movement.
-        has_settled: Whether to end before the last round, from what has happened so far; ``None``
-            for no.
+        course: How the run arrives, and whether it ends then; ``None`` where nobody can tell.
 
     Raises:
         BudgetExceededError: If not even the first round fits a budget.
     """
     rows: list[History] = []
     state, interrupted, refused = first, False, False
+    # A function of the history alone: a run that was broken off goes on as it would have.
+    arrival = None if course is None else course.arrival(past)
 
     def ends() -> bool:
-        if state.round >= num_rounds:
-            return True
-        return has_settled is not None and has_settled(joined(past, rows))
+        return state.round >= num_rounds or (arrival is not None and arrival.ends(state.round))
 
     try:
         with _graceful_interrupt() as stop:
@@ -84,12 +86,15 @@ def run_rounds(
             while not stop.requested and not ends():
                 # Until `state` is moved on below, the round has not happened to whoever sees the
                 # run.
-                after, info = algorithm.step(rng_key, state, shards)
+                share = {} if arrival is None else {"share": arrival.share(state.round)}
+                after, info = algorithm.step(rng_key, state, shards, **share)
                 with stop.held():
                     rows.append(row(after.natural, info))
                     if journal is not None:
                         after = journal.keep(after, joined(past, rows))
                     state = after
+                if course is not None and arrival is None:
+                    arrival = course.look(joined(past, rows))
                 show(state.round - 1, float(rows[-1].movement))
             interrupted = stop.requested
     except KeyboardInterrupt:  # the second one: the round under way is given up
@@ -100,7 +105,8 @@ def run_rounds(
             raise
         refused = True  # what was released is not thrown away
     # A row whose result could not be kept is left out: history and state must end alike.
-    return LoopEnd(state, joined(past, rows[: state.round - first.round]), interrupted, refused)
+    done = joined(past, rows[: state.round - first.round])
+    return LoopEnd(state, done, interrupted, refused, arrival)
 
 
 def row(natural: Natural, info: RoundInfo) -> History:

@@ -2,9 +2,11 @@
 
 The posterior's path is read from the history, that is, from released values. Rounds can be small
 and many, and draws of the latents move every round a little: a small last round says nothing. So
-the last half of the path is cut into three blocks, and their means are compared.
+the last half of the path is cut into three blocks, and their means are compared. Where the path has
+arrived and draws still move it, rounds are averaged until that is little.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -19,8 +21,16 @@ CLOSE = 0.05
 """A run without privacy ends when this many posterior standard deviations are left."""
 
 _FIRST_LOOK, _LOOKS_APART = 15, 5
-# From this round on, a path that goes nowhere ends even where draws move it more than that.
+# From this round on, a path that goes nowhere has arrived even where draws could hide some of it.
 _PATIENCE = 60
+# Draws hide a path that falls by this factor a round, at the most.
+_HIDDEN = 0.95
+# Rounds are averaged until draws leave less than this in q, but not for ever.
+_FAINT, _MOST_AVERAGED = CLOSE / 3, 100
+# A round corrects this share of what q is off, at the least, where draws matter.
+_CORRECTED = 1 / 8
+# Rounds remember each other by no more than this.
+_MEMORY = 0.9
 # Blocks that differ by less than this many times their noise do not differ.
 _CERTAIN = 2.0
 # By what factor a block moves less than the one before it, at the least and at the most. At .98 a
@@ -36,11 +46,16 @@ class Way(NamedTuple):
         left: How far more rounds would still go.
         noise: The standard deviation of a round around the path, from draws or privacy noise.
         unseen: How far two blocks can differ by noise alone.
+        hidden: How far a slow path can still go without being seen in that.
+        lasting: The same as ``noise`` of all rounds that one draw moves, added up: the mean of n
+            rounds has this over sqrt(n).
     """
 
     left: float
     noise: float
     unseen: float
+    hidden: float
+    lasting: float
 
 
 def way(history: History, family: MeanField, damping: float) -> Way | None:
@@ -64,7 +79,8 @@ def way(history: History, family: MeanField, damping: float) -> Way | None:
     # correlated by rho = 1 - damping, so that second differences have 6 - 8 rho + 2 rho^2 times
     # their variance, and means over n rounds about (1 + rho) / (1 - rho) / n times it.
     rho = 1 - damping
-    variance = np.mean(np.diff(path, 2, axis=0) ** 2, axis=0) / (6 - 8 * rho + 2 * rho**2)
+    bends = np.mean(np.diff(path, 2, axis=0) ** 2, axis=0)
+    variance = bends / (6 - 8 * rho + 2 * rho**2)
     # Of the difference of two blocks' means, hence the 2.
     noise = 2 * variance * min(1.0, (1 + rho) / (1 - rho) / length)
     blocks = path[-3 * length :].reshape(3, length, -1).mean(axis=1)
@@ -76,24 +92,122 @@ def way(history: History, family: MeanField, damping: float) -> Way | None:
     ratio = np.clip(ratio, _FASTEST, _SLOWEST)
     # Movement that noise can explain does not count.
     sure = np.maximum(np.abs(moved) - _CERTAIN * np.sqrt(noise), 0)
-    largest = (np.max(each, initial=0.0) for each in (sure * ratio / (1 - ratio), variance, noise))
-    left, variance, noise = map(float, largest)
-    return Way(left, variance**0.5, noise**0.5)
+    found = (sure * ratio / (1 - ratio), variance, noise, _lasting(path, bends))
+    left, variance, noise, lasting = (float(np.max(each, initial=0.0)) for each in found)
+    unseen, slowest = noise**0.5, _HIDDEN**length
+    return Way(
+        left, variance**0.5, unseen, _CERTAIN * unseen * slowest / (1 - slowest), lasting**0.5
+    )
 
 
-def has_settled(history: History, family: MeanField, damping: float) -> bool:
-    """Whether a run without privacy is to end after the rounds that it had.
+def _lasting(path: np.ndarray, bends: np.ndarray) -> np.ndarray:
+    """The variance that draws give a mean over rounds, times their number."""
+    # Rounds x' = rho x + e around an end have E[(x' - x)^2] = 2 V (1 - rho) with V the variance of
+    # x, and second differences have 3 - rho times that. So both give rho and the variance of e.
+    moves = np.mean(np.diff(path, axis=0) ** 2, axis=0)
+    rho = np.clip(3 - bends / np.maximum(moves, np.finfo(float).tiny), 0, _MEMORY)
+    fresh = bends * (1 + rho) / (2 * (3 - rho))
+    # What bends less than it moves is a path, and 3 - rho at least 2.
+    return np.where(bends < moves, 0.0, fresh / (1 - rho) ** 2)
+
+
+def has_arrived(history: History, family: MeanField, damping: float) -> Way | None:
+    """The way of a path that has arrived, where a run looks; else ``None``.
 
     A function of the history alone, so that a run that was broken off ends where it would have.
     """
     rounds = len(history.movement)
     if rounds < _FIRST_LOOK or rounds % _LOOKS_APART:
-        return False
+        return None
     found = way(history, family, damping)
     if found is None or found.left > CLOSE:
-        return False
+        return None
     # Noise can hide a path; the longer the blocks, the less.
-    return found.unseen <= CLOSE or rounds >= _PATIENCE
+    return found if found.hidden <= CLOSE or rounds >= _PATIENCE else None
+
+
+class Arrival(NamedTuple):
+    """A path that goes nowhere any more, but for what draws of the latents move q in a round.
+
+    From here on each round merges a smaller share of its changes than the one before it, so that
+    q averages over what all of them found. It stays the product of the factors.
+
+    Attributes:
+        round: How many rounds it took.
+        way: What was left then.
+        damping: The share of a change that was merged until then.
+        until_settled: Whether the run ends once draws do not matter.
+    """
+
+    round: int
+    way: Way
+    damping: float
+    until_settled: bool
+
+    def looks_back_to(self) -> int:
+        """The first round of the path that says so."""
+        return self.round - 3 * (self.round // 6)
+
+    def share(self, round_number: int) -> float:
+        """The part of the damping in a round, counted from 0."""
+        if self.way.lasting <= _FAINT:
+            return 1.0
+        # Shares of 1 / (c n) of changes that correct a share c of what q is off average as well as
+        # can be (Robbins and Monro); where changes correct more, nearly as well.
+        return 1 / (1 + _CORRECTED * self.damping * (round_number - self.round + 1))
+
+    def noise(self, rounds: int) -> float:
+        """What draws leave in q after so many rounds, in its standard deviations."""
+        averaged = max(rounds - self.round, 0)
+        last = self.share(rounds - 1) if averaged else 1.0
+        # Of entries that rounds correct slowly and at once; neither is better than an average.
+        slow, fast = 1 / (1 + averaged), last / (2 - last)
+        return max(self.way.lasting * math.sqrt(slow), self.way.noise * math.sqrt(fast))
+
+    def ends(self, rounds: int) -> bool:
+        """Whether the run ends here."""
+        enough = self.noise(rounds) <= _FAINT or rounds - self.round >= _MOST_AVERAGED
+        return self.until_settled and enough
+
+
+class Course(NamedTuple):
+    """How a run without privacy is watched.
+
+    Attributes:
+        family: The family of q.
+        damping: The share of a change that is merged until it arrives.
+        until_settled: Whether it ends once it has settled.
+    """
+
+    family: MeanField
+    damping: float
+    until_settled: bool
+
+    def look(self, history: History) -> Arrival | None:
+        """Whether it has arrived with the last round."""
+        found = has_arrived(history, self.family, self.damping)
+        if found is None:
+            return None
+        return Arrival(len(history.movement), found, self.damping, self.until_settled)
+
+    def arrival(self, history: History) -> Arrival | None:
+        """When it has arrived, if it has."""
+        for rounds in range(_FIRST_LOOK, len(history.movement) + 1, _LOOKS_APART):
+            found = self.look(jax.tree.map(lambda leaf, n=rounds: leaf[:n], history))
+            if found is not None:
+                return found
+        return None
+
+
+def shares(history: History, family: MeanField, damping: float) -> np.ndarray:
+    """The share of its changes that each round of a run without privacy has merged."""
+    rounds = len(history.movement)
+    arrival = Course(family, damping, until_settled=True).arrival(history)
+    parts = [
+        1.0 if arrival is None or number < arrival.round else arrival.share(number)
+        for number in range(rounds)
+    ]
+    return damping * np.array(parts)
 
 
 def _path(family: MeanField, natural: Natural) -> np.ndarray:

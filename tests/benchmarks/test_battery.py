@@ -155,6 +155,23 @@ class TestScores:
         np.testing.assert_array_equal(first, again)
         assert np.all(first != other)
 
+    @a_linear_one
+    def test_the_limit_lies_between_the_prior_and_all_records(self, both, monkeypatch):
+        """Without noise it is Laplace's approximation, under nothing but noise the prior."""
+        (plain, _), _ = both
+        pooled = scores.held_out(plain, scores.laplace(plain, plain.train))
+        found = {}
+        for noise in (0.0, 1.0, 1e6):
+            monkeypatch.setattr(scores, "noise_multiplier", lambda *_, noise=noise, **__: noise)
+            found[noise] = scores.limit(plain, designs.SPLITS["10 equal"], 1.0)
+        assert found[0.0] == pytest.approx(pooled, abs=0.01)
+        rng = np.random.default_rng(0)
+        prior = {"w": plain.kwargs["widths"] * rng.normal(size=(4000, 4)).astype(np.float32)}
+        prior["spread"] = np.exp(rng.normal(size=4000)).astype(np.float32)
+        nothing = scores.held_out(plain, prior)
+        assert found[1e6] == pytest.approx(nothing, abs=0.05)
+        assert found[1e6] < found[1.0] < found[0.0]
+
 
 def line(score, method="default", epsilon=3.0, seed=0, design="standardised", status=""):
     split = "any" if method in ("none", "pooled") else "10 equal"

@@ -579,18 +579,14 @@ _CHARGING = (
         before, drawn = RoundState(state.server, state.clients), _drawn(setup, groups, state)
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
-        end, info = run_round(
-            problem, assembly.params, before, shards, jax.device_put(groups), keys, drawn
-        )
+        end, info = run_round(problem, params, before, shards, jax.device_put(groups), keys, drawn)
 """,
         """        key = _fold_in(_validate.rng_key(rng_key), state.round)
         keys = (key, setup.secret_keys.round_key(state.round))
         before, drawn = RoundState(state.server, state.clients), _drawn(setup, groups, state)
         spread = isinstance(shards, SpreadShards)
         run_round: Any = devices.run_round if spread else rounds.run_round
-        end, info = run_round(
-            problem, assembly.params, before, shards, jax.device_put(groups), keys, drawn
-        )
+        end, info = run_round(problem, params, before, shards, jax.device_put(groups), keys, drawn)
         ledger = charged(state.ledger, plan, state.round, groups, ledger_file)
 """,
         (f"{LEDGER_FILE}TestFit::test_every_round_is_on_the_disk_before_it_runs",),
