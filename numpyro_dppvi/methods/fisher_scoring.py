@@ -356,7 +356,10 @@ def _hits(told: Told, scales: Array, scores: Array) -> Array:
     # -1 is in no bin: a record without a scale (zero, or NaN) is in no histogram.
     octave = jnp.where(scales > 0, octave, -1)
     looking = jnp.any(told.look.step > 0)
-    place = jnp.where(looking, ratios.place(told.look, scores), octave)
+    # Sorted only at visits that look: it takes a quarter of all that a record's part does.
+    place: Array = jax.lax.cond(
+        looking, lambda: ratios.place(told.look, scores), lambda: octave.astype(scores.dtype)
+    )
     # A record is in at most one bin of each of ``number`` histograms: so many ones, of norm
     # sqrt(number).
     number = jnp.where(looking, jnp.sum(told.look.step > 0), scales.size)

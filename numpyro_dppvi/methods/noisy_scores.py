@@ -48,6 +48,7 @@ _ALONG = 0.2  # beyond a third of the clip: from so many scores on, clipped ones
 _AIM = 0.1  # the fraction to be clipped where noise is as large as what scores say
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _TRUST = 2.0  # the longest step, in white length
+_STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
 _MOST_LEVEL = 6.0  # of a shape that is right, at most 1
 _LEVEL_DRIFT = 0.2  # relative change of the level in a round
@@ -923,9 +924,14 @@ def _factors(
         to = jnp.clip(here + way, jnp.minimum(here, mean) - width, jnp.maximum(here, mean) + width)
         return jnp.where(jnp.all(jnp.isfinite(to)), to, here)
 
-    # A loop, because compiling each of the three steps took a second.
-    middle = jax.lax.fori_loop(0, 3, lambda _, middle: step(naturals(middle)), here)
-    found = naturals(middle)
+    # A loop, in which factors come before steps, because compiling each of them took a second. Of
+    # the last turn only the factors count.
+    def again(number: Array, found: tuple[Array, NormalNatural]) -> tuple[Array, NormalNatural]:
+        middle, _ = found
+        now = naturals(middle)
+        return jnp.where(number < _STEPS, step(now), middle), now
+
+    middle, found = jax.lax.fori_loop(0, _STEPS + 1, again, (here, received.factor[name]))
     change = jax.tree.map(jnp.subtract, found, received.factor[name])
     return Natural({name: change}), middle * sd
 
@@ -961,7 +967,10 @@ def _order(shape: Array) -> Array:
     root = jnp.sqrt(jnp.diagonal(shape))
     alike = shape / (root[:, None] * root)  # correlations, which are well scaled
     # The diagonal of the fourth power weighs eigenvectors by their eigenvalues' fourth powers.
-    return jnp.argsort(-jnp.sum((alike @ alike) ** 2, axis=1))
+    common = jnp.sum((alike @ alike) ** 2, axis=1)
+    # Columns with as much in common keep the model's order. Were it a matter of the last digits, so
+    # would be which noise falls on which of them, and two machines had different runs.
+    return jnp.argsort(-jnp.round(common, 5))
 
 
 def _coordinates(shape: Array) -> _White:

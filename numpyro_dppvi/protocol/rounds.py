@@ -1,20 +1,21 @@
-"""One round as one compiled program: group after group of clients, visited side by side."""
+"""One round, compiled: group after group of clients, visited side by side."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import factors, precision
-from numpyro_dppvi.families.compiled import compiled
+from numpyro_dppvi.families.compiled import Compiled, compiled
 from numpyro_dppvi.methods.visits import Outcome
 from numpyro_dppvi.protocol import client, initial, server
 from numpyro_dppvi.protocol.client import ClientState
 from numpyro_dppvi.protocol.messages import Release, Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
-from numpyro_dppvi.protocol.server import MergeInfo, ServerState
+from numpyro_dppvi.protocol.server import ServerState
 from numpyro_dppvi.records import Shards
 
 Respond: TypeAlias = Callable[[Array, ClientState, Request, PRNGKey, Any], Outcome]
@@ -59,11 +60,31 @@ class RoundInfo(NamedTuple):
     failed: Array
 
 
-first_prior = compiled("problem")(server.first_prior)
-"""The prior's factor to begin with, compiled."""
+# A program of its own, because a run begins with it, and each round: compiled twice it took a
+# hierarchy's first fit seconds.
+_refined = compiled("problem")(server.refined_prior)
 
 
-@compiled("problem", "asynchronous")
+def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
+    """What ``server.first_prior`` does, compiled."""
+    if not problem.refined:
+        return params.exact_prior
+    prior, keys = _before_first_prior(problem, params, rng_key)
+    whole: Any = np.ones((), params.precision)
+    for key in keys:
+        prior = _refined(problem, params, prior, prior, key, whole)
+    return prior
+
+
+@compiled("problem", quick=True)
+def _before_first_prior(
+    problem: Problem, params: RoundParams, rng_key: PRNGKey
+) -> tuple[Natural, list[PRNGKey]]:
+    start, keys = server.before_first_prior(problem, params, rng_key)
+    return start, list(keys)
+
+
+@compiled("problem", "asynchronous", quick=True)
 def first_state(
     problem: Problem,
     params: RoundParams,
@@ -99,31 +120,185 @@ def first_state(
     return RoundState(ServerState(prior, each, memory, begin), ClientState(private, pulled))
 
 
+class Turn(NamedTuple):
+    """Where a round is between two groups.
+
+    Attributes:
+        now: What server and clients have.
+        totals: The ``factors.block_totals`` of the clients' factors. They travel from group to
+            group: adding up all M factors anew at each of M visits would make a sequential round
+            cost M squared.
+        counts: What a :class:`RoundInfo` counts, so far.
+    """
+
+    now: RoundState
+    totals: Natural
+    counts: tuple[Array, Array, Array]
+
+
+class Group(NamedTuple):
+    """A group of a round.
+
+    Attributes:
+        place: Which one it is.
+        numbers: Its clients.
+        drawn: The noise of their visits where it is drawn on the host, or ``None``.
+    """
+
+    place: Array
+    numbers: Array
+    drawn: Any
+
+
+class Round:
+    """One round: the prior's factor, then group after group of clients."""
+
+    def __call__(
+        self,
+        problem: Problem,
+        params: RoundParams,
+        before: RoundState,
+        shards: Shards,
+        groups: Array,
+        keys: tuple[PRNGKey, PRNGKey],
+        drawn: Any = None,
+    ) -> tuple[RoundState, RoundInfo]:
+        """Runs a round.
+
+        Args:
+            problem: What is compiled in.
+            params: What is not.
+            before: What server and clients have.
+            shards: All clients' records.
+            groups: Client numbers, shape ``(num_groups, group_size)``.
+            keys: The round's key and its secret key.
+            drawn: The noise of the round's visits where it is drawn on the host, leading axes as of
+                ``groups``; ``None`` where it comes from the secret key.
+
+        Returns:
+            What they have after it, and what happened.
+        """
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((before, keys)))
+        run: Any = as_one if traced or not problem.method.wide else in_turn
+        # Once a round and before any group, the prior's own update.
+        apart = not traced and (problem.method.wide or server.refines(problem))
+        begun = _begun(problem, params, before, keys[0]) if apart else None
+        end: tuple[RoundState, RoundInfo] = run(
+            problem, params, before, shards, groups, keys, drawn, begun
+        )
+        return end
+
+    @property
+    def programs(self) -> tuple[Compiled[Any, Any], ...]:
+        """All that it calls."""
+        return as_one, _refined, _keys, _started, _asked, _visited, _taken, _ended
+
+    def clear_cache(self) -> None:
+        """Forgets what was compiled."""
+        for program in self.programs:
+            program.clear_cache()
+
+
+run_round = Round()
+"""One round, compiled."""
+
+
 @compiled("problem")
-def run_round(
+def as_one(
     problem: Problem,
     params: RoundParams,
     before: RoundState,
     shards: Shards,
     groups: Array,
     keys: tuple[PRNGKey, PRNGKey],
-    drawn: Any = None,
+    drawn: Any,
+    begun: tuple[Turn, PRNGKey] | None = None,
 ) -> tuple[RoundState, RoundInfo]:
-    """One round: the prior's factor, then group after group of clients.
+    """A round as one program; arguments as of :class:`Round` and :func:`one_round`."""
+    respond = _of_records(problem, params, shards)
+    return one_round(problem, params, before, groups, keys, respond, drawn, begun)
+
+
+# A server that does algebra takes longer to compile than its clients do, and is as fast without the
+# compiler's optimisations, which clients need. So the two are programs of their own.
+@precision.in_own_precision
+def in_turn(
+    problem: Problem,
+    params: RoundParams,
+    before: RoundState,
+    shards: Shards,
+    groups: Array,
+    keys: tuple[PRNGKey, PRNGKey],
+    drawn: Any,
+    begun: tuple[Turn, PRNGKey],
+) -> tuple[RoundState, RoundInfo]:
+    """A round by the programs of clients and server in turn; arguments as of :func:`as_one`.
+
+    All are started one after the other: nothing waits for numbers, and none comes to the host.
+    """
+    start, public = begun
+    turn = start
+    for index in map(np.int32, range(groups.shape[0])):
+        asked = _asked.program(problem, params, turn, groups, index, public)
+        outcomes = _visited.program(
+            problem, params, turn.now.clients, groups, drawn, index, keys[1], asked, shards
+        )
+        turn = _taken.program(problem, params, turn, groups, index, public, outcomes)
+    return turn.now, _ended.program(problem, before, start, turn)
+
+
+@precision.in_own_precision
+def _begun(
+    problem: Problem, params: RoundParams, before: RoundState, rng_key: PRNGKey
+) -> tuple[Turn, PRNGKey]:
+    """What :func:`_begin` does, compiled."""
+    if not server.refines(problem):
+        return _started.program(problem, before), rng_key
+    prior_key, public = _keys.program(problem, rng_key)
+    known = before.server
+    q = server.approximation.program(known.prior, known.factors)
+    prior = _refined.program(problem, params, q, known.prior, prior_key, params.damping)
+    return _started.program(problem, before, prior), public
+
+
+def one_round(
+    problem: Problem,
+    params: RoundParams,
+    before: RoundState,
+    groups: Array,
+    keys: tuple[PRNGKey, PRNGKey],
+    respond: Respond,
+    drawn: Any = None,
+    begun: tuple[Turn, PRNGKey] | None = None,
+) -> tuple[RoundState, RoundInfo]:
+    """A round of clients who do whatever ``respond`` says; else as :class:`Round`.
 
     Args:
-        problem: What is compiled in.
-        params: What is not.
-        before: What server and clients have.
-        shards: All clients' records.
-        groups: Client numbers, shape ``(num_groups, group_size)``.
-        keys: The round's key and its secret key.
-        drawn: The noise of the round's visits where it is drawn on the host, leading axes as of
-            ``groups``; ``None`` where it comes from the secret key.
-
-    Returns:
-        What they have after it, and what happened.
+        problem: As there.
+        params: As there.
+        before: As there.
+        groups: As there.
+        keys: As there.
+        respond: What clients do.
+        drawn: As there.
+        begun: Where the round stands after the prior's own update, and the public key of the
+            groups; ``None`` if that is still to be done.
     """
+    start, public = _begin(problem, params, before, keys[0]) if begun is None else begun
+
+    def visit_group(turn: Turn, group: Group) -> tuple[Turn, None]:
+        asked = _ask(problem, params, turn, group, public)
+        outcomes = _visit(problem, params, turn.now.clients, group, keys[1], asked, respond)
+        return _take(problem, params, turn, group, public, outcomes), None
+
+    # Groups depend on each other and are scanned. Clients of a group do not, and are mapped.
+    visits = Group(jnp.arange(groups.shape[0]), groups, drawn)
+    turn, _ = jax.lax.scan(visit_group, start, visits)
+    return turn.now, _end(problem, before, start, turn)
+
+
+def _of_records(problem: Problem, params: RoundParams, shards: Shards) -> Respond:
+    """What clients do with their records."""
 
     def respond(
         number: Array, state: ClientState, request: Request, secret_key: PRNGKey, noise: Any
@@ -135,69 +310,173 @@ def run_round(
             problem, mine, state, request, records, num_records, secret_key, noise
         )
 
-    return one_round(problem, params, before, groups, keys, respond, drawn)
+    return respond
 
 
-def one_round(
+def _begin(
+    problem: Problem, params: RoundParams, before: RoundState, rng_key: PRNGKey
+) -> tuple[Turn, PRNGKey]:
+    """Where a round stands after the prior's own update, and the public key of the groups."""
+    # The public key makes the draws of the latents, the secret one noise and batches. The two never
+    # meet: who knows the one can compute nothing of the other.
+    first, public = server.begin_round(problem, params, before.server, rng_key)
+    return _start(before._replace(server=first)), public
+
+
+def _start(now: RoundState) -> Turn:
+    none = jnp.zeros((), jnp.int32)
+    return Turn(now, factors.block_totals(now.server.factors), (none, none, none))
+
+
+def _ask(
+    problem: Problem, params: RoundParams, turn: Turn, group: Group, public: PRNGKey
+) -> Callable[[Array], Request]:
+    """What the server asks of each client of a group."""
+    known, key = turn.now.server, server.group_key(problem, public, group.place)
+    # All clients of a group start from this q, which has the changes of the groups before it.
+    q = server.from_totals(known.prior, turn.totals)
+    return lambda number: server.request(problem, params, known, q, number, key)
+
+
+def _visit(
     problem: Problem,
     params: RoundParams,
-    before: RoundState,
-    groups: Array,
-    keys: tuple[PRNGKey, PRNGKey],
+    clients: ClientState,
+    group: Group,
+    secret: PRNGKey,
+    asked: Callable[[Array], Request] | Request,
     respond: Respond,
-    drawn: Any = None,
-) -> tuple[RoundState, RoundInfo]:
-    """A round of clients who do whatever ``respond`` says; else as :func:`run_round`."""
-    # keys[0] is public and makes the draws of the latents; keys[1] is secret and makes noise and
-    # batches. The two never meet: who knows the one can compute nothing of the other.
-    first, public = server.begin_round(problem, params, before.server, keys[0])
+) -> Outcome:
+    """What comes of a group's visits, on a leading axis.
 
-    def visit_group(
-        carry: tuple[RoundState, Natural], group: tuple[Array, Array, Any]
-    ) -> tuple[tuple[RoundState, Natural], tuple[MergeInfo, Array]]:
-        now, totals = carry
-        numbers, index, noise = group
-        key = server.group_key(problem, public, index)
-        # All clients of a group start from this q, which has the changes of the groups before it.
-        # The totals of the factors travel from group to group: adding up all M factors anew at each
-        # of M visits would make a sequential round cost M squared.
-        q = server.from_totals(now.server.prior, totals)
+    Args:
+        problem: As of :class:`Round`.
+        params: As there.
+        clients: What all clients keep.
+        group: The group.
+        secret: The round's secret key.
+        asked: What each is asked: a function of its number, or on a leading axis.
+        respond: What clients do.
+    """
 
-        def visit(number: Array, noise: Any) -> Outcome:
-            request = server.request(problem, params, now.server, q, number, key)
-            mine = client.of_many(now.clients, number)
-            # The noise of a visit has a key of its own by round, group and client: a client that is
-            # visited twice in a round must not add the same noise twice.
-            own = client.secret_key_of_visit(problem, keys[1], group=index, client=number)
-            # What the server adds up may be wider; a client and its model are as they are anywhere.
-            with precision.program(params.precision):
-                return respond(number, mine, request, own, noise)
+    def visit(at: tuple[Array, Any]) -> Outcome:
+        number, (noise, request) = at
+        request = asked(number) if callable(asked) else request
+        mine = client.of_many(clients, number)
+        # The noise of a visit has a key of its own by round, group and client: a client that is
+        # visited twice in a round must not add the same noise twice.
+        own = client.secret_key_of_visit(problem, secret, group=group.place, client=number)
+        # What the server adds up may be wider; a client and its model are as they are anywhere.
+        with precision.program(params.precision):
+            return respond(number, mine, request, own, noise)
 
-        outcomes = _side_by_side(problem, params, lambda at: visit(*at), (numbers, noise))
-        # From here to the answer nothing is seen but what was released.
-        releases = Release(outcomes.release, outcomes.failed)
-        known, answer, info = server.take(
-            problem, params, now.server, numbers, q, releases, key, totals
-        )
-        # Totals are taken again from the factors that were written, not from the changes, so that
-        # they cannot drift away from them.
-        # With an aggregator there is one factor, number 0, of all clients.
-        changed = jnp.zeros_like(numbers) if problem.aggregated else numbers
-        mine = jax.tree.map(lambda leaf: leaf[changed], known.factors)
-        totals = factors.renewed(totals, known.factors, changed, mine)
-        clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)
-        failed = jnp.sum(outcomes.failed, dtype=jnp.int32)
-        return (RoundState(known, clients), totals), (info, failed)
+    each = None if callable(asked) else asked
+    return _side_by_side(problem, params, visit, (group.numbers, (group.drawn, each)))
 
-    # Groups depend on each other and are scanned. Clients of a group do not, and are mapped.
-    visits = (groups, jnp.arange(groups.shape[0]), drawn)
-    totals = factors.block_totals(first.factors)
-    start = before._replace(server=first), totals
-    (end, last), (merges, failed) = jax.lax.scan(visit_group, start, visits)
+
+def _take(
+    problem: Problem,
+    params: RoundParams,
+    turn: Turn,
+    group: Group,
+    public: PRNGKey,
+    outcomes: Outcome,
+) -> Turn:
+    """What the server makes of a group's releases, and what its clients keep of them."""
+    now, totals, numbers = turn.now, turn.totals, group.numbers
+    q, key = (
+        server.from_totals(now.server.prior, totals),
+        server.group_key(problem, public, group.place),
+    )
+    # From here to the answer nothing is seen but what was released.
+    releases = Release(outcomes.release, outcomes.failed)
+    known, answer, info = server.take(
+        problem, params, now.server, numbers, q, releases, key, totals
+    )
+    # Totals are taken again from the factors that were written, not from the changes, so that
+    # they cannot drift away from them.
+    # With an aggregator there is one factor, number 0, of all clients.
+    changed = jnp.zeros_like(numbers) if problem.aggregated else numbers
+    mine = jax.tree.map(lambda leaf: leaf[changed], known.factors)
+    totals = factors.renewed(totals, known.factors, changed, mine)
+    clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)
+    each = (*info, jnp.sum(outcomes.failed, dtype=jnp.int32))
+    counts = jax.tree.map(lambda so_far, more: so_far + more.astype(jnp.int32), turn.counts, each)
+    return Turn(RoundState(known, clients), totals, counts)
+
+
+def _end(problem: Problem, before: RoundState, start: Turn, turn: Turn) -> RoundInfo:
+    """What a round did."""
+    now = turn.now
     # The prior's update has left the clients' factors as they were.
-    q = server.from_totals(before.server.prior, totals)
-    movement = problem.family.jeffreys(q, server.from_totals(end.server.prior, last))
-    return end, RoundInfo(movement, *(jnp.sum(leaf, axis=0) for leaf in (*merges, failed)))
+    q = server.from_totals(before.server.prior, start.totals)
+    movement = problem.family.jeffreys(q, server.from_totals(now.server.prior, turn.totals))
+    return RoundInfo(movement, *turn.counts)
+
+
+_keys = compiled("problem", quick=True)(server.round_keys)
+
+
+@compiled("problem", quick=True)
+def _started(problem: Problem, before: RoundState, prior: Natural | None = None) -> Turn:
+    """Where a round stands once the prior has been refined, if it is."""
+    if prior is None:
+        return _start(before)
+    return _start(before._replace(server=server.with_prior(problem, before.server, prior)))
+
+
+@compiled("problem", quick=True)
+def _asked(
+    problem: Problem,
+    params: RoundParams,
+    turn: Turn,
+    groups: Array,
+    index: Array,
+    public: PRNGKey,
+) -> Request:
+    """What the server asks of the clients of one of the groups, on a leading axis."""
+    group = _group(groups, None, index)
+    asked: Request = jax.vmap(_ask(problem, params, turn, group, public))(group.numbers)
+    return asked
+
+
+@compiled("problem")
+def _visited(
+    problem: Problem,
+    params: RoundParams,
+    clients: ClientState,
+    groups: Array,
+    drawn: Any,
+    index: Array,
+    secret: PRNGKey,
+    asked: Request,
+    shards: Shards,
+) -> Outcome:
+    """The visits of one of the groups."""
+    group = _group(groups, drawn, index)
+    respond = _of_records(problem, params, shards)
+    return _visit(problem, params, clients, group, secret, asked, respond)
+
+
+@compiled("problem", quick=True)
+def _taken(
+    problem: Problem,
+    params: RoundParams,
+    turn: Turn,
+    groups: Array,
+    index: Array,
+    public: PRNGKey,
+    outcomes: Outcome,
+) -> Turn:
+    """What the server makes of the releases of one of the groups."""
+    return _take(problem, params, turn, _group(groups, None, index), public, outcomes)
+
+
+_ended = compiled("problem", quick=True)(_end)
+
+
+def _group(groups: Array, drawn: Any, index: Array) -> Group:
+    return Group(index, groups[index], jax.tree.map(lambda leaf: leaf[index], drawn))
 
 
 def _side_by_side(

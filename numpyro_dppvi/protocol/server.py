@@ -152,13 +152,19 @@ def begin_round(
     if prior_key is None:
         return state, rng_key
     # Once a round and before any group, so that all of them are sent a q with the same prior.
-    return _with_refined_prior(problem, params, state, prior_key), rng_key
+    refined = refined_prior(problem, params, state.natural, state.prior, prior_key, params.damping)
+    return with_prior(problem, state, refined), rng_key
+
+
+def refines(problem: Problem) -> bool:
+    """Whether the prior has an update of its own before each round."""
+    # A server that takes the steps has the prior in each of them.
+    return bool(problem.refined) and not problem.method.central
 
 
 def round_keys(problem: Problem, rng_key: PRNGKey) -> tuple[PRNGKey | None, PRNGKey]:
     """A key for the prior's own update, where it has one, and the public key of the groups."""
-    # A server that takes the steps has the prior in each of them.
-    if not problem.refined or problem.method.central:
+    if not refines(problem):
         return None, rng_key
     prior_key, rng_key = jax.random.split(rng_key)
     return prior_key, rng_key
@@ -466,12 +472,21 @@ def refine_prior(
     return factors.select(factors.is_finite(change), change, factors.unit(change))
 
 
-def _with_refined_prior(
-    problem: Problem, params: RoundParams, state: ServerState, rng_key: PRNGKey
-) -> ServerState:
-    """The state after a damped update of the prior's factor, which needs no data: it is free."""
-    change = refine_prior(problem, params, state.natural, state.prior, rng_key)
-    refined = factors.multiply(state.prior, factors.power(change, params.damping))
+def refined_prior(
+    problem: Problem,
+    params: RoundParams,
+    q: Natural,
+    prior: Natural,
+    rng_key: PRNGKey,
+    share: Array | float,
+) -> Natural:
+    """The prior's factor with a share of its change; other arguments as of :func:`refine_prior`."""
+    change = refine_prior(problem, params, q, prior, rng_key)
+    return factors.multiply(prior, factors.power(change, share))
+
+
+def with_prior(problem: Problem, state: ServerState, refined: Natural) -> ServerState:
+    """The state after an update of the prior's factor, which needs no data: it is free."""
     # As in a merge, a step after which q would be improper is not taken. A proper prior does not
     # rule that out, because the clients' factors are noisy.
     good = problem.family.in_domain(approximation(refined, state.factors))
@@ -480,14 +495,22 @@ def _with_refined_prior(
 
 def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
     """The prior's first factor: exact where it can be, else its variational projection."""
-    parts = params.prior_of(problem)
-    if not parts.refined:
-        return parts.exact
-    # Latents that the exact part says nothing of would have no distribution to start from.
-    start = factors.multiply(parts.exact, problem.family.standard_of(parts.rest))
+    if not problem.refined:
+        return params.exact_prior
 
     def solved(prior: Natural, key: PRNGKey) -> tuple[Natural, None]:
         # All of it but its exact part leaves the cavity: it is only where the solve starts.
-        return factors.multiply(prior, refine_prior(problem, params, prior, prior, key)), None
+        return refined_prior(problem, params, prior, prior, key, 1.0), None
 
-    return jax.lax.scan(solved, start, jax.random.split(rng_key, _FIRST_PRIOR_SOLVES))[0]
+    start, keys = before_first_prior(problem, params, rng_key)
+    return jax.lax.scan(solved, start, keys)[0]
+
+
+def before_first_prior(
+    problem: Problem, params: RoundParams, rng_key: PRNGKey
+) -> tuple[Natural, PRNGKey]:
+    """Where the solves for the prior's first factor start, and a key for each."""
+    parts = params.prior_of(problem)
+    # Latents that the exact part says nothing of would have no distribution to start from.
+    start = factors.multiply(parts.exact, problem.family.standard_of(parts.rest))
+    return start, jax.random.split(rng_key, _FIRST_PRIOR_SOLVES)

@@ -738,13 +738,13 @@ _PRIVATE_STATE = (
     ),
     Mutant(
         "a merge that private state refuses",
-        "        clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)\n",
-        "        if now.clients.private is not None:\n"
-        "            mine = server.factors.total(server.factors.total(now.clients.private))\n"
-        "            good = problem.family.in_domain(server.factors.multiply(known.prior, mine))\n"
-        "            both = (known.factors, now.server.factors)\n"
-        "            known = known._replace(factors=server.factors.select(good, *both))\n"
-        "        clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)\n",
+        "    clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)\n",
+        "    if now.clients.private is not None:\n"
+        "        mine = server.factors.total(server.factors.total(now.clients.private))\n"
+        "        good = problem.family.in_domain(server.factors.multiply(known.prior, mine))\n"
+        "        both = (known.factors, now.server.factors)\n"
+        "        known = known._replace(factors=server.factors.select(good, *both))\n"
+        "    clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)\n",
         (f"{SABOTAGE}test_a_shard_shows_nothing_but_its_own_clipped_change",),
     ),
     Mutant(
@@ -755,11 +755,11 @@ _PRIVATE_STATE = (
     ),
     Mutant(
         "a history of private state",
-        "movement = problem.family.jeffreys(q, server.from_totals(end.server.prior, last))",
-        "shown = end.clients.private\n"
-        "    shown = end.server.factors if shown is None else "
+        "movement = problem.family.jeffreys(q, server.from_totals(now.server.prior, turn.totals))",
+        "shown = now.clients.private\n"
+        "    shown = now.server.factors if shown is None else "
         "jax.tree.map(lambda x: x.sum(1), shown)\n"
-        "    shown = server.approximation(end.server.prior, shown)\n"
+        "    shown = server.approximation(now.server.prior, shown)\n"
         "    movement = problem.family.jeffreys(q, shown)",
         (f"{ONLY_RELEASES}test_what_clients_keep_to_themselves_would_be_found",),
     ),
