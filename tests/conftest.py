@@ -29,6 +29,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0"
+    # A small program cut into pieces takes a tenth longer.
+    " --xla_cpu_parallel_codegen_split_count=1"
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
 )
 

@@ -121,6 +121,8 @@ def test_damped_rounds_approach_the_closed_form_geometrically(x64):
         np.testing.assert_allclose(found, exact + (prior - exact) * 0.5**number, rtol=1e-6)
 
 
+# Closed forms find sooner what is wrong.
+@pytest.mark.slow
 def test_one_client_without_privacy_is_numpyro_svi():
     X, y = logistic_data()
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, 2000, alpha=0.01))

@@ -223,6 +223,8 @@ def test_a_regression_of_full_covariance_gives_the_closed_form(x64, schedule):
     np.testing.assert_allclose(np.cov(joint.T), covariance, rtol=0.1, atol=1e-3)
 
 
+# A joint normal is held to a closed form in test_newton.py and test_natural_gradient.py at once.
+@pytest.mark.slow
 def test_a_vector_of_full_covariance_gives_the_closed_form(x64):
     result = fit_regression(regression_by_one_vector, normal_vector)
     mean, covariance = regression_posterior()

@@ -1011,14 +1011,17 @@ class TestReadingADistribution:
     @pytest.mark.parametrize(
         ("shape", "distribution"),
         [
-            ((), dist.Normal(2, 0.5)),
-            ((3,), dist.Normal(2, 0.5).expand([3])),
-            ((3,), dist.Normal(2, 0.5).expand([3]).to_event(1)),
-            ((3,), dist.Normal(jnp.array([1.0, 2.0, 3.0]), 0.5)),
-            ((3,), dist.Normal(jnp.array([1.0, 2.0, 3.0]), 0.5).to_event(1)),
-            ((3,), dist.Normal(2, jnp.array([0.1, 0.5, 9.0]))),
-            ((2, 3), dist.Normal(jnp.array([1.0, 2.0, 3.0]), 0.5).expand([2, 3]).to_event(2)),
-            ((2, 3), dist.Normal(jnp.ones((2, 1)), jnp.array([0.1, 0.5, 9.0]))),
+            ((), lambda: dist.Normal(2, 0.5)),
+            ((3,), lambda: dist.Normal(2, 0.5).expand([3])),
+            ((3,), lambda: dist.Normal(2, 0.5).expand([3]).to_event(1)),
+            ((3,), lambda: dist.Normal(jnp.array([1.0, 2.0, 3.0]), 0.5)),
+            ((3,), lambda: dist.Normal(jnp.array([1.0, 2.0, 3.0]), 0.5).to_event(1)),
+            ((3,), lambda: dist.Normal(2, jnp.array([0.1, 0.5, 9.0]))),
+            (
+                (2, 3),
+                lambda: dist.Normal(jnp.array([1.0, 2.0, 3.0]), 0.5).expand([2, 3]).to_event(2),
+            ),
+            ((2, 3), lambda: dist.Normal(jnp.ones((2, 1)), jnp.array([0.1, 0.5, 9.0]))),
         ],
         ids=[
             "plain",
@@ -1032,6 +1035,7 @@ class TestReadingADistribution:
         ],
     )
     def test_a_normal_is_read_exactly(self, shape, distribution):
+        distribution = distribution()
         natural = DiagonalNormal(shape).of_distribution(distribution)
         mean = np.broadcast_to(distribution.mean, shape)
         variance = np.broadcast_to(distribution.variance, shape)
@@ -1108,51 +1112,61 @@ class TestReadingADistribution:
     @pytest.mark.parametrize(
         ("family", "distribution"),
         [
-            (FullNormal((2,)), dist.MultivariateStudentT(3.0, jnp.zeros(2), jnp.eye(2))),
-            (Gamma(()), dist.InverseGamma(2.0, 3.0)),
-            (Gamma(()), dist.HalfNormal(1.0)),
-            (Gamma(()), None),
-            (Beta(()), dist.Uniform(0.0, 2.0)),
-            (Beta(()), dist.Uniform(0.1, 1.0)),
-            (Beta(()), dist.Kumaraswamy(1.0, 2.0)),
-            (Dirichlet((2,)), dist.Normal(0.0, 1.0).expand([2]).to_event(1)),
-            (Exponential(()), dist.Gamma(1.0, 2.0)),
-            (HalfNormal(()), dist.HalfCauchy(1.0)),
-            (Bernoulli(()), None),
-            (Bernoulli(()), dist.Uniform(0.0, 1.0)),
-            (Categorical((), 2), dist.Normal(0.0, 1.0)),
+            (FullNormal((2,)), lambda: dist.MultivariateStudentT(3.0, jnp.zeros(2), jnp.eye(2))),
+            (Gamma(()), lambda: dist.InverseGamma(2.0, 3.0)),
+            (Gamma(()), lambda: dist.HalfNormal(1.0)),
+            (Gamma(()), lambda: None),
+            (Beta(()), lambda: dist.Uniform(0.0, 2.0)),
+            (Beta(()), lambda: dist.Uniform(0.1, 1.0)),
+            (Beta(()), lambda: dist.Kumaraswamy(1.0, 2.0)),
+            (Dirichlet((2,)), lambda: dist.Normal(0.0, 1.0).expand([2]).to_event(1)),
+            (Exponential(()), lambda: dist.Gamma(1.0, 2.0)),
+            (HalfNormal(()), lambda: dist.HalfCauchy(1.0)),
+            (Bernoulli(()), lambda: None),
+            (Bernoulli(()), lambda: dist.Uniform(0.0, 1.0)),
+            (Categorical((), 2), lambda: dist.Normal(0.0, 1.0)),
         ],
     )
     def test_is_none_where_it_is_not(self, family, distribution):
-        assert family.of_distribution(distribution) is None
+        assert family.of_distribution(distribution()) is None
 
     @pytest.mark.parametrize(
         ("family", "distribution"),
         [
-            (Bernoulli(()), dist.Bernoulli(1.0)),
-            (Categorical((), 3), dist.Categorical(probs=jnp.array([0.0, 0.5, 0.5]))),
+            (Bernoulli(()), lambda: dist.Bernoulli(1.0)),
+            (Categorical((), 3), lambda: dist.Categorical(probs=jnp.array([0.0, 0.5, 0.5]))),
         ],
     )
     def test_what_a_prior_excludes_is_as_good_as_excluded(self, family, distribution):
         """A factor that excluded it could not be taken back, and would be none."""
-        natural = family.of_distribution(distribution)
+        natural = family.of_distribution(distribution())
         assert bool(family.in_domain(natural))
         assert family.distribution(natural).log_prob(0) < -15
 
     @pytest.mark.parametrize(
         "distribution",
         [
-            None,
-            dist.StudentT(4.0, 0.0, 1.0),
-            dist.LogNormal(0.0, 1.0),
-            dist.HalfNormal(1.0),
-            dist.TruncatedNormal(0.0, 1.0, low=0.0),
-            dist.Normal(0, 1).mask(False),
-            dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)),
-            dist.Delta(0.0),
+            lambda: None,
+            lambda: dist.StudentT(4.0, 0.0, 1.0),
+            lambda: dist.LogNormal(0.0, 1.0),
+            lambda: dist.HalfNormal(1.0),
+            lambda: dist.TruncatedNormal(0.0, 1.0, low=0.0),
+            lambda: dist.Normal(0, 1).mask(False),
+            lambda: dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)),
+            lambda: dist.Delta(0.0),
         ],
-        ids=lambda d: type(d).__name__,
+        ids=[
+            "None",
+            "StudentT",
+            "LogNormal",
+            "HalfNormal",
+            "TruncatedNormal",
+            "masked",
+            "MultivariateNormal",
+            "Delta",
+        ],
     )
     def test_anything_else_is_none(self, distribution):
+        distribution = distribution()
         shape = () if distribution is None else distribution.shape()
         assert DiagonalNormal(shape).of_distribution(distribution) is None

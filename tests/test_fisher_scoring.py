@@ -415,18 +415,20 @@ def test_observed_information_is_how_clipped_scores_respond(clip):
         gone = jnp.exp(theta[1] * (1.3 - theta[0]))
         return jnp.array([0.5 - gone - 2 * theta[0], gone - 3 * theta[1] + theta[0]])
 
+    @jax.jit
     def clipped(white_theta):
         white = score(told.loc + told.white @ white_theta) @ told.white
         return white * jnp.minimum(1, clip / jnp.sqrt(jnp.sum(white**2)))
 
     told = some_told(clip)
     with jax.enable_x64(True):
-        part = fisher_scoring._as_observed(told, score)["information"]
+        observed = jax.jit(lambda told: fisher_scoring._as_observed(told, score))
+        part = observed(told)["information"]
         found = np.asarray(unpack(part)) / np.sqrt(0.3) * 100
         steps = 1e-5 * np.eye(2)
         true = np.stack([(clipped(-h) - clipped(h)) / 2e-5 for h in steps], axis=1)
         np.testing.assert_allclose(found, (true + true.T) / 2, rtol=1e-4, atol=1e-6)
-        by_weights = fisher_scoring._as_observed(some_told(clip, 1.0), score)["information"]
+        by_weights = observed(some_told(clip, 1.0))["information"]
         along = np.asarray(clipped(np.zeros(2)))
         more = along @ (np.asarray(unpack(by_weights)) / np.sqrt(0.3) * 100 - found) @ along
         assert more > 0.01 if clip < 1 else abs(more) < 1e-5, more

@@ -320,6 +320,8 @@ def result(request):
     return fit(GUIDES[request.param], method=FEW_STEPS)
 
 
+# Others see it sooner: test_algorithm.py and, where a guide was written, test_conjugate.py.
+@pytest.mark.slow
 def test_q_is_a_proper_product_of_the_factors(result):
     state, natural = result.state, result.posterior.natural
     product = jax.tree.map(lambda p, t: p + jnp.sum(t, axis=0), state.prior, state.factors)

@@ -9,12 +9,14 @@ import pytest
 from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import latents
+from numpyro_dppvi import latents, privacy
 from numpyro_dppvi._typing import LayerProduct
-from numpyro_dppvi.privacy import arithmetic, clipped_sum
+from numpyro_dppvi.privacy import arithmetic
 from tests.test_record_gradients import ROWS, gradients_of
 
 RNG = np.random.default_rng(0)
+# Compiled as one, as in a round.
+clipped_sum = jax.jit(privacy.clipped_sum)
 
 
 def network(X, g, y):

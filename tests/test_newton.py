@@ -10,6 +10,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.methods import joint_newton, newton
+from tests.grids import grid
 
 KEY = jax.random.key(0)
 
@@ -54,12 +55,12 @@ def test_a_kink_has_a_width_that_no_second_derivative_shows():
 
     y = np.random.default_rng(0).laplace(1, 1, 150)
     found = run(model, {"y": y}).posterior
-    grid = np.linspace(0, 2, 4001)
-    log = -(grid**2) / 18 - np.abs(y[:, None] - grid).sum(axis=0)
+    points = np.linspace(0, 2, 4001)
+    log = -(points**2) / 18 - np.abs(y[:, None] - points).sum(axis=0)
     weights = np.exp(log - log.max())
     weights /= weights.sum()
-    mean = weights @ grid
-    sd = np.sqrt(weights @ (grid - mean) ** 2)
+    mean = weights @ points
+    sd = np.sqrt(weights @ (points - mean) ** 2)
     assert found.mean["mu"] == pytest.approx(mean, abs=0.2 * sd)
     assert found.stddev["mu"] == pytest.approx(sd, rel=0.2)
 
@@ -109,7 +110,7 @@ def test_steps_that_cannot_be_cut_into_tens_are_all_taken(data):
         assert np.isfinite(result.posterior.mean["b"]).all()
 
 
-@pytest.mark.parametrize("draws", [2, 10])
+@grid("draws", [2, 10], quick=[0])
 def test_of_a_quadratic_a_joint_normal_is_exact_after_two_visits(data, draws):
     """Full covariance, also where it has most: the column is far from zero."""
     method = dppvi.NonPrivate(expectation=dppvi.MonteCarlo(draws))
@@ -148,6 +149,7 @@ def test_clients_of_a_joint_normal_settle_where_independent_normals_creep():
     np.testing.assert_allclose(result.posterior.stddev["b"], sd, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_a_kink_has_a_width_under_a_joint_normal_too():
     """Independent Laplace outcomes in two columns: by the same model of independent normals."""
 

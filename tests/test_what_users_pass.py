@@ -987,7 +987,7 @@ LEFT_OUT = {
         )
         for part in (
             *("guide", "check", "solver", "learning_rate", "visit", "memory", "told", "take"),
-            *("pull", "weights", "plan", "planned"),
+            *("pull", "widened", "weights", "plan", "planned"),
         )
     },
     **{
