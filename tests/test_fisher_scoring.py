@@ -103,6 +103,33 @@ def test_with_hardly_any_noise_it_gives_the_exact_posterior(model, schedule, see
     assert np.all(np.abs(off) < 0.6), off
 
 
+@pytest.mark.parametrize("epsilon", [30.0, 1000.0])
+def test_a_column_that_repeats_others_throws_no_run(epsilon):
+    """All indicators of a category beside an intercept: what is left of one is rounding.
+
+    Coordinates once stretched it from visit to visit, until rounding was all that clients released.
+    """
+    rng = np.random.default_rng(5)
+    x = np.eye(3)[rng.integers(3, size=4000)]
+    x = np.column_stack([np.ones(4000), x, rng.normal(size=4000)]).astype(np.float32)
+    y = (x @ [0.3, -0.5, 0.2, 0.4, 0.7] + 0.5 * rng.normal(size=4000)).astype(np.float32)
+    data = [{"x": x[i::4], "y": y[i::4]} for i in range(4)]
+    found = fitted(normal, data, epsilon, model_kwargs={"width": np.full(5, 3.0, np.float32)})
+    assert found.status.outcome in (dppvi.run.Outcome.COMPLETED, dppvi.run.Outcome.PROJECTED)
+    covariance = np.linalg.inv(x.T.astype(float) @ x / 0.25 + np.eye(5) / 9)
+    truth = covariance @ x.T.astype(float) @ y / 0.25
+    mean, own = moments(found)
+    # The prior knows one unit of each direction.
+    least = np.linalg.eigvalsh(np.asarray(found.state.server.memory.shape))[0]
+    assert least > 0.09 / len(x)
+    # What is known well: the mean of each category, and the slope.
+    known = np.array([[1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1.0]])
+    widths = np.sqrt(np.diag(known @ own @ known.T))
+    ratio = widths / np.sqrt(np.diag(known @ covariance @ known.T))
+    assert np.all((ratio > 0.9) & (ratio < 1.5)), ratio
+    assert np.all(np.abs(known @ (mean - truth)) < 2 * widths)
+
+
 def times_by_factor(x, y, width):
     """Weibull times, written so that they cannot be drawn."""
     w = numpyro.sample("w", dist.Normal(0, width).to_event(1))

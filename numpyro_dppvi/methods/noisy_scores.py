@@ -66,6 +66,7 @@ _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 # little of where a step will end.
 _ROUGH = 0.4, 0.7
 _ONE = 0.02  # the least error of one client's information, taken for everybody's
+_LEAST = 0.1  # information of all records, in units of the prior's, below which none is looked for
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -591,8 +592,12 @@ def _learnt(received: Received, memory: Memory, said: Told, drawn: float) -> Mem
     # Where clips bend, scores also change as clips do.
     whole = (share > 0.99) & (_sure_misfit(memory) <= 0)
     here = jax.tree.map(lambda leaf: jnp.where(whole, leaf, 0), here)
+    shape = shape + secant.missed(before, here, metric, shape, records * memory.level)
+    # Of a column that repeats others nothing is left. To stretch it until it shows would end in
+    # rounding; less than a tenth of what the prior knows need not be seen.
+    least = _LEAST / received.total_records * jnp.eye(len(shape))
     return memory._replace(
-        shape=shape + secant.missed(before, here, metric, shape, records * memory.level),
+        shape=shape + least,
         seen=axes.outside(seen),
         shape_known=axes.unknown(known),
         round=here,
