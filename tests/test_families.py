@@ -1155,8 +1155,10 @@ class TestReadingADistribution:
             lambda: dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)),
             lambda: dist.Delta(0.0),
         ],
-        ids=["None", "StudentT", "LogNormal", "HalfNormal", "TruncatedNormal", "masked"]
-        + ["MultivariateNormal", "Delta"],
+        ids=[
+            *("None", "StudentT", "LogNormal", "HalfNormal"),
+            *("TruncatedNormal", "masked", "MultivariateNormal", "Delta"),
+        ],
     )
     def test_anything_else_is_none(self, distribution):
         distribution = distribution()
