@@ -8,6 +8,7 @@ fast. Rounding differs in last bits. `XLA_FLAGS= make test` compiles as users do
 `make slow`, `make mutants` and, in `make test`, what the Makefile names.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -17,7 +18,9 @@ from pathlib import Path
 import pytest
 
 LINUX = sys.platform == "linux"
-MOST_MEMORY = 3 * 2**30  # bytes, of one worker
+GIB = 2**30
+MOST_MEMORY = 8 * GIB  # of one worker, whose programs take up a few thousand maps of memory a GiB
+LEAST_FREE = 3 * GIB  # or compiled programs are forgotten, where there are enough of them
 
 # Before JAX is imported, which reads them once.
 os.environ.setdefault(
@@ -60,11 +63,23 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(4, len(os.sched_getaffinity(0)) if LINUX else os.cpu_count() or 1)
 
 
+def _memory() -> tuple[int, int]:
+    """What this process takes up, and what is free on the machine or in its container; in bytes."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    free = [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable")]
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        free.append(limit - used)
+    return pages * os.sysconf("SC_PAGE_SIZE"), min(free)
+
+
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Forgets compiled programs after a file where they have become many: they live on."""
+    """Forgets compiled programs after a file where memory runs short: they live on."""
     if LINUX and nextitem is not None and nextitem.path != item.path:
-        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-        if pages * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        mine, free = _memory()
+        if mine > MOST_MEMORY or (mine > 2 * GIB and free < LEAST_FREE):
             import jax
 
             jax.clear_caches()

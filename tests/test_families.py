@@ -1156,14 +1156,8 @@ class TestReadingADistribution:
             lambda: dist.Delta(0.0),
         ],
         ids=[
-            "None",
-            "StudentT",
-            "LogNormal",
-            "HalfNormal",
-            "TruncatedNormal",
-            "masked",
-            "MultivariateNormal",
-            "Delta",
+            *("None", "StudentT", "LogNormal", "HalfNormal"),
+            *("TruncatedNormal", "masked", "MultivariateNormal", "Delta"),
         ],
     )
     def test_anything_else_is_none(self, distribution):
