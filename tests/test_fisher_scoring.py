@@ -17,7 +17,7 @@ from numpyro_dppvi import latents
 from numpyro_dppvi.families.full_normal import unpack
 from numpyro_dppvi.methods import fisher_scoring, ratios, visits
 from numpyro_dppvi.privacy import SecretKeys
-from numpyro_dppvi.protocol import planning
+from numpyro_dppvi.protocol import planning, rounds
 from tests.grids import grid
 
 SIZES = (300, 200, 500)
@@ -221,6 +221,17 @@ def test_an_aggregator_helps_and_clients_of_all_kinds_of_schedules_work():
     assert np.linalg.det(moments(summed)[1]) < np.linalg.det(alone)
     some = fitted(normal, data, 3.0, schedule=dppvi.random_subset(2, seed=0))
     assert np.all(np.isfinite(moments(some)[0]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [logistic, normal_by_factor])
+def test_as_programs_in_turn_a_round_gives_the_numbers_of_one_program(model, monkeypatch):
+    data, _ = study(model)
+    in_turn = moments(fitted(model, data, 3.0))
+    monkeypatch.setattr(rounds, "in_turn", lambda *_: pytest.fail("in turn"))
+    monkeypatch.setattr(rounds, "_FEW_GROUPS", 2)  # of three clients
+    for one, other in zip(in_turn, moments(fitted(model, data, 3.0)), strict=True):
+        assert np.allclose(one, other, rtol=1e-9, atol=0)
 
 
 @pytest.mark.slow

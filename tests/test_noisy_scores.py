@@ -33,6 +33,17 @@ def noise(rng, size=SIZE):
     return (matrix + matrix.T) / np.sqrt(2)
 
 
+def test_columns_with_as_much_in_common_keep_the_models_order():
+    """Whatever rounding makes of them: it decides which noise falls on which column."""
+    rng = np.random.default_rng(0)
+    sizes = rng.uniform(0.5, 2, 5)
+    rounding = 1 + 1e-15 * rng.normal(size=(5, 5))
+    assert noisy_scores._order(jnp.asarray(np.diag(sizes) * rounding)).tolist() == [0, 1, 2, 3, 4]
+    alike = np.eye(5)
+    alike[3, 1] = alike[1, 3] = 0.9
+    assert noisy_scores._order(jnp.asarray(alike * rounding)).tolist() == [1, 3, 0, 2, 4]
+
+
 def raw_columns():
     """The information of a column of ones and three of 60 +- 15, 120 +- 20 and 20 +- 5."""
     mean, spread = np.array([1.0, 60, 120, 20]), np.array([0.0, 15, 20, 5])

@@ -28,6 +28,10 @@ _CLIENTS_AT_ONCE = 16
 # busy by themselves. Sixteen at a time, those of 2442 records and 109 columns took 1.3 to 1.7 times
 # as long as one after the other, and those of 50 records and 20 columns .9 times.
 _FLOATS_OF_ONE = 2**14
+# A server that does algebra takes longer to compile than its clients do, and is hardly slower
+# without the compiler's optimisations, which clients need. As programs of their own the two compile
+# in half the time, and each turn takes about half a millisecond longer: not for many groups.
+_FEW_GROUPS = 32
 
 
 class RoundState(NamedTuple):
@@ -179,9 +183,10 @@ class Round:
             What they have after it, and what happened.
         """
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((before, keys)))
-        run: Any = as_one if traced or not problem.method.wide else in_turn
+        turns = problem.method.wide and groups.shape[0] <= _FEW_GROUPS
+        run: Any = in_turn if turns and not traced else as_one
         # Once a round and before any group, the prior's own update.
-        apart = not traced and (problem.method.wide or server.refines(problem))
+        apart = not traced and (turns or server.refines(problem))
         begun = _begun(problem, params, before, keys[0]) if apart else None
         end: tuple[RoundState, RoundInfo] = run(
             problem, params, before, shards, groups, keys, drawn, begun
@@ -219,8 +224,6 @@ def as_one(
     return one_round(problem, params, before, groups, keys, respond, drawn, begun)
 
 
-# A server that does algebra takes longer to compile than its clients do, and is as fast without the
-# compiler's optimisations, which clients need. So the two are programs of their own.
 @precision.in_own_precision
 def in_turn(
     problem: Problem,
