@@ -100,7 +100,9 @@ def test_with_hardly_any_noise_it_gives_the_exact_posterior(model, schedule, see
     least, most = (0.98, 1.2) if model is normal else (0.95, 1.05)
     assert np.all((ratio > least) & (ratio < most)), ratio
     off = root.T @ (mean - true_mean)
-    assert np.all(np.abs(off) < 0.6), off
+    # By the drawn outcomes: their root mean square over sixteen seeds is .22, and this four times
+    # as much.
+    assert np.all(np.abs(off) < 0.88), off
 
 
 @pytest.mark.parametrize("epsilon", [30.0, 1000.0])
@@ -254,14 +256,18 @@ def test_tiny_budgets_leave_the_prior():
 
 @pytest.mark.slow
 def test_the_status_says_how_much_noise_widens_intervals():
-    """Of a normal model the width without privacy is known; with little noise nothing is said."""
+    """Of a normal model the width without privacy is known."""
     data, _ = study(normal)
-    for epsilon, noisy in ((0.15, True), (1.0, False), (1000.0, False)):
+    for epsilon in (1.0, 1000.0):
         result = fitted(normal, data, epsilon)
         widened = np.median(np.sqrt(np.diag(moments(result)[1]) / np.diag(exact(data)[1])))
         # The level and the shape are known as well as noise lets them.
-        assert 0.4 < result.status.widened / widened < 2.5
-        assert (result.status.outcome is dppvi.run.Outcome.NOISY) == noisy, result.status
+        assert 0.6 < result.status.widened / widened < 1.5
+        assert result.status.outcome is not dppvi.run.Outcome.NOISY
+    # Twenty times as wide; how wide exactly, noise hides.
+    status = fitted(normal, data, 0.15).status
+    assert status.widened > 3
+    assert "times as wide as they would be without privacy" in str(status)
 
 
 def test_diagnose_and_citation_take_it():
