@@ -165,12 +165,13 @@ class TestScores:
             monkeypatch.setattr(scores, "noise_multiplier", lambda *_, noise=noise, **__: noise)
             found[noise] = scores.limit(plain, designs.SPLITS["10 equal"], 1.0)
         assert found[0.0] == pytest.approx(pooled, abs=0.01)
-        rng = np.random.default_rng(0)
-        prior = {"w": plain.kwargs["widths"] * rng.normal(size=(4000, 4)).astype(np.float32)}
-        prior["spread"] = np.exp(rng.normal(size=4000)).astype(np.float32)
-        nothing = scores.held_out(plain, prior)
-        assert found[1e6] == pytest.approx(nothing, abs=0.05)
-        assert found[1e6] < found[1.0] < found[0.0]
+        # Means over twenty draws of noise; a little of it hardly costs anything.
+        assert found[1e6] < found[1.0] < found[0.0] + 0.005
+        if plain.model is designs.MODELS["linear"]:
+            rng = np.random.default_rng(0)
+            weights = plain.kwargs["widths"] * rng.normal(size=(4000, 4)).astype(np.float32)
+            prior = {"w": weights, "spread": np.exp(rng.normal(size=4000)).astype(np.float32)}
+            assert found[1e6] == pytest.approx(scores.held_out(plain, prior), abs=0.05)
 
 
 def line(score, method="default", epsilon=3.0, seed=0, design="standardised", status=""):
