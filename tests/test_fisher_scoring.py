@@ -404,9 +404,12 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
         look=ratios.nothing(2).look,
         along=jnp.zeros(()),
     )
-    each = jax.jit(jax.vmap(lambda s: fisher_scoring._centred(told, s)["score"]))(
-        jnp.asarray(scores, jnp.float32)
-    )
+    even = jnp.full(8, 1 / 8)
+
+    def release(scores):
+        return fisher_scoring._centred(told, scores[0], scores[1:], even, drawn=True)["score"]
+
+    each = jax.jit(jax.vmap(release))(jnp.asarray(scores, jnp.float32))
     each = np.asarray(each, np.float64)
     errors = each.mean(axis=0) / (each.std(axis=0) / np.sqrt(len(each)))
     assert np.all(np.abs(errors) < 4), errors  # one in 8000 by chance
@@ -480,7 +483,9 @@ def test_observed_information_is_how_clipped_scores_respond(clip):
 
 def flags(scores, clip):
     told = some_told(clip)._replace(white=jnp.eye(2))
-    part = fisher_scoring._centred(told, jnp.asarray(scores))["clipped"]
+    scores = jnp.asarray(scores)
+    even = jnp.full(len(scores) - 1, 1 / (len(scores) - 1))
+    part = fisher_scoring._centred(told, scores[0], scores[1:], even, drawn=True)["clipped"]
     return (np.asarray(part) / np.sqrt(0.2 / 3) + 1) / 2
 
 
@@ -575,6 +580,72 @@ def test_a_residual_is_no_outcome_that_could_be_drawn():
             numpyro.sample("y", dist.Normal(0, 1), obs=y - mean)
 
     assert not latents.from_model(model, {"y": jnp.ones(20)}).can_draw
+
+
+def _outcome(fn):
+    def model(x, y):
+        theta = numpyro.sample("theta", dist.Normal(0, 1))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", fn(theta * x), obs=y)
+
+    return model
+
+
+def _of_so_many(x, y):
+    theta = numpyro.sample("theta", dist.Normal(0, 1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Binomial(x.astype(int), logits=theta), obs=y)
+
+
+def _twice(x, y):
+    theta = numpyro.sample("theta", dist.Normal(0, 1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=theta * x), obs=y)
+        numpyro.sample("x", dist.Normal(theta, 1), obs=x)
+
+
+FEW = {
+    "binary": (_outcome(lambda m: dist.Bernoulli(logits=m)), [0, 1]),
+    "ordered": (_outcome(lambda m: dist.OrderedLogistic(m, jnp.array([-1.0, 0.5]))), [0, 1, 2]),
+    "counts": (_outcome(lambda m: dist.Poisson(jnp.exp(m))), None),
+    "numbers": (_outcome(lambda m: dist.Normal(m, 1.0)), None),
+    "many": (_outcome(lambda m: dist.Categorical(logits=m[:, None] * jnp.arange(40))), None),
+    # Its range is the record's own, and with it what could be listed.
+    "of so many": (_of_so_many, None),
+    "two outcomes": (_twice, None),
+}
+
+
+@pytest.mark.parametrize("kind", FEW)
+def test_outcomes_are_listed_where_they_are_public_and_few(kind):
+    model, values = FEW[kind]
+    space = latents.from_model(model, {"x": jnp.ones(5), "y": jnp.zeros(5, int)})
+    found = space.few_outcomes
+    assert (found is None) == (values is None)
+    if values is not None:
+        np.testing.assert_array_equal(np.ravel(found["y"]), values)
+
+
+@pytest.mark.parametrize("clip", [0.3, 30.0])
+def test_over_all_outcomes_scores_have_expectation_zero(clip):
+    """With no clip in the way the information is p (1 - p) x x', to the digit."""
+    told, p, x = some_told(clip), 0.07, np.array([3.0, -1.0])
+    outcomes = np.array([-p, 1 - p])[:, None] * x
+    weights = jnp.array([1 - p, p])
+    with jax.enable_x64(True):
+
+        @jax.jit
+        def release(observed):
+            return fisher_scoring._centred(told, observed, outcomes, weights, drawn=False)
+
+        each = [release(jnp.asarray(outcome)) for outcome in outcomes]
+        mean = (1 - p) * np.asarray(each[0]["score"]) + p * np.asarray(each[1]["score"])
+        np.testing.assert_allclose(mean, 0, atol=1e-7)
+        assert np.linalg.norm(each[1]["score"]) > 0.1
+        if clip > 1:
+            white = x @ np.asarray(told.white)
+            info = np.asarray(unpack(each[0]["information"])) / np.sqrt(0.3) * 100
+            np.testing.assert_allclose(info, p * (1 - p) * np.outer(white, white), rtol=1e-5)
 
 
 @pytest.mark.slow

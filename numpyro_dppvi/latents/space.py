@@ -21,6 +21,7 @@ from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.arguments import asked_of, check_arguments
 from numpyro_dppvi.latents.fingerprint import evaluated, fingerprint
+from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.layers import FirstLayers, first_layers
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
@@ -52,6 +53,9 @@ from numpyro_dppvi.latents.trace import (
 
 # The number of made-up records on which a model is run to see whether it mixes records.
 NUM_TOGETHER = 3
+
+# The most values of an outcome that are listed in place of draws.
+_FEW = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,6 +263,30 @@ class LatentSpace:
         except (NotImplementedError, TypeError, AttributeError, ValueError):  # no such method
             return False
         return not any(factors) and not any(names & {*zeros} for names in found.values())
+
+    @functools.cached_property
+    def few_outcomes(self) -> dict[str, np.ndarray] | None:
+        """All values of a record's outcome, on a leading axis, where these are public and few.
+
+        ``None`` for more than one outcome, and where its range depends on records or latents.
+        """
+        if not self.can_draw or len(self.client_side) != 1:
+            return None
+        (name,) = self.client_side
+
+        def outcome(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+            site = self.trace(theta, row)[name]
+            ranges.append(integers(site["fn"].support))
+            return jnp.asarray(site["value"])
+
+        ranges: list[range | None] = []
+        try:
+            value = jax.eval_shape(outcome, self.structs, dict(self.row))
+        except TypeError:  # bounds that are computed
+            return None
+        if ranges[0] is None or not 1 < len(ranges[0]) <= _FEW or value.size != 1:
+            return None
+        return {name: np.reshape(ranges[0], (-1, *value.shape)).astype(value.dtype)}
 
     def log_prior(self, base: Mapping[str, Array], names: frozenset[str]) -> Array:
         """Log density of the named latents' base values, and of observed sites without records.

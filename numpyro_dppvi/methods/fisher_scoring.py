@@ -71,7 +71,9 @@ class FisherScoring(values.Usual):
     somewhat too narrow.
 
     Args:
-        num_replicates: Outcomes that are drawn for each record and visit, to centre its score.
+        num_replicates: Outcomes that are drawn for each record and visit, to centre its score. None
+            are drawn where a record has one outcome of at most twelve values, such as a binary or
+            an ordered one: these are all counted, by their probabilities.
         noise_aware: Whether factors know their noise. If not, a factor is what is estimated of the
             records' information, A in place of A (A + Sigma)^-1 A: q as the paper defines it, for
             reproduction. Its intervals leave the noise out, and are too narrow under privacy;
@@ -153,23 +155,23 @@ class FisherScoring(values.Usual):
         def contribution(space: LatentSpace, row: Mapping[str, Array], key: PRNGKey) -> PyTree:
             latents = functools.partial(_latents, space, family, entering.of(space, family))
 
-            def score(loc: Array, outcome: PyTree = None) -> Array:
-                def log_likelihood(loc: Array) -> Array:
-                    if outcome is None:
-                        return space.log_likelihood(latents(loc), row)
-                    return space.log_likelihood_of(latents(loc), row, outcome)
+            def density(loc: Array, outcomes: PyTree) -> Array:
+                return space.log_likelihood_of(latents(loc), row, outcomes)
 
-                return jax.grad(log_likelihood)(loc)
-
+            score = jax.grad(density)
             if not space.can_draw:
-                return _as_observed(told, score)
-            # Drawn at the very point where scores are taken: if the model is right there, the
-            # observed outcome is one more like them.
-            theta = latents(told.loc)
-            keys = jax.random.split(key, self.num_replicates)
-            drawn = jax.vmap(lambda key: space.draw(theta, row, key))(keys)
-            others = jax.vmap(lambda outcome: score(told.loc, outcome))(drawn)
-            return _centred(told, jnp.concatenate([score(told.loc)[None], others]))
+                return _as_observed(told, lambda loc: score(loc, {}))
+            # Of the model at the very point where scores are taken: if the model is right there,
+            # the observed outcome is one more like them.
+            outcomes = space.few_outcomes
+            drawn = outcomes is None
+            if drawn:
+                theta, keys = latents(told.loc), jax.random.split(key, self.num_replicates)
+                outcomes = jax.vmap(lambda key: space.draw(theta, row, key))(keys)
+            each = jax.vmap(jax.value_and_grad(density), (None, 0))
+            densities, others = each(told.loc, outcomes)
+            weights = jax.nn.softmax(jnp.zeros_like(densities) if drawn else densities)
+            return _centred(told, score(told.loc, {}), others, weights, drawn=drawn)
 
         # The scores of all outcomes, and an information matrix.
         floats = (self.num_replicates + 1) * told.loc.size + told.loc.size**2
@@ -206,9 +208,14 @@ class FisherScoring(values.Usual):
             releases,
             memory,
             places,
-            num_replicates=self.num_replicates,
+            centred=self._centred_var(received.space),
             noise_aware=self.noise_aware,
         )
+
+    def _centred_var(self, space: LatentSpace) -> float:
+        """Variance of a score by the outcomes drawn to centre it, over its information."""
+        drawn = space.can_draw and space.few_outcomes is None
+        return 1 / (self.num_replicates + 1) if drawn else 0.0
 
     def pull(self, memory: Memory) -> float:
         """How strongly the last rounds' scores point one way; about 1 once a run has arrived."""
@@ -239,38 +246,43 @@ def _shrink(norm: Array, bound: Array) -> Array:
     return jnp.minimum(1.0, bound / jnp.maximum(norm, 1e-30))
 
 
-def _centred(told: Told, scores: Array) -> PyTree:
-    """What one record adds to a release whose outcomes can be drawn.
+def _centred(told: Told, observed: Array, others: Array, weights: Array, *, drawn: bool) -> PyTree:
+    """What one record adds to a release whose outcomes can be drawn or listed.
 
     Args:
         told: What the server said.
-        scores: Of the observed outcome and, below it, of drawn ones, in base values.
+        observed: Score of the observed outcome, in base values.
+        others: Scores of outcomes of the model.
+        weights: Their probabilities, which add up to 1.
+        drawn: Whether these were drawn, or are all that there are.
     """
-    white = scores @ told.white
-    # The centre b with sum_k clip(z_k - b) = 0, by reweighted means. It is symmetric in the
-    # observed and the drawn outcomes, and so is what is taken off below: the expectation of the
-    # first row is that of any other, and all of them add up to zero.
-    centre = jnp.mean(white, axis=0)
+    white = jnp.concatenate([observed[None], others]) @ told.white
+    # The centre b with E clip(z - b) = 0, by reweighted means. Over all outcomes that there are,
+    # the expectation of what is observed is that of the others, which is taken off below. Drawn
+    # ones need the observed one among them: then centre and mean are symmetric in all of them, the
+    # expectation of the first row is that of any other, and they add up to zero.
+    own = 1 / len(white) if drawn else 0.0
+    shares = jnp.concatenate([jnp.full(1, own), (1 - own) * weights])
+    centre = shares @ white
     for _ in range(4):
-        weights = _shrink(_norms(white - centre), told.clip)
-        centre = weights @ white / jnp.sum(weights)
+        by = shares * _shrink(_norms(white - centre), told.clip)
+        centre = by @ white / jnp.sum(by)
     rest = white - centre
     norms = _norms(rest)
     clipped = rest * _shrink(norms, told.clip)[:, None]
-    score = clipped[0] - jnp.mean(clipped, axis=0)
+    score = clipped[0] - shares @ clipped
     # How the expected score answers to the true parameter: the derivative of a density is the
-    # density times its score z, so that d E[clip(z)] = E[clip(z) z'], here over drawn outcomes.
-    parts = _shrink(norms[1:], told.clip) / (len(scores) - 1)
-    info = jnp.einsum("k,ki,kj", parts, rest[1:], rest[1:])
+    # density times its score z, so that d E[clip(z)] = E[clip(z) z'], over outcomes of the model.
+    info = jnp.einsum("k,ki,kj", weights * _shrink(norms[1:], told.clip), rest[1:], rest[1:])
     over = 1.0 * (norms > told.clip)
-    drawn = scores[1:] * told.prior_sd
+    scores = others * told.prior_sd
     return _contribution(
         told,
         score=score,
         info=info,
-        over=(over[0], jnp.mean(over[1:])),  # the latter is how many are clipped under the model
-        scales=jnp.sqrt(jnp.mean(drawn**2, axis=0)),
-        scores=drawn,
+        over=(over[0], weights @ over[1:]),  # the latter is how many are clipped under the model
+        scales=jnp.sqrt(weights @ scores**2),
+        scores=scores,
     )
 
 

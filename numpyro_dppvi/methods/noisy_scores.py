@@ -305,7 +305,7 @@ def take(
     memory: Memory,
     places: Array,
     *,
-    num_replicates: int,
+    centred: float,
     noise_aware: bool = True,
 ) -> tuple[Natural, Memory]:
     """What a group's releases change: the group's factors, and what is remembered.
@@ -315,7 +315,7 @@ def take(
         released: What the group released.
         memory: What is remembered.
         places: The group's clients.
-        num_replicates: Outcomes that a record's score was centred by, where they can be drawn.
+        centred: Variance of a score by the outcomes drawn to centre it, over its information.
         noise_aware: Whether factors know the noise of the releases, or else are made as if there
             were none.
     """
@@ -334,8 +334,7 @@ def take(
     # Where clients differ, the server learns and moves once all were asked.
     everybody = memory.waiting.records > 0.999 * received.total_records
     moves = any_scored & (everybody | ~_waits(received, memory))
-    drawn = 1 / (num_replicates + 1) if received.space.can_draw else 0.0
-    memory = _where(moves, _learnt(received, memory, said, drawn), memory)
+    memory = _where(moves, _learnt(received, memory, said, centred), memory)
     memory = _where(
         any_scored, _scored(received, released, memory, said, places, part, scored), memory
     )
@@ -558,14 +557,14 @@ def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
     return jnp.sqrt(squared)
 
 
-def _learnt(received: Received, memory: Memory, said: Told, drawn: float) -> Memory:
+def _learnt(received: Received, memory: Memory, said: Told, centred: float) -> Memory:
     """Shape, level and clips by the releases that wait; then none does.
 
     Args:
         received: What the server knows of the visits.
         memory: What is remembered.
         said: What the clients were told.
-        drawn: Variance of a score by the outcomes drawn to centre it, over its information.
+        centred: Variance of a score by the outcomes drawn to centre it, over its information.
     """
     axes = _told_axes(memory, said)
     waiting, before = memory.waiting, memory.round
@@ -585,7 +584,7 @@ def _learnt(received: Received, memory: Memory, said: Told, drawn: float) -> Mem
     metric = axes.back.T @ axes.back
     # Where records' information is the identity, outcomes that are drawn anew at each visit have
     # as much variance in all directions.
-    scores_var = waiting.scores_var + drawn * records * memory.level
+    scores_var = waiting.scores_var + centred * records * memory.level
     here = secant.Round(
         memory.loc / memory.prior_sd, waiting.scores @ axes.back, scores_var * metric
     )
