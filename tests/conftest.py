@@ -30,6 +30,8 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+# Workers fill the cores; threads that wait for matrices of NumPy's in a loop take time from them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # A flag that XLA does not know ends the process; an extra option that it does not know is ignored.
 os.environ.setdefault(
     "XLA_FLAGS",
@@ -51,7 +53,6 @@ def pytest_collection_finish() -> None:
     Tracing makes many objects that live on, and looking through them takes a twentieth of the time.
     """
     _share_contexts()
-    gc.collect()
     gc.freeze()
     gc.enable()
     gc.set_threshold(50_000, 20, 50)
