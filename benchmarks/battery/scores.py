@@ -192,7 +192,8 @@ def limit(task: Problem, split: Sequence[float], epsilon: float) -> float:
         flat = _flat(task)
         mode, precision = _mode(flat, records)
         gradient = jax.grad(lambda vector: flat.record_loss(vector, records))
-        info, pull = (np.asarray(f(mode)) for f in (jax.jit(jax.jacfwd(gradient)), jax.jit(gradient)))
+        info = np.asarray(jax.jit(jax.jacfwd(gradient))(mode))
+        pull = np.asarray(jax.jit(gradient)(mode))
         left = 1 / (1 + noise**2 * len(mode) * len(split) / num_records)
         # At the mode the prior's gradient is minus the records', of which noise leaves a part.
         covariance = np.linalg.inv(precision - (1 - left) * info)
