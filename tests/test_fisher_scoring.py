@@ -480,7 +480,7 @@ def test_observed_information_is_how_clipped_scores_respond(clip):
 
 def flags(scores, clip):
     told = some_told(clip)._replace(white=jnp.eye(2))
-    part = fisher_scoring._centred(told, jnp.asarray(scores))["clipped"]
+    part = jax.jit(fisher_scoring._centred)(told, jnp.asarray(scores))["clipped"]
     return (np.asarray(part) / np.sqrt(0.2 / 3) + 1) / 2
 
 
