@@ -66,10 +66,11 @@ def _share_contexts() -> None:
     """
     if "jax" not in sys.modules:
         return
-    from jax._src.interpreters import mlir
+    try:
+        from jax._src.interpreters import mlir
 
-    make = getattr(mlir, "make_ir_context", None)
-    if make is None:
+        make = mlir.make_ir_context
+    except (ImportError, AttributeError):  # JAX calls it otherwise: then it only takes longer
         return
     places, kept = itertools.count(), []
 
