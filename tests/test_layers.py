@@ -12,6 +12,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi import latents, privacy
 from numpyro_dppvi._typing import LayerProduct
 from numpyro_dppvi.privacy import arithmetic
+from tests.grids import grid
 from tests.test_record_gradients import ROWS, gradients_of
 
 RNG = np.random.default_rng(0)
@@ -44,7 +45,7 @@ def test_a_first_layer_is_found_and_a_later_one_is_not():
     assert names_of(used_twice) is None
 
 
-@pytest.mark.parametrize("num_draws", [1, 4, 5])
+@grid("num_draws", [1, 4, 5], quick=[0, 2])
 def test_gradients_are_those_of_the_loss(num_draws):
     found, expected = gradients_of(network, AutoNormal, dppvi.MonteCarlo(num_draws))
     assert jax.tree.structure(found) == jax.tree.structure(expected)
