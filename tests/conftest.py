@@ -72,11 +72,11 @@ def _share_contexts() -> None:
         make = mlir.make_ir_context
     except (ImportError, AttributeError):  # JAX calls it otherwise: then it only takes longer
         return
-    places, kept = itertools.count(), []
+    places, kept = itertools.count(1), [make()]  # never empty: programs are made in threads, too
 
     def shared() -> Any:
         if next(places) % 100 == 0:
-            kept[:] = [make()]
+            kept[0] = make()
         return kept[0]
 
     mlir.make_ir_context = shared
