@@ -485,7 +485,8 @@ def flags(scores, clip):
     told = some_told(clip)._replace(white=jnp.eye(2))
     scores = jnp.asarray(scores)
     even = jnp.full(len(scores) - 1, 1 / (len(scores) - 1))
-    part = fisher_scoring._centred(told, scores[0], scores[1:], even, drawn=True)["clipped"]
+    released = jax.jit(functools.partial(fisher_scoring._centred, drawn=True))
+    part = released(told, scores[0], scores[1:], even)["clipped"]
     return (np.asarray(part) / np.sqrt(0.2 / 3) + 1) / 2
 
 

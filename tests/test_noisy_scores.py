@@ -19,6 +19,12 @@ coordinates = jax.jit(noisy_scores._coordinates)
 learn = jax.jit(noisy_scores._shape_seen)
 shrink = jax.jit(noisy_scores._shrunk)
 longer = jax.jit(noisy_scores._longer)
+after_step = jax.jit(noisy_scores._moved)
+error_of = jax.jit(noisy_scores._error)
+responses = jax.jit(noisy_scores._responses)
+pull_after = jax.jit(pull.after)
+inside_of = jax.jit(lambda axes, matrix: axes.information(matrix))
+outside_of = jax.jit(lambda axes, seen, known: (axes.outside(seen), axes.unknown(known)))
 
 
 def remembered(**changes):
@@ -58,17 +64,16 @@ def steps(truth, number, error, seed=0):
     found = []
     for _ in range(number):
         axes = coordinates(memory.shape)
-        inside = np.asarray(axes.information(jnp.asarray(truth)))
+        inside = np.asarray(inside_of(axes, jnp.asarray(truth)))
         # A record's matrix is as large as the trace; so is the noise that hides it.
         std = error * np.trace(inside) / SIZE
         now = jnp.asarray(inside + std * noise(rng))
         _, seen, known = learn(memory, axes, now, jnp.asarray(std), jnp.asarray(0.0))
+        outside, shape_known = outside_of(axes, seen, known)
         memory = memory._replace(
-            shape=shrink(axes, seen, known),
-            seen=axes.outside(seen),
-            shape_known=axes.unknown(known),
+            shape=shrink(axes, seen, known), seen=outside, shape_known=shape_known
         )
-        values = np.linalg.eigvalsh(axes.information(jnp.asarray(truth)))
+        values = np.linalg.eigvalsh(inside_of(axes, jnp.asarray(truth)))
         found.append(values[-1] / values[0])
     return memory, found
 
@@ -101,7 +106,8 @@ def test_releases_in_the_same_coordinates_are_averaged():
             _, seen, known = learn(
                 memory, axes, jnp.asarray(now), jnp.asarray(0.1), jnp.asarray(0.0)
             )
-            memory = memory._replace(seen=axes.outside(seen), shape_known=axes.unknown(known))
+            outside, shape_known = outside_of(axes, seen, known)
+            memory = memory._replace(seen=outside, shape_known=shape_known)
         np.testing.assert_allclose(memory.seen, np.mean(shown, axis=0), atol=1e-12)
         np.testing.assert_allclose(
             memory.shape_known, np.sqrt(5) / 0.1 * np.eye(SIZE), rtol=1e-9, atol=1e-9
@@ -207,7 +213,7 @@ def test_a_pull_is_measured_in_what_noise_explains():
     def pulls(scores, noise_var, records, total):
         found = pull.nothing(SIZE)
         for each in scores:
-            found = pull.after(
+            found = pull_after(
                 found, coordinates_of, back, each, noise_var, records, total, jnp.asarray(0.25)
             )
         return float(found.strength)
@@ -253,9 +259,9 @@ def test_a_step_adds_its_error_to_what_scores_leave_unknown():
     with jax.enable_x64(True):
         memory = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), memory)
         way = jnp.asarray(0.1 * rng.normal(size=SIZE))
-        moved = noisy_scores._moved(memory, memory.loc + way * memory.prior_sd)
+        moved = after_step(memory, memory.loc + way * memory.prior_sd)
         axes = coordinates(memory.shape)
-        error = noisy_scores._error(memory, axes, way, memory.records)[0]
+        error = error_of(memory, axes, way, memory.records)[0]
         error = np.asarray(axes.back).T @ error @ np.asarray(axes.back)
         np.testing.assert_allclose(
             np.linalg.inv(moved.score_known[0]), covariance + error, rtol=1e-5
@@ -281,7 +287,7 @@ def test_latents_of_one_scale_respond_by_no_more_than_was_seen(number):
         counts=histograms,
         counted=1000.0,
     )
-    values, vectors = noisy_scores._responses(memory, coordinates(memory.shape))
+    values, vectors = responses(memory, coordinates(memory.shape))
     found = np.asarray((vectors * values) @ vectors.T)
     expected = np.eye(SIZE)
     if number > 1:
@@ -290,7 +296,7 @@ def test_latents_of_one_scale_respond_by_no_more_than_was_seen(number):
         expected[:number, :number] = (turn * inside) @ turn.T
     np.testing.assert_allclose(found, expected, atol=1e-5)
     # Where noise hides all of it, the shape is believed.
-    values, _ = noisy_scores._responses(
+    values, _ = responses(
         memory._replace(shape_known=1e-3 * jnp.eye(SIZE)), coordinates(memory.shape)
     )
     np.testing.assert_allclose(values, 1, atol=1e-5)

@@ -13,6 +13,10 @@ from numpyro_dppvi.methods.ratios import BINS, Look
 MEANS, SPREADS = np.array([1.0, 37.0, 7.4, -140.0]), np.array([0.0, 0.7, 0.1, 4.0])
 
 
+find, shape_of = jax.jit(ratios.found), jax.jit(ratios.shape)
+look_first, look_again = jax.jit(ratios.first), jax.jit(ratios.second)
+
+
 def look(centre=0.0, step=0.1, unit=None):
     unit = np.sqrt(MEANS**2 + SPREADS**2) if unit is None else unit
     ones = np.ones(len(unit))
@@ -79,12 +83,12 @@ def test_latents_that_are_not_looked_at_are_in_no_bin():
 def test_what_is_found_without_noise_are_means_and_spreads():
     made, x = scores(4000)
     asked = look()
-    mean, var = ratios.found(known(asked, counted(asked, made), 0.0, 4000))
-    second = ratios.second(known(asked, counted(asked, made), 0.0, 4000))
+    mean, var = find(known(asked, counted(asked, made), 0.0, 4000))
+    second = look_again(known(asked, counted(asked, made), 0.0, 4000))
     assert np.all(second.step > 0)
     counts = counted(second, made)
     empty = known(second, counts, 0.0, 4000, stage=2)
-    finer, own = ratios.found(empty._replace(mean=mean, var=var))
+    finer, own = find(empty._replace(mean=mean, var=var))
     lengths = x / np.asarray(asked.unit)
     others = np.stack(
         [np.median(np.abs(np.delete(lengths, i, axis=1)), axis=1) for i in range(4)], axis=1
@@ -100,7 +104,7 @@ def test_noise_alone_is_not_taken_for_a_column():
     """4 deviations among 440 correlated templates a histogram: about one in a hundred."""
     rng = np.random.default_rng(0)
     found = [
-        np.isfinite(ratios.found(known(look(), 30 * rng.normal(size=(4, BINS)), 30.0, 500))[1])
+        np.isfinite(find(known(look(), 30 * rng.normal(size=(4, BINS)), 30.0, 500))[1])
         for _ in range(50)
     ]
     assert np.mean(found) < 0.03
@@ -113,9 +117,9 @@ def test_columns_about_zero_are_not_looked_at():
     counts = (octaves[:, :, None] == np.arange(BINS)).sum(axis=1).astype(np.float32)
     ones = np.where(np.arange(BINS) == 20, 2000.0, 0)
     args = (jnp.asarray(np.vstack([ones, counts])), jnp.asarray(2000.0))
-    assert np.all(ratios.first(jnp.ones(4), *args).step == 0)
+    assert np.all(look_first(jnp.ones(4), *args).step == 0)
     args = (jnp.asarray(np.vstack([ones, counts[:2], ones])), *args[1:])
-    assert np.array_equal(np.asarray(ratios.first(jnp.ones(4), *args).step) > 0, [1, 0, 0, 1])
+    assert np.array_equal(np.asarray(look_first(jnp.ones(4), *args).step) > 0, [1, 0, 0, 1])
 
 
 def test_the_shape_is_what_is_shared_and_what_is_a_columns_own():
@@ -123,13 +127,13 @@ def test_the_shape_is_what_is_shared_and_what_is_a_columns_own():
     asked = look()
     found = known(asked, counted(asked, made), 0.0, 4000)
     lengths = x / np.asarray(asked.unit)
-    shape = np.asarray(ratios.shape(asked.unit**2, found)) / np.outer(asked.unit, asked.unit)
-    mean, var = map(np.asarray, ratios.found(found))
+    shape = np.asarray(shape_of(asked.unit**2, found)) / np.outer(asked.unit, asked.unit)
+    mean, var = map(np.asarray, find(found))
     np.testing.assert_allclose(shape, np.outer(mean, mean) + np.diag(var), rtol=1e-5)
     np.testing.assert_allclose(shape, lengths.T @ lengths / 4000, atol=0.1)
     # Before anything is found it is the scales.
     scales = jnp.arange(1.0, 5.0)
-    assert np.array_equal(ratios.shape(scales, ratios.nothing(4)), np.diag(scales))
+    assert np.array_equal(shape_of(scales, ratios.nothing(4)), np.diag(scales))
 
 
 @pytest.mark.slow

@@ -110,10 +110,10 @@ def test_the_number_of_runs_settings_and_keys_are_secret(monkeypatch):
 
     monkeypatch.setattr(selection, "_check", lambda run, plan: None)
     flat = [np.zeros(size) for size in SIZES]
-    counts = []
+    counts, planned = [], plan()
     for _ in range(30):
         before = len(calls)
-        dppvi.select(range(5), nothing, lambda run: flat, plan=plan())
+        dppvi.select(range(5), nothing, lambda run: flat, plan=planned)
         counts.append(len(calls) - before)
     # The same in all of them has probability (1/3)^30; equal keys have less.
     assert len(set(counts)) > 1

@@ -82,8 +82,8 @@ def test_units_of_a_latent_do_not_matter() -> None:
     linear, quadratic = change["z"]
     rescaled = {"z": families.NormalCoordinates(100 * loc, log_scale + np.log(100))}
     other = {"z": families.NormalNatural(linear / 100, quadratic / 100**2)}
-    here = whitening.whiten(family, coordinates, change)
-    there = whitening.whiten(family, rescaled, other)
+    here = whiten(family, coordinates, change)
+    there = whiten(family, rescaled, other)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10), here, there)
 
 
@@ -108,6 +108,6 @@ def test_variances_along_white_axes(name: str) -> None:
     unit = factors.unit(natural)
     for index in np.ndindex(*variances.shape):
         step = {"z": unit["z"]._replace(linear=unit["z"].linear.at[index].set(1.0))}
-        moved = factors.multiply(natural, whitening.unwhiten(family, coordinates, step))
+        moved = factors.multiply(natural, unwhiten(family, coordinates, step))
         shift = family.coordinates(moved)["z"].loc - coordinates["z"].loc
         np.testing.assert_allclose(jnp.sum(shift**2), variances[index], rtol=1e-9)

@@ -191,8 +191,9 @@ def limit(task: Problem, split: Sequence[float], epsilon: float) -> float:
         records = _in_double(task.train)
         flat = _flat(task)
         mode, precision = _mode(flat, records)
-        info = np.asarray(jax.hessian(lambda vector: flat.record_loss(vector, records))(mode))
-        pull = np.asarray(jax.grad(lambda vector: flat.record_loss(vector, records))(mode))
+        gradient = jax.grad(lambda vector: flat.record_loss(vector, records))
+        info = np.asarray(jax.jit(jax.jacfwd(gradient))(mode))
+        pull = np.asarray(jax.jit(gradient)(mode))
         left = 1 / (1 + noise**2 * len(mode) * len(split) / num_records)
         # At the mode the prior's gradient is minus the records', of which noise leaves a part.
         covariance = np.linalg.inv(precision - (1 - left) * info)
@@ -201,10 +202,11 @@ def limit(task: Problem, split: Sequence[float], epsilon: float) -> float:
         values, vectors = np.linalg.eigh(info)  # columns may repeat others
         noisy = left * spread * vectors * np.sqrt(np.maximum(values, 0))
         rng, found = np.random.default_rng(0), []
+        latents = jax.jit(jax.vmap(flat.latents))
         for _ in range(NUM_NOISES):
             mean = mode + covariance @ ((1 - left) * pull + noisy @ rng.normal(size=len(mode)))
             draws = mean + rng.normal(size=(NUM_DRAWS, len(mode))) @ root.T
-            found.append(held_out(task, jax.tree.map(np.asarray, jax.vmap(flat.latents)(draws))))
+            found.append(held_out(task, jax.tree.map(np.asarray, latents(draws))))
     return float(np.mean(found))
 
 

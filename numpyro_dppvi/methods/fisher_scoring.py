@@ -163,7 +163,7 @@ class FisherScoring(values.Usual):
                 return _as_observed(told, lambda loc: score(loc, {}))
             # Of the model at the very point where scores are taken: if the model is right there,
             # the observed outcome is one more like them.
-            outcomes = space.few_outcomes
+            outcomes: Mapping[str, Any] | None = space.few_outcomes
             drawn = outcomes is None
             if drawn:
                 theta, keys = latents(told.loc), jax.random.split(key, self.num_replicates)
