@@ -129,7 +129,9 @@ DATA = {
     "no clients": Bad(["data", "empty list", 'data={"X": X'], {"data": []}, TypeError),
     "nothing": Bad(["data", "got None", 'data={"X": X'], {"data": None}, TypeError),
     "an array": Bad(["data", "float64 of shape (12, 2)"], {"data": X}, TypeError),
-    "a tuple of arrays": Bad(["data", "got a tuple"], {"data": (X, y)}, TypeError),
+    "a tuple of arrays": Bad(
+        ["data", "got a tuple that holds an object of type ndarray"], {"data": (X, y)}, TypeError
+    ),
     "text": Bad(
         ["data['y']", "numbers", "<U1", "encode"], {"data": {"X": X, "y": np.full(12, "a")}}
     ),
@@ -638,6 +640,12 @@ def learns_how_far_it_centers(X, y):
     numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
 
 
+def meets_a_table_of_one_column(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
 def scans_in_a_plate(X, y):
     a = numpyro.sample("a", dist.Normal(0, 1))
 
@@ -781,6 +789,14 @@ MODELS = [
         goes_through_states, ["from record to record", "'state[", "a whole series one record"]
     ),
     BadModel(learns_how_far_it_centers, ["LocScaleReparam() of 'w'", "centered=0"]),
+    BadModel(
+        meets_a_table_of_one_column,
+        [
+            "'y' is a table of one column, of shape (n, 1)",
+            "table['y'] in the place of table[['y']]",
+        ],
+        {"X": X, "y": y[:, None]},
+    ),
     BadModel(process_over_rows, MIXES),
     BadModel(competes_with_other_rows, MIXES),
     BadModel(scales_by_the_batch, ["'y'", "how many rows", "N / len(y)", "leave that number out"]),
