@@ -15,6 +15,7 @@ import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import autoguide
+from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_dppvi as dppvi
 
@@ -128,7 +129,9 @@ DATA = {
     "no clients": Bad(["data", "empty list", 'data={"X": X'], {"data": []}, TypeError),
     "nothing": Bad(["data", "got None", 'data={"X": X'], {"data": None}, TypeError),
     "an array": Bad(["data", "float64 of shape (12, 2)"], {"data": X}, TypeError),
-    "a tuple of arrays": Bad(["data", "got a tuple"], {"data": (X, y)}, TypeError),
+    "a tuple of arrays": Bad(
+        ["data", "got a tuple that holds an object of type ndarray"], {"data": (X, y)}, TypeError
+    ),
     "text": Bad(
         ["data['y']", "numbers", "<U1", "encode"], {"data": {"X": X, "y": np.full(12, "a")}}
     ),
@@ -617,6 +620,32 @@ def scans_over_rows(X, y):
     scan(step, 0.0, y)
 
 
+def goes_through_states(X, y):
+    stay = numpyro.sample("stay", dist.Beta(2, 1))
+
+    def step(state, now):
+        up = jnp.where(state == 1, stay, 1 - stay)
+        mark = {"enumerate": "parallel"}
+        state = numpyro.sample("state", dist.Bernoulli(up), infer=mark)
+        numpyro.sample("y", dist.Normal(state, 1.0), obs=now)
+        return state, None
+
+    scan(step, 0, y)
+
+
+def learns_how_far_it_centers(X, y):
+    m = numpyro.sample("m", dist.Normal(0, 1))
+    with handlers.reparam(config={"w": LocScaleReparam()}):
+        w = numpyro.sample("w", dist.Normal(m, 1).expand([X.shape[1]]).to_event(1))
+    numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
+def meets_a_table_of_one_column(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
 def scans_in_a_plate(X, y):
     a = numpyro.sample("a", dist.Normal(0, 1))
 
@@ -756,6 +785,18 @@ MODELS = [
     BadModel(accumulates, MIXES),
     BadModel(follows_the_row_before, MIXES),
     BadModel(scans_over_rows, MIXES),
+    BadModel(
+        goes_through_states, ["from record to record", "'state[", "a whole series one record"]
+    ),
+    BadModel(learns_how_far_it_centers, ["LocScaleReparam() of 'w'", "centered=0"]),
+    BadModel(
+        meets_a_table_of_one_column,
+        [
+            "'y' is a table of one column, of shape (n, 1)",
+            "table['y'] in the place of table[['y']]",
+        ],
+        {"X": X, "y": y[:, None]},
+    ),
     BadModel(process_over_rows, MIXES),
     BadModel(competes_with_other_rows, MIXES),
     BadModel(scales_by_the_batch, ["'y'", "how many rows", "N / len(y)", "leave that number out"]),

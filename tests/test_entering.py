@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.contrib.control_flow import scan
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
@@ -39,6 +40,26 @@ def decentred(group, y):
 def test_what_records_enter_is_read_off_the_model(model, names):
     shapes = {"group": jax.ShapeDtypeStruct((9,), int), "y": jax.ShapeDtypeStruct((9,), float)}
     assert latents.from_model(model, shapes).entering == names
+
+
+def walks(week, y):
+    spread = numpyro.sample("spread", dist.HalfNormal(1))
+
+    def step(before, _):
+        level = numpyro.sample("level", dist.Normal(before, spread))
+        return level, level
+
+    # Its carry begins in the program's precision, whatever that is where the model is run.
+    _, levels = scan(step, jnp.zeros(()), None, length=3)
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Normal(levels[week], 1.0), obs=y)
+
+
+def test_a_model_is_asked_in_the_precision_in_which_it_was_read():
+    shapes = {"week": jax.ShapeDtypeStruct((9,), int), "y": jax.ShapeDtypeStruct((9,), float)}
+    space = latents.from_model(walks, shapes)
+    with jax.enable_x64(True):  # as where factors are added up
+        assert space.entering == {"level", "spread"}  # a scan hides what its steps depend on
 
 
 def test_a_factor_of_some_entries_times_q_has_their_marginal_times_that_factor():

@@ -10,6 +10,7 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.methods import joint_newton, newton
+from numpyro_dppvi.methods.joint_newton import bent
 from tests.grids import grid
 
 KEY = jax.random.key(0)
@@ -236,3 +237,29 @@ def test_wide_priors_and_raw_columns_do_not_throw_a_joint_normal(clients):
     sd = spread * np.sqrt(np.diag(np.linalg.inv(X.T @ X)))
     np.testing.assert_allclose((result.posterior.mean["b"] - exact) / sd, 0, atol=0.05)
     np.testing.assert_allclose(result.posterior.stddev["b"], sd, rtol=0.03)
+
+
+@jax.custom_vjp
+def _cubed(x):
+    return x**3
+
+
+# As a solver of ODEs, whose gradient calls the solver: JAX cannot push it forwards.
+_cubed.defvjp(lambda x: (_cubed(x), x), lambda x, slope: (3 * x**2 * slope,))
+
+
+def test_a_model_with_a_gradient_of_its_own_has_second_derivatives():
+    def slope(x):
+        return jax.grad(lambda x: _cubed(x @ jnp.array([1.0, 2.0])))(x)
+
+    found = bent(slope, jnp.array([1.0, 1.0]), jnp.array([0.0, 1.0]))
+    np.testing.assert_allclose(found, 18 * np.array([2.0, 4.0]), rtol=1e-6)
+
+
+def test_an_error_of_another_kind_is_left_as_it_is():
+    with pytest.raises(TypeError, match="not of ours"):
+        bent(_raises, jnp.ones(1), jnp.ones(1))
+
+
+def _raises(x):
+    raise TypeError("not of ours")

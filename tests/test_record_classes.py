@@ -18,6 +18,7 @@ from numpyro.infer.util import log_density
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import latents
 from numpyro_dppvi.latents.summation import MAX_TERMS
+from numpyro_dppvi.latents.trace import _StepByStep
 
 MARK = {"enumerate": "parallel"}
 N = 6
@@ -160,6 +161,14 @@ def some_theta(space):
     return space.constrain(shifted)
 
 
+def of_scans(z):
+    """States under the names that NumPyro has for them: those of a scan's steps in one array."""
+    steps = {}
+    for name, value in z.items():
+        steps.setdefault(name.partition("[")[0], []).append(value)
+    return {n: jnp.stack(v) if f"{n}[0]" in z else v[0] for n, v in steps.items()}
+
+
 def by_brute_force(model, space, theta, row):
     """The sum over all joint values of NumPyro's own log density of one row, less the priors'."""
     rows = {name: jnp.asarray(value)[None] for name, value in row.items()}
@@ -167,7 +176,7 @@ def by_brute_force(model, space, theta, row):
     tables = [one.values for one in summed]
     joint = list(itertools.product(*tables))
     z = {one.name: np.stack([v[k] for v in joint]) for k, one in enumerate(summed)}
-    whole = jax.vmap(lambda z: log_density(model, (), rows, {**theta, **z})[0])(z)
+    whole = jax.vmap(lambda z: log_density(model, (), rows, {**theta, **of_scans(z)})[0])(z)
     prior = space.log_density(theta, frozenset(theta))
     return jax.nn.logsumexp(whole) - prior
 
@@ -337,14 +346,32 @@ def test_what_is_impossible_has_a_gradient_over_many_records_too():
         np.testing.assert_allclose(slope, (up - down) / 2e-2, rtol=2e-2)
 
 
-@pytest.mark.slow
-def test_a_long_chain_is_summed_step_by_step():
+def chain_of_twelve(histories):
+    chain(histories, steps=12)
+
+
+def the_same_by_scan(histories):
+    stay = numpyro.sample("stay", dist.Beta(2, 1))
+    right = numpyro.sample("right", dist.Beta(2, 1))
+
+    def step(state, now):
+        up = jnp.where(state == 1, stay, 1 - stay)
+        with numpyro.plate("records", histories.shape[0]):
+            state = numpyro.sample("state", dist.Bernoulli(up), infer=MARK)
+            seen = jnp.where(state == 1, right, 1 - right)
+            numpyro.sample("seen", dist.Bernoulli(seen), obs=now)
+        return state, None
+
+    scan(step, jnp.zeros(histories.shape[0], int), histories.T)
+
+
+@named([pytest.param(chain_of_twelve, marks=pytest.mark.slow), the_same_by_scan])
+def test_a_long_chain_is_summed_step_by_step(model):
     """Too many paths for one table; four entries a step, against the forward algorithm."""
     steps = 12
     assert 2**steps > MAX_TERMS
     histories = np.random.default_rng(1).integers(0, 2, (2, steps))
-    long_chain = functools.partial(chain, steps=steps)
-    space = latents.from_model(long_chain, {"histories": histories})
+    space = latents.from_model(model, {"histories": histories})
     assert space.summation.num_terms == 4
     theta = {"stay": jnp.asarray(0.8), "right": jnp.asarray(0.7)}
     found = jax.jit(jax.vmap(space.log_likelihood, (None, 0)))(theta, {"histories": histories})
@@ -355,6 +382,29 @@ def test_a_long_chain_is_summed_step_by_step():
             forward = (forward @ moves) * np.where(np.arange(2) == seen, 0.7, 0.3)
             total, forward = total + np.log(forward.sum()), forward / forward.sum()
         np.testing.assert_allclose(value, total, rtol=1e-5)
+
+
+def test_a_scan_goes_as_numpyro_has_it_where_it_is_taken_apart():
+    """Backwards, over a mapping, with outputs and a last carry: the same numbers."""
+
+    def step(before, now):
+        with numpyro.plate("records", 2):
+            kind = numpyro.sample("kind", dist.Bernoulli(0.5), infer=MARK, obs=now["kind"])
+        if not all_observed:
+            numpyro.sample("other", dist.Bernoulli(0.5), infer=MARK)
+        return before + kind * now["x"], {"sum": before, "kind": kind}
+
+    def model(x):
+        return scan(step, jnp.zeros(2), {"x": x, "kind": (x > 0).astype(int)}, reverse=True)
+
+    x = np.random.default_rng(3).normal(size=(4, 2))
+    found = []
+    for all_observed in (True, False):  # the second is taken apart
+        stepwise = handlers.seed(_StepByStep(model, frozenset(), 2), rng_seed=0)
+        found.append(stepwise(x))
+        names = handlers.trace(stepwise).get_trace(x)
+        assert ("other[3]" in names) != all_observed
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), *found)
 
 
 # ---------------------------------------------------------------------------------------------

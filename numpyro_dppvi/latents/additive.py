@@ -5,6 +5,7 @@ it cannot affect another's. But a model that standardises its columns, for examp
 mean something different row by row. The check uses the traced program and made-up rows only.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.compiled import Compiled
 from numpyro_dppvi.latents.fingerprint import constants
 from numpyro_dppvi.latents.integers import integers
-from numpyro_dppvi.latents.reasons import IMPUTE, a_site_a_record
+from numpyro_dppvi.latents.reasons import IMPUTE, WRONG_NUMBER_ERRORS, a_site_a_record
 from numpyro_dppvi.latents.space import NUM_TOGETHER, Latent, LatentSpace, several
 
 # Several made-up values of the latents, because a term may vanish at one of them.
@@ -45,6 +46,12 @@ _MIXES = (
     "over several records is not the sum over each (a mean, a cumulative sum, a softmax, a row's "
     "number or a process over rows mixes them), and no client has all records: write the density "
     "of a row by itself, with public constants in model_kwargs."
+)
+
+_ONE_COLUMN = (
+    "over several records is not the sum over each, because {name!r} is a table of one column, of "
+    "shape (n, 1), and meets an array of shape (n,), so that each row meets all others: pass the "
+    "column itself, table['y'] in the place of table[['y']], or an array's y[:, 0]."
 )
 
 _PLACES_MIX = (
@@ -151,6 +158,12 @@ def _mixed(space: LatentSpace, missing: frozenset[str]) -> tuple[str | None, str
         # With N / len(y) a model makes N / 3 sum_i l_i of three rows, and N l_i of each row alone.
         if _agree(NUM_TOGETHER * density, total, size):
             return name, _FACTOR
+        for column in _columns(space):
+            with contextlib.suppress(*WRONG_NUMBER_ERRORS):
+                flat = {**rows, column: rows[column][:, 0]}
+                whole, each = jax.tree.map(np.asarray, both(flat))
+                if _agree(whole[name], each[name].sum(axis=1), np.abs(each[name]).sum(axis=1)):
+                    return name, _ONE_COLUMN.format(name=column)
         # What is left when the records are replaced by others depends on no record.
         others = {key: made_up(rng, s) for key, s in several(space.row, NUM_TOGETHER).items()}
         both = Compiled(lambda rows: (all_at_once(0, rows), one_by_one(0, rows)), quick=True)
@@ -158,6 +171,11 @@ def _mixed(space: LatentSpace, missing: frozenset[str]) -> tuple[str | None, str
         rest = three[name] - each[name].sum(axis=1)
         return name, _PRIOR_TOO if _agree(density - total, rest, size) else _MIXES
     return None, ""
+
+
+def _columns(space: LatentSpace) -> list[str]:
+    """The arguments that are tables of one column."""
+    return [name for name, struct in space.row.items() if struct.shape == (1,)]
 
 
 def _densities(

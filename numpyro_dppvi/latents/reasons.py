@@ -169,6 +169,15 @@ def a_site_a_record(name: str) -> str:
     )
 
 
+def a_state_a_record(name: str) -> str:
+    """A message about a chain of discrete latents from record to record."""
+    return (
+        f"the model goes from record to record and draws a state for each, such as {name!r}, "
+        "although no client has all records: make a whole series one record, with its steps along "
+        "the second axis of y."
+    )
+
+
 def _is_as_long(constant: Any, num_rows: int) -> bool:
     if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
         return False

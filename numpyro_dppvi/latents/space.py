@@ -17,6 +17,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.families import precision
 from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.arguments import asked_of, check_arguments
@@ -210,10 +211,18 @@ class LatentSpace:
             row = given.pop("$data")
             return self.log_likelihood(given, row)
 
-        causes: frozenset[str] = eval_provenance(
-            of_record, **self.structs, **{"$data": dict(self.row)}
-        )
+        # Asked for where factors have 64 bits, too: there jnp.zeros(()) would be of another type.
+        with precision.program(self.precision):
+            causes: frozenset[str] = eval_provenance(
+                of_record, **self.structs, **{"$data": dict(self.row)}
+            )
         return causes & {latent.name for latent in self.latents}
+
+    @property
+    def precision(self) -> np.dtype:
+        """The precision of the program in which the model was read."""
+        real = (latent.dtype for latent in self.latents if not latent.is_discrete)
+        return np.dtype(next(real, jnp.result_type(float)))
 
     @property
     def predictor(self) -> Predictor | None:

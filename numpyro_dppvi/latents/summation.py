@@ -303,7 +303,7 @@ def _too_many(names: Sequence[str], number: int, gaps: set[str]) -> str:
     return (
         f"a record's own latents ({few}) have {shown} joint values to sum over, and there may "
         f"be {MAX_TERMS} at most: write a chain as one sample statement per step, in a Python "
-        "loop, or sum them out in the model (a logsumexp in a numpyro.factor)."
+        "loop or a scan, or sum them out in the model (a logsumexp in a numpyro.factor)."
     )
 
 
@@ -316,23 +316,24 @@ def log_sum(
         log_densities: ``z -> {site: scalar}``, given a value of every summed latent.
         summation: How to sum.
     """
-    summed, depends, order = summation.summed, summation.depends, summation.order
-    in_order = [one.name for one in summed]
+    depends, order = summation.depends, summation.order
+    groups = _apart(summation.summed, depends)
+    in_order = [one.name for group in groups for one in group]
 
-    # One vmap a latent, around each other. A site's density gets an axis for a latent if it depends
-    # on that latent, and none otherwise; the axes follow the order of ``summed``.
+    # One vmap a group, around each other. A site's density gets an axis for a group if it depends
+    # on a latent of it, and none otherwise; the axes follow the order of the groups.
     def over(number: int, z: Mapping[str, Array]) -> dict[str, Array]:
-        if number == len(summed):
+        if number == len(groups):
             return log_densities(z)
-        one = summed[number]
+        values = {one.name: jnp.asarray(one.values) for one in groups[number]}
         # out_axes=None is an error where the result does vary: a wrong ``depends`` cannot go
         # unseen.
-        axes = {site: 0 if one.name in names else None for site, names in depends.items()}
+        axes = {site: 0 if names & set(values) else None for site, names in depends.items()}
 
-        def at(value: Array) -> dict[str, Array]:
-            return over(number + 1, {**z, one.name: value})
+        def at(values: Mapping[str, Array]) -> dict[str, Array]:
+            return over(number + 1, {**z, **values})
 
-        found: dict[str, Array] = jax.vmap(at, out_axes=axes)(jnp.asarray(one.values))
+        found: dict[str, Array] = jax.vmap(at, out_axes=axes)(values)
         return found
 
     tables = [
@@ -349,6 +350,28 @@ def log_sum(
         reduced = jax.nn.logsumexp(total, axis=mine.index(name))
         tables = [table for table in tables if name not in table[0]] + [(rest, reduced)]
     return sum((table for _, table in tables), start=jnp.zeros(()))
+
+
+def _apart(summed: Sequence[Summed], depends: Mapping[str, frozenset[str]]) -> list[list[Summed]]:
+    """The latents in groups of equally many values, of which no density depends on two.
+
+    All of a group can be varied at once. A chain has two, its even and its odd states, so that it
+    costs as much to trace as it has steps, and not the square of that.
+    """
+    met = {one.name: frozenset[str]() for one in summed}
+    for names in depends.values():
+        for name in names:
+            met[name] |= names
+    groups: list[list[Summed]] = []
+    for one in summed:
+        for group in groups:
+            others = {other.name for other in group}
+            if group[0].num_values == one.num_values and not others & met[one.name]:
+                group.append(one)
+                break
+        else:
+            groups.append([one])
+    return groups
 
 
 def _aligned(table: Array, axes: Sequence[str], wanted: Sequence[str]) -> Array:

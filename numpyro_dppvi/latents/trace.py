@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
+from numpyro.contrib.control_flow.scan import scan_wrapper
+from numpyro.ops.pytree import PytreeTrace
 from numpyro.primitives import Messenger
 
 from numpyro_dppvi._typing import Array, Model, Records
@@ -23,6 +25,7 @@ from numpyro_dppvi.latents.reasons import (
     LIST_INDEX,
     WRONG_NUMBER_ERRORS,
     a_site_a_record,
+    a_state_a_record,
     looks_at_values,
     one_row_only,
     slip,
@@ -136,6 +139,78 @@ class _ForcedPlates(Messenger):
             msg["value"] = jnp.arange(self.num_rows)
 
 
+class _ByNumber(Messenger):
+    """Adds a step's number to the names of its sites."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(None)
+        self.number = number
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] in ("sample", "deterministic"):
+            msg["name"] = f"{msg['name']}[{self.number}]"
+
+
+class _StepByStep(Messenger):
+    """Turns a ``scan`` whose steps draw marked discrete latents into a loop of statements.
+
+    So each state is a latent of its own, and a chain is summed out step by step. As one latent of
+    all steps it would take a table of all paths.
+    """
+
+    def __init__(self, fn: Model, names: frozenset[str], num_rows: int) -> None:
+        super().__init__(fn)
+        self.forced = names, num_rows
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] != "control_flow" or msg["fn"] is not scan_wrapper:
+            return
+        step, carry, xs, length, _ = msg["args"]
+        marked: list[str] = []
+
+        def first(carry: Any, xs: Any) -> None:
+            forced = _ForcedPlates(step, *self.forced)
+            with handlers.block(), handlers.seed(rng_seed=0):
+                trace = handlers.trace(forced).get_trace(carry, _at(xs, 0))
+            marked.extend(name for name, site in trace.items() if _is_state(site))
+
+        if _num_steps(xs, length):
+            jax.eval_shape(first, carry, xs)
+        if marked:
+            msg["fn"] = _loop
+
+
+def _is_state(site: dict[str, Any]) -> bool:
+    """Whether a site is a discrete latent that is marked for enumeration."""
+    if site["type"] != "sample" or site["is_observed"]:
+        return False
+    return bool(site["fn"].support.is_discrete) and site["infer"].get("enumerate") == "parallel"
+
+
+def _loop(
+    step: Any, carry: Any, xs: Any, length: int | None, reverse: bool, **_: Any
+) -> tuple[Any, Any]:
+    """What ``scan`` gives, by a loop of the language."""
+    numbers = range(_num_steps(xs, length))
+    found = []
+    for number in reversed(numbers) if reverse else numbers:
+        with _ByNumber(number):
+            carry, y = step(carry, _at(xs, number))
+        found.append(y)
+    ordered = found[::-1] if reverse else found
+    ys = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ordered)
+    # Sites have gone to the trace by themselves, so that none are left for ``scan`` to add.
+    return (len(numbers), None, carry), (PytreeTrace({}), ys)
+
+
+def _at(xs: Any, number: int) -> Any:
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[number], xs)
+
+
+def _num_steps(xs: Any, length: int | None) -> int:
+    return len(jax.tree.leaves(xs)[0]) if length is None else int(length)
+
+
 class _AtDistances(Messenger):
     """Gives normal sites values at given distances from their means, in standard deviations."""
 
@@ -197,7 +272,7 @@ def run_model(
     """
     # From the inside out: plates yield the rows, distances become values, latents are fixed, and
     # what is left is drawn from the seed (missing entries on which nothing depends, say).
-    forced = _ForcedPlates(model, plates, num_rows)
+    forced = _ForcedPlates(_StepByStep(model, plates, num_rows), plates, num_rows)
     if distances:
         forced = _AtDistances(forced, distances)
     seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
@@ -233,6 +308,13 @@ def static_facts(
                         f"the module {name.removesuffix('$params')!r} has parameters without a "
                         "prior: write prior=dist.Normal(0, 1), or name each of its parameters in "
                         "prior."
+                    )
+                if name.endswith("_centered"):
+                    latent = name.removesuffix("_centered")
+                    raise UnsupportedModelError(
+                        f"LocScaleReparam() of {latent!r} learns how far it centers "
+                        f"({name!r}), which has no prior: name a number, "
+                        f"{{{latent!r}: LocScaleReparam(centered=0)}}."
                     )
                 raise UnsupportedModelError(
                     f"the model calls numpyro.param({name!r}), which has no prior: write "
@@ -324,7 +406,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         )
     forced, grown = first
     if any(site.observed for site in _only_in(grown, sites)):
-        return _of_a_loop(model, shapes, kwargs, grown, forced)
+        return _of_a_loop(model, shapes, kwargs, sites, grown, forced)
     return _compare(sites, grown, forced)
 
 
@@ -346,11 +428,18 @@ def _of_a_loop(
     model: Model,
     shapes: Mapping[str, Any],
     kwargs: Mapping[str, Any],
+    known: tuple[Site, ...],
     grown: tuple[Site, ...],
     forced: frozenset[str],
 ) -> Structure:
     """The structure of a model with a loop over records and a sample statement for each."""
-    refusal = UnsupportedModelError(a_site_a_record(min(s.name for s in grown if s.observed)))
+    states = [s.name for s in _only_in(grown, known) if s.discrete and s.marked and not s.observed]
+    said = (
+        a_state_a_record(states[0])
+        if states
+        else a_site_a_record(min(s.name for s in grown if s.observed))
+    )
+    refusal = UnsupportedModelError(said)
     try:
         sites, of_two = (
             static_facts(model, resized(shapes, number), kwargs, forced) for number in (1, 2)

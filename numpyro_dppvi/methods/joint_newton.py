@@ -5,6 +5,7 @@ theta = m + L e and L L' the covariance. There q's precision is the identity, an
 towards W = L' (P_cavity + E_q[Hessian]) L, which is the natural gradient's. At the end W = I.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -117,9 +118,7 @@ class JointLocal(NamedTuple):
 
         zero = jnp.zeros_like(at.loc)
         eye = jnp.eye(len(zero), dtype=zero.dtype)
-        found = jax.lax.map(
-            lambda e: jax.jvp(slope, (zero,), (e,))[1], eye, batch_size=min(len(eye), 8)
-        )
+        found = jax.lax.map(lambda e: bent(slope, zero, e), eye, batch_size=min(len(eye), 8))
         return jnp.where(jnp.all(jnp.isfinite(found)), (found + found.T) / 2, 0.0)
 
     def off(self, key: Any, hessian: Array) -> Array:
@@ -173,6 +172,21 @@ def solve(local: JointLocal, q: Natural, keys: Any, shares: Array, farthest: flo
     start = _Walk(first, first, jnp.zeros_like(first.loc), eye, jnp.ones((), first.loc.dtype))
     walk, finite = jax.lax.scan(block, start, (keys, shares))
     return local.tree(jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), walk.at))
+
+
+def bent(slope: Callable[[Array], Array], at: Array, direction: Array) -> Array:
+    """The derivative of a slope along a direction: of its Jacobian, which is symmetric, a product.
+
+    Forwards, or backwards where the model has a function whose gradient was written by hand (an
+    ODE's solver), which JAX cannot push forwards.
+    """
+    try:
+        return jax.jvp(slope, (at,), (direction,))[1]
+    except TypeError as error:
+        if "custom_vjp" not in str(error):
+            raise
+    (found,) = jax.vjp(slope, at)[1](direction)
+    return found
 
 
 def _held(walk: _Walk, slope: Array, hessian: Array) -> _Walk:

@@ -26,7 +26,7 @@ from numpyro_dppvi._typing import Array, Coordinates, Natural
 from numpyro_dppvi.families import DiagonalNormal, FullNormal, MeanField, factors
 from numpyro_dppvi.families.diagonal_normal import NormalCoordinates
 from numpyro_dppvi.methods import joint_newton, objective
-from numpyro_dppvi.methods.joint_newton import LONGER, SHORTER, WORSE
+from numpyro_dppvi.methods.joint_newton import LONGER, SHORTER, WORSE, bent
 from numpyro_dppvi.methods.local_solve import GradientFn, Solver
 from numpyro_dppvi.methods.objective import MonteCarlo
 
@@ -187,7 +187,7 @@ class _Local(NamedTuple):
         def column(direction: Array) -> Array:
             # In units of q's standard deviations numbers do not overflow.
             of_loc = lambda loc: self.records(key, at._replace(loc=loc)).loc  # noqa: E731
-            return scale * jax.jvp(of_loc, (at.loc,), (scale * direction,))[1]
+            return scale * bent(of_loc, at.loc, scale * direction)
 
         # A few columns at a time, because each takes the memory of a gradient.
         found = jax.lax.map(column, eye, batch_size=min(len(eye), _COLUMNS_AT_ONCE))

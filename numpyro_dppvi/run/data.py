@@ -141,7 +141,10 @@ def _check_one_party(data: Any, asked: Asked) -> None:
 def _check_per_client(data: Any) -> None:
     """Refuses data that is neither one party's records nor a sequence of them."""
     is_list = isinstance(data, Sequence) and not isinstance(data, (str, bytes, bytearray))
-    if not is_list or not all(is_records(part) for part in data):
+    wrong = [part for part in data if not is_records(part)] if is_list else []
+    if wrong:
+        received = f"a {type(data).__name__} that holds an object of type {type(wrong[0]).__name__}"
+    elif not is_list:
         received = _validate.shown(data)
     elif not data:
         received = "an empty list"
