@@ -306,9 +306,8 @@ def _of_records(problem: Problem, params: RoundParams, shards: Shards) -> Respon
     def respond(
         number: Array, state: ClientState, request: Request, secret_key: PRNGKey, noise: Any
     ) -> Outcome:
-        mine, records, num_records = jax.tree.map(
-            lambda leaf: leaf[number], (params.clients, dict(shards.records), shards.num_records)
-        )
+        mine = jax.tree.map(lambda leaf: leaf[number], params.clients)
+        records, num_records = shards.of_client(number)
         return client.respond(
             problem, mine, state, request, records, num_records, secret_key, noise
         )
