@@ -30,7 +30,7 @@ _CLIENTS_AT_ONCE = 16
 _FLOATS_OF_ONE = 2**14
 # A server that does algebra takes longer to compile than its clients do, and is hardly slower
 # without the compiler's optimisations, which clients need. As programs of their own the two compile
-# in half the time, and each turn takes about half a millisecond longer: not for many groups.
+# in half the time, and each turn takes half a millisecond to one and a half longer: not for many.
 _FEW_GROUPS = 64
 
 
