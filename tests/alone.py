@@ -5,7 +5,6 @@ import jax
 
 def client_of(assembly, number, state, shards, ledger_file=None):
     """One of the clients, with its own part of the records and of the first state."""
-    records, num_records, own = jax.tree.map(
-        lambda leaf: leaf[number], (dict(shards.records), shards.num_records, state.clients)
-    )
+    records, num_records = shards.of_client(number)
+    own = jax.tree.map(lambda leaf: leaf[number], state.clients)
     return assembly.client(number, records, num_records, own, ledger_file)

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi.records import shards as layout
 from numpyro_dppvi.run import fitting, loop
 from tests import test_client
 
@@ -37,8 +38,12 @@ def compared(name):
     run["schedule"] = dppvi.synchronous if run.get("trusted_aggregator") else in_pairs
     _, steps = test_client.prepared(**run)
     one = dppvi.records.stack_clients(test_client.data())
+    with mock.patch.object(layout, "_WORTH_CLOSING_UP", 2):  # end to end, which saves nothing here
+        close = dppvi.records.stack_clients(test_client.data())
+    assert one.starts is None
+    assert close.starts is not None
     ends = []
-    for shards in (one, dppvi.records.spread(one)):
+    for shards in (one, dppvi.records.spread(one), dppvi.records.spread(close)):
         state, infos = steps.init(test_client.KEY), []
         for _ in range(test_client.NUM_ROUNDS):
             state, info = steps.step(test_client.KEY, state, shards)
@@ -46,7 +51,8 @@ def compared(name):
         ends.append((state.server, state.clients, infos))
     private = jax.tree.leaves(ends[1][1].private)
     used = len(private[0].sharding.device_set) if private else 0
-    return max(map(difference, *map(jax.tree.leaves, ends))), used
+    alone, *spread = map(jax.tree.leaves, ends)
+    return max(max(map(difference, alone, end)) for end in spread), used
 
 
 def resumed(path):

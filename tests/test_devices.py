@@ -153,7 +153,7 @@ def test_clients_at_their_own_pace_are_not_spread():
     with jax.enable_x64(True):
         shards = dppvi.records.stack_clients(data())
         first = assembly.first_state(KEY)
-        spread = SpreadShards(*on_devices(Mesh(jax.devices()[:1], (AXIS,)), tuple(shards)), (3,))
+        spread = SpreadShards(on_devices(Mesh(jax.devices()[:1], (AXIS,)), shards), (3,))
         with pytest.raises(ValueError, match="at their own pace are visited one by one"):
             devices.run_round(assembly.problem, assembly.params, first, spread, [], (KEY, KEY))
 

@@ -123,7 +123,8 @@ def without_privacy(model, data, **arguments):
 def test_a_missing_entry_is_what_the_model_says(model):
     data = data_of(model)
     space = latents.from_model(model, data)
-    latents.check_missing(space, {name: x[None] for name, x in data.items()}, ["data"])
+    of_one = {name: x[None] for name, x in data.items()}
+    latents.check_missing(space, of_one, np.zeros((1, 1), int), ["data"])
 
     def of_record(theta, row):
         return space.log_likelihood(theta, row)

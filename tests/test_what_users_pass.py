@@ -969,6 +969,7 @@ LEFT_OUT = {
         [
             *("privacy.clipped", "privacy.clipped_in_steps", "privacy.clipped_sum"),
             *("privacy.add_noise", "privacy.draw_noise", "privacy.by_purpose"),
+            "Shards.of_client",
         ],
         IN_PROGRAMS,
     ),

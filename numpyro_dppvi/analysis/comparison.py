@@ -235,8 +235,8 @@ def _nuts_of_density(
 
 def _records_of(shards: Shards, number: int) -> dict[str, np.ndarray]:
     """One client's records, without padding."""
-    size = int(shards.num_records[number])
-    return {name: np.asarray(leaf[number, :size]) for name, leaf in shards.records.items()}
+    records, num_records = shards.of_client(number)
+    return {name: np.asarray(leaf)[: int(num_records)] for name, leaf in records.items()}
 
 
 def _arrays(values: Mapping[str, Array]) -> dict[str, np.ndarray]:

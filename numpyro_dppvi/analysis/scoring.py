@@ -208,7 +208,7 @@ def score(
     ends = _ends(score_range, posterior.space, draws, range_key)
     # The last check that looks at records comes before the charge: what is refused here costs
     # nothing.
-    latents.check_missing(posterior.space, shards.records, laid.called)
+    latents.check_missing(posterior.space, shards.records, shards.owners, laid.called)
     latents.check_records(posterior.space, shards.records, shards.mask)
     planned = plan.of_gradients(
         budgets,
@@ -342,12 +342,13 @@ def _released(
     """Every client's noisy sum, shape ``(num_clients, 2 or 3)``."""
     noisy = []
     for number, client in enumerate(planned.clients):
-        rows = {name: leaf[number] for name, leaf in shards.records.items()}
+        rows, num_records = shards.of_client(number)
         vectors = _vectors(space, draws, rows, *ends)
         # One secret key for this call, one fold for each client: no two sums share noise.
         key = jax.random.fold_in(secret_key, number)
         assert isinstance(client.mechanism, GaussianSum)
-        noisy.append(release(key, vectors, shards.mask[number], client.mechanism))
+        mask = jnp.asarray(np.arange(shards.capacity) < int(num_records))
+        noisy.append(release(key, vectors, mask, client.mechanism))
     return np.stack(noisy).astype(float)
 
 

@@ -77,19 +77,21 @@ def options(quick: bool = False) -> tuple[tuple[str, Any], ...]:
     Most of a first fit is compilation. Without XLA's new emitters for processors, rounds of
     ``DPOptimization`` compile in about half to two thirds of the time, those of ``FisherScoring``
     in about four fifths; they run at .92 to 1.00 of the time (JAX 0.10.2, one core, alternately in
-    one process, medians of twelve pairs).
+    one process, medians of twelve pairs). Cut into pieces for several cores, programs of ours take
+    a tenth to a quarter longer, on two cores, too.
 
     Args:
         quick: Whether to leave out LLVM's optimisations as well, which takes half the time or less.
     """
-    return _known() if quick else _known()[:1]
+    wanted = ("xla_cpu_use_fusion_emitters", False), ("xla_cpu_parallel_codegen_split_count", 1)
+    more = (("xla_backend_optimization_level", 0),) if quick else ()
+    return tuple(option for option in (*wanted, *more) if _is_known(*option))
 
 
 @functools.cache
-def _known() -> tuple[tuple[str, Any], ...]:
-    wanted = (("xla_cpu_use_fusion_emitters", False), ("xla_backend_optimization_level", 0))
+def _is_known(name: str, value: bool | int) -> bool:
     try:
-        jax.jit(lambda: 0, compiler_options=dict(wanted))()
+        jax.jit(lambda: 0, compiler_options={name: value})()
     except jax.errors.JaxRuntimeError:  # such options come and go
-        return ()
-    return wanted
+        return False
+    return True

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi._typing import Tree
+from numpyro_dppvi._typing import Array, Tree
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -39,7 +39,7 @@ def in_own_precision(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def widened(tree: Tree) -> Tree:
     """Real numbers in 64 bits."""
     with jax.enable_x64(True):
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), tree)
+        return jax.tree.map(lambda leaf: _cast(leaf, np.dtype(np.float64)), tree)
 
 
 def rounded(tree: Tree, own: np.dtype | None = None) -> Tree:
@@ -50,7 +50,14 @@ def rounded(tree: Tree, own: np.dtype | None = None) -> Tree:
         own: The program's precision; by default that where this is called.
     """
     own = jnp.result_type(float) if own is None else own
-    return jax.tree.map(lambda leaf: leaf.astype(own) if _is_wide(leaf) else leaf, tree)
+    return jax.tree.map(lambda leaf: _cast(leaf, own) if _is_wide(leaf) else leaf, tree)
+
+
+def _cast(leaf: Array, dtype: np.dtype) -> Array:
+    if isinstance(leaf, jax.core.Tracer):
+        return leaf.astype(dtype)
+    # On the host: by itself, a conversion is a program for every shape.
+    return jnp.asarray(np.asarray(leaf).astype(dtype), dtype)
 
 
 def program(own: np.dtype) -> contextlib.AbstractContextManager[object]:

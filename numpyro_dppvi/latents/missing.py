@@ -45,12 +45,15 @@ _FILLERS = (-1e9, 0.37, 1e9)
 _OTHERS = (None, 0, 1)
 
 
-def check_missing(space: LatentSpace, records: Mapping[str, Array], called: Sequence[str]) -> None:
+def check_missing(
+    space: LatentSpace, records: Mapping[str, Array], owners: np.ndarray, called: Sequence[str]
+) -> None:
     """Refuses NaN in arrays of which the model does not say what it is then.
 
     Args:
         space: The model's latent space.
-        records: The clients' records, shape ``(num_clients, capacity, ...)``.
+        records: The clients' records, with two leading axes.
+        owners: The client of each record, of a shape that fills these axes if it is repeated.
         called: What to call each client's records.
 
     Raises:
@@ -62,9 +65,10 @@ def check_missing(space: LatentSpace, records: Mapping[str, Array], called: Sequ
         if name in may.allowed:
             continue
         array = np.asarray(records[name])
-        found = np.any(np.isnan(array), axis=tuple(range(1, array.ndim)))
+        found = np.any(np.isnan(array), axis=tuple(range(2, array.ndim)))
         if np.any(found):
-            where = f"{called[int(np.argmax(found))]}[{name!r}]"
+            first = np.min(np.broadcast_to(owners, found.shape)[found])
+            where = f"{called[int(first)]}[{name!r}]"
             raise ValueError(_unread(where) if name in may.asked else _unasked(where))
 
 

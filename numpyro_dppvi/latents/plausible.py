@@ -36,8 +36,8 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
 
     Args:
         space: The model's latent space.
-        records: The clients' records, shape ``(num_clients, capacity, ...)``.
-        mask: Which rows are records, shape ``(num_clients, capacity)``.
+        records: The clients' records, shape ``(num_blocks, capacity, ...)``.
+        mask: Which rows are records, shape ``(num_blocks, capacity)``.
 
     Raises:
         ValueError: Names the observed site and its support.
@@ -87,13 +87,13 @@ def _supported(
             found |= dict.fromkeys(bounded, space.log_likelihood(theta, row) != -jnp.inf)
         return found
 
-    def of_client(client: tuple[Mapping[str, Array], Array]) -> dict[str, Array]:
-        rows, is_record = client
+    def of_block(block: tuple[Mapping[str, Array], Array]) -> dict[str, Array]:
+        rows, is_record = block
         found = jax.vmap(of_row)(rows)
         return {name: jnp.all(found[name] | ~is_record) for name in names}
 
-    # A client at a time, because densities of all records at once could fill the memory.
-    return {name: jnp.all(x) for name, x in jax.lax.map(of_client, (records, mask)).items()}
+    # A block at a time, because densities of all records at once could fill the memory.
+    return {name: jnp.all(x) for name, x in jax.lax.map(of_block, (records, mask)).items()}
 
 
 def _is_supported(site: Mapping[str, Any]) -> Array:

@@ -46,6 +46,7 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import FullNormal, MeanField, factors
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.full_normal import pack
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import entering, noisy_scores, ratios, values
@@ -223,8 +224,14 @@ class FisherScoring(values.Usual):
 
     def widened(self, space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> float:
         """By the information that was learnt: the median over the latents that records enter."""
-        marginal = entering.marginal(family, q, entering.of(space, family))
-        return float(noisy_scores.widened(memory, marginal))
+        return float(_widened(space, family, q, memory))
+
+
+# Step by step it would be a program for each of thirty operations.
+@compiled("space", "family", quick=True)
+def _widened(space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> Array:
+    marginal = entering.marginal(family, q, entering.of(space, family))
+    return noisy_scores.widened(memory, marginal)
 
 
 def _latents(

@@ -6,7 +6,7 @@ there, and only releases come back.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +24,7 @@ from numpyro_dppvi.protocol.messages import Answer, Release, Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 from numpyro_dppvi.protocol.rounds import RoundInfo, RoundState
 from numpyro_dppvi.protocol.server import MergeInfo, ServerState
+from numpyro_dppvi.records import Shards
 from numpyro_dppvi.records.placement import AXIS, SpreadShards, on_devices, padded
 
 
@@ -118,7 +119,7 @@ def run_round(
         known, asked = _ask(problem, params, known, step, numbers, begins=index == 0)
         noise = jax.tree.map(lambda leaf: leaf[index, at.in_group], drawn)  # noqa: B023
         visits = on_devices(mesh, Visits(asked, numbers, jnp.asarray(at.taken), noise))
-        released, kept = _visit(problem, mesh, at_once, private, own, shards[:2], visits, index)
+        released, kept = _visit(problem, mesh, at_once, private, own, shards.shards, visits, index)
         # Every device has all releases by now; the server works with the first copy of this
         # process.
         released = jax.tree.map(lambda leaf: leaf.addressable_data(0), released)
@@ -190,23 +191,23 @@ def _visit(
     at_once: int | None,
     private: Natural | None,
     own: tuple[ClientParams, PRNGKey],
-    shards: tuple[Mapping[str, Array], Array],
+    shards: Shards,
     visits: Visits,
     index: Array | int,
 ) -> tuple[Release, Natural | None]:
     """What clients release, to be seen by all, and what they will keep."""
 
     def on_device(
-        private: Natural | None, own: Any, shards: Any, visits: Visits, index: Array
+        private: Natural | None, own: Any, shards: Shards, visits: Visits, index: Array
     ) -> tuple[Release, Natural | None]:
-        each = shards[1].shape[0]
+        each = shards.num_records.shape[0]
 
         def visit(visits: Visits) -> Outcome:
             # Device d holds clients d * each to (d + 1) * each - 1: the remainder is the client's
-            # row.
-            mine, kept, records, num_records = jax.tree.map(
-                lambda leaf: leaf[visits.numbers % each], (own[0], private, *shards)
-            )
+            # place.
+            place = visits.numbers % each
+            mine, kept = jax.tree.map(lambda leaf: leaf[place], (own[0], private))
+            records, num_records = shards.of_client(place)
             key = client.secret_key_of_visit(problem, own[1][0], group=index, client=visits.numbers)
             state = ClientState(kept)
             return client.respond(

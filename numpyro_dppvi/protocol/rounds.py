@@ -30,8 +30,8 @@ _CLIENTS_AT_ONCE = 16
 _FLOATS_OF_ONE = 2**14
 # A server that does algebra takes longer to compile than its clients do, and is hardly slower
 # without the compiler's optimisations, which clients need. As programs of their own the two compile
-# in half the time, and each turn takes about half a millisecond longer: not for many groups.
-_FEW_GROUPS = 32
+# in half the time, and each turn takes half a millisecond to one and a half longer: not for many.
+_FEW_GROUPS = 64
 
 
 class RoundState(NamedTuple):
@@ -306,9 +306,8 @@ def _of_records(problem: Problem, params: RoundParams, shards: Shards) -> Respon
     def respond(
         number: Array, state: ClientState, request: Request, secret_key: PRNGKey, noise: Any
     ) -> Outcome:
-        mine, records, num_records = jax.tree.map(
-            lambda leaf: leaf[number], (params.clients, dict(shards.records), shards.num_records)
-        )
+        mine = jax.tree.map(lambda leaf: leaf[number], params.clients)
+        records, num_records = shards.of_client(number)
         return client.respond(
             problem, mine, state, request, records, num_records, secret_key, noise
         )

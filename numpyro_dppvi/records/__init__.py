@@ -1,4 +1,4 @@
-"""Which client holds which record, and records as padded arrays with a leading client axis.
+"""Which client holds which record, and records in one array an argument.
 
 A `Partition` holds row numbers only. `split_evenly` and `Partition.from_labels` are for everyday
 use; `partition` simulates the unequal clients of the paper (Heikkilä et al. 2023, appendix

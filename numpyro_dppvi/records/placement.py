@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import PyTree
-from numpyro_dppvi.records.shards import Shards
+from numpyro_dppvi.records.shards import Shards, end_to_end
 
 AXIS = "clients"
 
@@ -21,14 +21,23 @@ class SpreadShards(NamedTuple):
     Sensitive: this is the data itself.
 
     Attributes:
-        records: Arrays of shape ``(num_places, capacity, ...)`` by name, over the devices.
-        num_records: Records of each client, shape ``(num_places,)``; 0 where there is no client.
+        shards: On each device, those of its clients. Of a place without a client there are 0
+            records.
         sizes: Records of the clients that there are; public.
     """
 
-    records: dict[str, jax.Array]
-    num_records: jax.Array
+    shards: Shards
     sizes: tuple[int, ...]
+
+    @property
+    def records(self) -> dict[str, jax.Array]:
+        """Arrays of shape ``(num_blocks, capacity, ...)`` by name, over the devices."""
+        return self.shards.records
+
+    @property
+    def num_records(self) -> jax.Array:
+        """Records of each client, shape ``(num_places,)``."""
+        return self.shards.num_records
 
     @property
     def mesh(self) -> Mesh:
@@ -67,8 +76,32 @@ def spread(shards: Shards) -> SpreadShards | Shards:
         return shards
     sizes = tuple(np.asarray(shards.num_records).tolist())
     mesh = Mesh(np.array(devices), (AXIS,))
-    records, num_records = on_devices(mesh, padded(mesh, tuple(shards)))
-    return SpreadShards(records, num_records, sizes)
+    if shards.starts is not None:
+        shards = _apart(shards, mesh.size)
+    return SpreadShards(on_devices(mesh, padded(mesh, shards)), sizes)
+
+
+def _apart(shards: Shards, num_devices: int) -> Shards:
+    """Records that lie end to end, so that each device's are in as many blocks of its own."""
+    assert shards.starts is not None
+    capacity, num_clients = shards.capacity, len(shards.num_records)
+    places = np.zeros((2, -(-num_clients // num_devices) * num_devices), np.int32)
+    places[:, :num_clients] = shards.num_records, shards.starts
+    sizes, starts = places.reshape(2, num_devices, -1)
+    found = [end_to_end(each, capacity) for each in sizes]
+    num_blocks = max(blocks for blocks, _ in found)
+    own = np.stack([mine for _, mine in found]).astype(np.int32)
+    first_rows = own + np.arange(num_devices)[:, None] * num_blocks * capacity
+
+    def moved(leaf: jax.Array) -> Any:
+        rows = np.asarray(leaf).reshape(-1, *leaf.shape[2:])
+        new = np.zeros((num_devices * num_blocks * capacity, *rows.shape[1:]), rows.dtype)
+        for to, start, size in zip(first_rows.flat, starts.flat, sizes.flat, strict=True):
+            new[to : to + size] = rows[start : start + size]
+        return new.reshape(-1, capacity, *rows.shape[1:])
+
+    records = {name: moved(leaf) for name, leaf in shards.records.items()}
+    return Shards(records, *map(jnp.asarray, (sizes.ravel(), own.ravel())))
 
 
 def _devices(num_clients: int) -> list[jax.Device]:

@@ -1,4 +1,4 @@
-"""Records of all clients as padded arrays with one leading client axis."""
+"""Records of all clients in one array per argument."""
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -13,43 +13,82 @@ from numpyro_dppvi._typing import Array
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.records.clients import Partition, names_of
 
+# Clients' records lie end to end if that takes less than this share of the memory.
+_WORTH_CLOSING_UP = 0.8
+
 
 class Shards(NamedTuple):
-    """Records of all clients, padded with zeros to the size of the largest client.
+    """Records of all clients, in blocks of as many rows as the largest client has.
+
+    Each client has a block of its own. Where much of these would be padding, clients' records lie
+    end to end instead, over as few blocks as hold them. :meth:`of_client` gives the same of both.
 
     Sensitive: this is the data itself.
 
     Attributes:
-        records: Arrays of shape `(num_clients, capacity, ...)` by name of the model's argument.
-            Rows from `num_records` on are padding, which `mask` marks.
+        records: Arrays of shape `(num_blocks, capacity, ...)` by name of the model's argument.
+            `mask` marks the rows that are records; the others are zeros.
         num_records: The (public) number of records of each client, int32, shape `(num_clients,)`.
+        starts: The row, counted over all blocks, where a client's records begin, likewise; `None`
+            where block m is client m's.
     """
 
     records: dict[str, jax.Array]
     num_records: jax.Array
+    starts: jax.Array | None = None
 
     @property
     def capacity(self) -> int:
-        """The number of rows that every client is padded to; works inside `vmap`."""
-        # Under vmap over clients, records and num_records have both lost the client axis, so the
-        # rows' axis is the number of axes that num_records has: 1 outside, 0 inside.
-        return int(next(iter(self.records.values())).shape[self.num_records.ndim])
+        """The number of rows of a block, and of the largest client."""
+        return int(next(iter(self.records.values())).shape[1])
 
     @property
     def mask(self) -> jax.Array:
-        """True where a row is a record, shape `(num_clients, capacity)`; works inside `vmap`."""
-        return _present(self.capacity, self.num_records)
+        """True where a row of a block is a record, shape `(num_blocks, capacity)`."""
+        num_blocks = int(next(iter(self.records.values())).shape[0])
+        return _present(num_blocks, self.capacity, self.num_records, self.starts is not None)
+
+    @property
+    def owners(self) -> npt.NDArray[Any]:
+        """The client whose record is in a row of a block, for each row or for each block."""
+        if self.starts is None:
+            return np.arange(len(self.num_records))[:, None]
+        owners = np.zeros(next(iter(self.records.values())).shape[:2], int)
+        order = np.argsort(np.asarray(self.starts))
+        in_order = np.repeat(order, np.asarray(self.num_records)[order])
+        owners.reshape(-1)[: len(in_order)] = in_order
+        return owners
+
+    def of_client(self, number: Array | int) -> tuple[dict[str, jax.Array], jax.Array]:
+        """One client's records, padded with zeros to the capacity, and how many they are."""
+        num_records = self.num_records[number]
+        if self.starts is None:
+            return {name: leaf[number] for name, leaf in self.records.items()}, num_records
+        start, is_mine = self.starts[number], jnp.arange(self.capacity) < num_records
+
+        def mine(leaf: Array) -> Array:
+            rows = leaf.reshape(-1, *leaf.shape[2:])
+            rows = jax.lax.dynamic_slice_in_dim(rows, start, self.capacity)
+            # Behind them lie other clients' records. They are replaced, here and nowhere else, and
+            # not multiplied by 0: 0 * inf would carry one into this client's gradients.
+            keep = is_mine.reshape(-1, *[1] * (rows.ndim - 1))
+            return jnp.where(keep, rows, jnp.zeros((), leaf.dtype))
+
+        return {name: mine(leaf) for name, leaf in self.records.items()}, num_records
 
 
-@compiled("capacity", quick=True)
-def _present(capacity: int, num_records: Array) -> Array:
-    return jnp.arange(capacity) < num_records[..., None]
+@compiled("num_blocks", "capacity", "end_to_end", quick=True)
+def _present(num_blocks: int, capacity: int, num_records: Array, end_to_end: bool) -> Array:
+    if not end_to_end:
+        return jnp.arange(capacity) < num_records[:, None]
+    rows = jnp.arange(num_blocks * capacity).reshape(num_blocks, capacity)
+    return rows < jnp.sum(num_records)
 
 
 def stack(
     data: Mapping[str, npt.ArrayLike], partition: Partition, missing: Collection[str] = ()
 ) -> Shards:
-    """Stack pooled data into one padded array per name, client by client.
+    """Stack pooled data into one array per name, client by client.
 
     Args:
         data: Arrays by name, with one row per record on the leading axis, `(num_rows, ...)`.
@@ -78,7 +117,7 @@ def stack(
             f"counted from 0: build the partition for {num_rows} rows."
         )
     parts = [{name: array[rows] for name, array in arrays.items()} for rows in partition.rows]
-    return _pad(parts, missing)
+    return _laid_out(parts, missing)
 
 
 def stack_clients(
@@ -122,7 +161,7 @@ def stack_clients(
     ]
     for client, arrays in zip(called, clients, strict=True):
         _check_like_first(client, arrays, called[0], clients[0])
-    return _pad(clients, missing)
+    return _laid_out(clients, missing)
 
 
 def record_arrays(
@@ -335,21 +374,48 @@ def _check_like_first(
             )
 
 
-def _pad(clients: Sequence[Mapping[str, npt.NDArray[Any]]], missing: Collection[str]) -> Shards:
-    """Copy every client's arrays into one array per name, padded with zeros."""
-    sizes = [len(next(iter(arrays.values()))) for arrays in clients]
+def end_to_end(sizes: npt.NDArray[Any], capacity: int) -> tuple[int, npt.NDArray[Any]]:
+    """How many blocks hold all clients' records, and the row where each client's begin.
+
+    Args:
+        sizes: Records of each client.
+        capacity: Rows of a block, at least the largest size.
+    """
+    # The largest client comes last, so that from any client's first row on there is a whole block:
+    # a slice that would end behind the last row is moved, and would be another client's.
+    last = int(np.argmax(sizes))
+    order = np.r_[:last, last + 1 : len(sizes), last]
+    starts = np.zeros(len(sizes), int)
+    starts[order[1:]] = np.cumsum(sizes[order])[:-1]
+    return -(-(int(starts[last]) + capacity) // capacity), starts
+
+
+def _laid_out(
+    clients: Sequence[Mapping[str, npt.NDArray[Any]]], missing: Collection[str]
+) -> Shards:
+    """Copies every client's arrays into one array per name, with zeros where there are none."""
+    sizes = np.array([len(next(iter(arrays.values()))) for arrays in clients])
     # Zeros are a record like any other to a model: what keeps them out is the mask alone.
-    capacity = max(sizes)
+    capacity = int(sizes.max())
+    num_blocks, starts = end_to_end(sizes, capacity)
+    close = num_blocks < _WORTH_CLOSING_UP * len(clients)
+    if not close:
+        num_blocks, starts = len(clients), np.arange(len(clients)) * capacity
     records = {}
     for name, example in clients[0].items():
         # One array for all clients has one dtype: integers at one and floats at another become
         # floats.
         dtype = np.result_type(*(arrays[name].dtype for arrays in clients))
-        padded = np.zeros((len(clients), capacity, *example.shape[1:]), dtype)
-        for client, arrays in enumerate(clients):
-            padded[client, : sizes[client]] = arrays[name]
+        rows = np.zeros((num_blocks * capacity, *example.shape[1:]), dtype)
+        for start, size, arrays in zip(starts, sizes, clients, strict=True):
+            rows[start : start + size] = arrays[name]
         # Promotion may give a third dtype that JAX cannot hold.
         held = _held_dtype(dtype, name)
+        blocks = rows.reshape(num_blocks, capacity, *example.shape[1:])
         # Without a dtype, JAX compiles a copy.
-        records[name] = jnp.asarray(_held(padded, held, repr(name), name in missing), held)
-    return Shards(records, jnp.asarray(np.asarray(sizes, np.int32), jnp.int32))
+        records[name] = jnp.asarray(_held(blocks, held, repr(name), name in missing), held)
+    return Shards(records, _int32(sizes), _int32(starts) if close else None)
+
+
+def _int32(numbers: npt.NDArray[Any]) -> jax.Array:
+    return jnp.asarray(numbers.astype(np.int32), jnp.int32)

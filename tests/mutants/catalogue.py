@@ -43,6 +43,7 @@ CONCENTRATED = _of("tests/privacy", "concentrated")
 CONTINUED = _of("tests", "continued")
 COUNTED = _of("tests", "counted_twice")
 DISCRETE = _of("tests/privacy", "discrete_noise")
+END_TO_END = _of("tests", "end_to_end")
 EXACT = _of("tests/privacy", "exact")
 FISHER = _of("tests", "fisher_scoring")
 GATEWAY = _of("tests/silo", "gateway")
@@ -87,7 +88,7 @@ _NOISE = (
         "scores, of rows that do not count",
         "mask = jnp.arange(capacity) < self.num_records",
         "mask = jnp.arange(capacity) < capacity",
-        (f"{HOSTILE}test_padding_reaches_nothing[1e+30-scores]",),
+        (f"{HOSTILE}test_padding_reaches_nothing[scores]",),
     ),
     Mutant(
         "noise on changes, a fifth too little",
@@ -962,6 +963,24 @@ _ROWS = (
         (
             f"{METHODS}test_in_a_conjugate_family_the_number_of_shards_does_not_matter[VirtualClients-num_shards2]",
         ),
+    ),
+    Mutant(
+        "other clients' records, which lie behind a client's own",
+        "return jnp.where(keep, rows, jnp.zeros((), leaf.dtype))",
+        "return rows",
+        (f"{END_TO_END}test_every_client_has_its_own_records_and_zeros[sizes0]",),
+    ),
+    Mutant(
+        "other clients' records, multiplied by zero",
+        "return jnp.where(keep, rows, jnp.zeros((), leaf.dtype))",
+        "return rows * keep.astype(leaf.dtype)",
+        (f"{END_TO_END}test_every_client_has_its_own_records_and_zeros[sizes0]",),
+    ),
+    Mutant(
+        "slices of records that end behind the last row, and are moved",
+        "order = np.r_[:last, last + 1 : len(sizes), last]",
+        "order = np.arange(len(sizes))",
+        (f"{END_TO_END}test_every_client_has_its_own_records_and_zeros[sizes0]",),
     ),
     Mutant(
         "rows past a shard's end, taken from the client's last record",
