@@ -195,20 +195,19 @@ class FisherScoring(values.Usual):
         """What a group's releases say, in factors that know their noise."""
         entries = entering.of(received.space, received.family)
         if len(entries) == received.family.members[0][1].size:
-            return self._take(received, releases, memory, places)
+            return self._take(received, releases, memory)
         alone = entering.received(received, entries)
-        found, memory = self._take(alone, releases, memory, places)
+        found, memory = self._take(alone, releases, memory)
         whole = entering.whole(received.family, found, entries)
         return factors.divide(whole, received.factor), memory
 
     def _take(
-        self, received: Received, releases: PyTree, memory: Memory, places: Array
+        self, received: Received, releases: PyTree, memory: Memory
     ) -> tuple[Natural, Memory]:
         return noisy_scores.take(
             received,
             releases,
             memory,
-            places,
             centred=self._centred_var(received.space),
             noise_aware=self.noise_aware,
         )

@@ -31,7 +31,7 @@ from numpyro_dppvi.methods import differences, pull, ratios, secant
 from numpyro_dppvi.methods.differences import Differences
 from numpyro_dppvi.methods.pull import Pull
 from numpyro_dppvi.methods.ratios import Look, Ratios
-from numpyro_dppvi.methods.visits import Received
+from numpyro_dppvi.methods.visits import ByClient, Received
 
 # Bins of the scale histograms: powers of two of a record's root information, in prior units.
 LOWEST, BINS = -20, ratios.BINS
@@ -123,6 +123,42 @@ class Waiting(NamedTuple):
     noisy: Array
 
 
+class Own(NamedTuple):
+    """What is remembered of each client, on a leading axis.
+
+    Where it is kept, ``score`` and ``score_known`` are as of the client's last visit, in units of
+    :class:`Moves`, so that a visit costs as much however many clients there are: see
+    :func:`_kept`. Within :func:`take` they are at ``Memory.loc``.
+
+    Attributes:
+        visits: How often it was visited.
+        records: How many records it has, once it was visited.
+        score: Sum of its scores over the level, shape ``(d,)``.
+        score_known: The inverse of its covariance, shape ``(d, d)``.
+        error: ``Moves.error`` at its last visit.
+    """
+
+    visits: Array
+    records: Array
+    score: Array
+    score_known: Array
+    error: Array
+
+
+class Moves(NamedTuple):
+    """What has become of all clients' scores since the run began, in one sum for all.
+
+    Attributes:
+        unit: By what scores were multiplied, because the level that they are over has changed.
+        way: By how much a record's score has fallen, in this unit, shape ``(d,)``.
+        error: Covariance of its error, in this unit squared, shape ``(d, d)``.
+    """
+
+    unit: Array
+    way: Array
+    error: Array
+
+
 class Memory(NamedTuple):
     """What the server remembers; everything was released. In prior units, but for ``loc``.
 
@@ -144,10 +180,9 @@ class Memory(NamedTuple):
         counts_var: Variance of their noise.
         counted: Records in them.
         ratios: What is known of columns far from zero.
-        visits: How often each client was visited, shape ``(num_factors,)``.
-        records: How many records each client has, once it was visited.
-        score: Sum of each client's scores at ``loc`` over the level, shape ``(num_factors, d)``.
-        score_known: The inverse of its covariance, shape ``(num_factors, d, d)``.
+        most_visits: How often the client was visited that was visited most.
+        clients: What is remembered of each; in :func:`take`, of those who were visited alone.
+        moves: What has become of all clients' scores.
         pull: Whether the last rounds' scores still point one way.
         round: The scores of the last round, if all clients were asked at one location.
         waiting: Releases since the server moved.
@@ -169,14 +204,22 @@ class Memory(NamedTuple):
     counts_var: Array
     counted: Array
     ratios: Ratios
-    visits: Array
-    records: Array
-    score: Array
-    score_known: Array
+    most_visits: Array
+    clients: ByClient[Own]
+    moves: Moves
     pull: Pull
     round: secant.Round
     waiting: Waiting
     differences: Differences
+
+    @property
+    def own(self) -> Own:
+        """What is remembered of each client."""
+        return self.clients.rows
+
+    def with_own(self, **changes: Array) -> "Memory":
+        """With something else remembered of them."""
+        return self._replace(clients=ByClient(self.own._replace(**changes)))
 
 
 class _White(NamedTuple):
@@ -231,10 +274,17 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         counts_var=zero,
         counted=zero,
         ratios=ratios.nothing(size),
-        visits=jnp.zeros(num_factors),
-        records=jnp.zeros(num_factors),
-        score=jnp.zeros((num_factors, size)),
-        score_known=jnp.zeros((num_factors, size, size)),
+        most_visits=zero,
+        clients=ByClient(
+            Own(
+                visits=jnp.zeros(num_factors),
+                records=jnp.zeros(num_factors),
+                score=jnp.zeros((num_factors, size)),
+                score_known=jnp.zeros((num_factors, size, size)),
+                error=jnp.zeros((num_factors, size, size)),
+            )
+        ),
+        moves=Moves(one, jnp.zeros(size), square),
         pull=pull.nothing(size),
         round=secant.nothing(size),
         waiting=_nobody(size),
@@ -262,7 +312,7 @@ def _nobody(size: int) -> Waiting:
 @in_own_precision
 def told(memory: Memory, place: Array | int) -> Told:
     """Where to take scores, in which coordinates, and how to share out the release."""
-    visits = memory.visits[place]
+    visits = memory.own.visits[place]
     look = _look(memory, visits)
     first = (visits == 0) & ~_any_shape(memory)
     info = jnp.maximum(_INFO_SHARES[2], _INFO_SHARES[0] * _INFO_SHARES[1] ** visits)
@@ -294,7 +344,7 @@ def _look(memory: Memory, visits: Array) -> Look:
     begins = (visits == known.stage + 1) & (known.stage < 2)
     which = [begins & (known.stage == 0), begins & (known.stage == 1), visits == known.stage]
     # Who joins late does not look: what is known of the shape by then would be lost.
-    which = [each & (visits > 0) & (jnp.max(memory.visits) <= visits + 1) for each in which]
+    which = [each & (visits > 0) & (memory.most_visits <= visits + 1) for each in which]
     return jax.tree.map(lambda *leaves: jnp.select(which, leaves, 0.0), *looks)
 
 
@@ -303,7 +353,6 @@ def take(
     received: Received,
     released: PyTree,
     memory: Memory,
-    places: Array,
     *,
     centred: float,
     noise_aware: bool = True,
@@ -313,13 +362,13 @@ def take(
     Args:
         received: What the server knows of the visits.
         released: What the group released.
-        memory: What is remembered.
-        places: The group's clients.
+        memory: What is remembered; of clients, those of the group.
         centred: Variance of a score by the outcomes drawn to centre it, over its information.
         noise_aware: Whether factors know the noise of the releases, or else are made as if there
             were none.
     """
-    said = jax.vmap(told, (None, 0))(memory, places)
+    said = jax.vmap(told, (None, 0))(memory, jnp.arange(received.num_records.size))
+    memory = _found(received, memory, _told_axes(memory, said))
     roots = jnp.sqrt(said.shares)
     scored = said.shares[:, 0] > 0
 
@@ -328,18 +377,16 @@ def take(
         by = jnp.where(root > 0, scale / jnp.where(root > 0, root, 1), 0)
         return sums * by.reshape(-1, *[1] * (sums.ndim - 1)), received.noise_std * by
 
-    memory = _counted(received, released, memory, said, places, part, scored)
+    memory = _counted(received, released, memory, said, part, scored)
     any_scored = jnp.any(scored)
     memory = _where(any_scored, _waiting(received, released, memory, said, part, scored), memory)
     # Where clients differ, the server learns and moves once all were asked.
     everybody = memory.waiting.records > 0.999 * received.total_records
     moves = any_scored & (everybody | ~_waits(received, memory))
     memory = _where(moves, _learnt(received, memory, said, centred), memory)
-    memory = _where(
-        any_scored, _scored(received, released, memory, said, places, part, scored), memory
-    )
-    change, loc = _factors(received, memory, places, noise_aware)
-    return change, _moved(memory, jnp.where(moves, loc, memory.loc))
+    memory = _where(any_scored, _scored(received, released, memory, said, part, scored), memory)
+    change, loc = _factors(received, memory, noise_aware)
+    return change, _moved(_kept(memory), jnp.where(moves, loc, memory.loc))
 
 
 @in_own_precision
@@ -349,7 +396,7 @@ def widened(memory: Memory, q: Natural) -> Array:
     Without noise the precision in prior units would be about 1 + N level J.
     """
     ((_, natural),) = q.items()
-    precision = jnp.eye(memory.loc.size) + jnp.sum(memory.records) * memory.level * memory.shape
+    precision = jnp.eye(memory.loc.size) + jnp.sum(memory.own.records) * memory.level * memory.shape
     without = memory.prior_sd**2 * jnp.diagonal(jnp.linalg.inv(precision))
     variances = jnp.diagonal(jnp.linalg.inv(-2 * unpack(natural.quadratic)))
     return jnp.median(jnp.sqrt(variances / without))
@@ -365,14 +412,14 @@ def _told_axes(memory: Memory, said: Told) -> _White:
     return _White(white, jnp.linalg.inv(white))
 
 
-def _partial(received: Received, memory: Memory) -> bool:
+def _partial(received: Received) -> bool:
     """Whether not all clients are visited at once."""
-    return received.num_records.size < memory.visits.size
+    return received.num_records.size < received.num_factors
 
 
 def _waits(received: Received, memory: Memory) -> Array:
     """Whether the server moves only once all clients were asked."""
-    return _partial(received, memory) & differences.large(memory.differences, memory.loc.size)
+    return _partial(received) & differences.large(memory.differences, memory.loc.size)
 
 
 def _counted(
@@ -380,7 +427,6 @@ def _counted(
     released: PyTree,
     memory: Memory,
     said: Told,
-    places: Array,
     part: _Part,
     scored: Array,
 ) -> Memory:
@@ -394,20 +440,23 @@ def _counted(
         counts=memory.counts + jnp.sum(jnp.where(first[:, None, None], counts, 0), axis=0),
         counts_var=memory.counts_var + jnp.sum(jnp.where(first, std**2, 0)),
         counted=memory.counted + jnp.sum(jnp.where(first, received.num_records, 0)),
-        ratios=_looked(received, memory, said, places, counts, std),
-        visits=memory.visits.at[places].add(1.0),
-        records=memory.records.at[places].set(received.num_records),
+        ratios=_looked(received, memory, said, counts, std),
+    )
+    visits = memory.own.visits + 1.0
+    memory = memory._replace(most_visits=jnp.maximum(memory.most_visits, jnp.max(visits)))
+    memory = memory.with_own(
+        visits=visits, records=received.num_records.astype(memory.own.records.dtype)
     )
     scales = jnp.diag(_scales(memory))
     return memory._replace(shape=jnp.where(_any_shape(memory), memory.shape, scales))
 
 
 def _looked(
-    received: Received, memory: Memory, said: Told, places: Array, counts: Array, std: Array
+    received: Received, memory: Memory, said: Told, counts: Array, std: Array
 ) -> Ratios:
     """What is known of columns far from zero after visits that looked for them."""
     known = memory.ratios
-    stages = jnp.where(jnp.any(said.look.step > 0, axis=1), memory.visits[places], 0)
+    stages = jnp.where(jnp.any(said.look.step > 0, axis=1), memory.own.visits, 0)
     stage = jnp.maximum(jnp.max(stages), known.stage)
     # A new look begins with empty histograms, and keeps what the one before has found.
     new, mine = stage > known.stage, (stages == stage) & (stages > 0)
@@ -474,7 +523,7 @@ def _waiting(
         noisy=jnp.sum(received.noise_std * clip / spread),
     )
     # Observed information changes wildly on the way: it would tell of differences where none are.
-    if _partial(received, memory) and received.space.can_draw:
+    if _partial(received) and received.space.can_draw:
         differ = _differences(received, memory, _told_axes(memory, said), fresh)
         memory = memory._replace(differences=differ)
     return memory._replace(waiting=jax.tree.map(jnp.add, memory.waiting, fresh))
@@ -505,7 +554,6 @@ def _scored(
     released: PyTree,
     memory: Memory,
     said: Told,
-    places: Array,
     part: _Part,
     scored: Array,
 ) -> Memory:
@@ -523,16 +571,13 @@ def _scored(
         received.total_records,
         level,
     )
-    before, score = axes.known(memory.score_known[places]), memory.score[places] @ axes.white
+    before, score = axes.known(memory.own.score_known), memory.own.score @ axes.white
     after = before + fresh[:, None, None] * jnp.eye(len(memory.loc))
     sums = jnp.einsum("mij,mj->mi", before, score) + fresh[:, None] * sums / level
     mean = jnp.linalg.solve(after + 1e-12 * jnp.eye(len(memory.loc)), sums[..., None])[..., 0]
     score = jnp.where(scored[:, None], mean, score)
-    return memory._replace(
-        score=memory.score.at[places].set(score @ axes.back),
-        score_known=memory.score_known.at[places].set(axes.unknown(after)),
-        pull=pulled,
-    )
+    memory = memory._replace(pull=pulled)
+    return memory.with_own(score=score @ axes.back, score_known=axes.unknown(after))
 
 
 def _average(received: Received, memory: Memory, axes: _White) -> tuple[Memory, Array, Array]:
@@ -548,12 +593,12 @@ def _average(received: Received, memory: Memory, axes: _White) -> tuple[Memory, 
 def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
     """The error of an entry of the information a record, by the releases in a sum."""
     squared = waiting.information_var / jnp.maximum(waiting.records, 1) ** 2
-    if _partial(received, memory):
+    if _partial(received):
         squared = squared + _ONE**2
     if not received.space.can_draw:
         # Where records are unlikely, observed curvature nearly vanishes on one side and is huge on
         # the other. Newton's steps that believe it to the last digit are thrown far away.
-        squared = squared + (_ROUGH[0] * _ROUGH[1] ** jnp.max(memory.visits)) ** 2
+        squared = squared + (_ROUGH[0] * _ROUGH[1] ** memory.most_visits) ** 2
     return jnp.sqrt(squared)
 
 
@@ -731,12 +776,10 @@ def _shape_seen(
     # were divided by the wrong number.
     left = gain * noise
     wrong = (memory.level / level) ** (left / jnp.maximum(left + drift, 1e-12))
+    unit = memory.moves.unit * wrong
     memory = memory._replace(
-        level=level,
-        level_var=left,
-        score=memory.score * wrong,
-        score_known=memory.score_known / wrong**2,
-    )
+        level=level, level_var=left, moves=memory.moves._replace(unit=unit)
+    ).with_own(score=memory.own.score * wrong, score_known=memory.own.score_known / wrong**2)
     error = jnp.maximum(error / level, 1e-6)
     old = p[:, None] * p
     seen = (old * seen + now / level / error**2) / (old + error**-2)
@@ -828,20 +871,45 @@ def _proper(shape: Array) -> Array:
     return (vectors * jnp.maximum(values, 0.02)) @ vectors.T
 
 
-def _error(memory: Memory, axes: _White, way: Array, num_records: Array) -> Array:
-    """Covariance of a score's error by linear extrapolation over ways, in ``axes``.
-
-    The ways have a leading axis or none. All clients' errors are alike and do not average out: each
-    counts as if it were theirs all.
-    """
+def _error(memory: Memory, axes: _White, way: Array) -> Array:
+    """Covariance of the error of one record's score by extrapolation over a way, in ``axes``."""
     p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
     noise = (turn / jnp.maximum(p, 1e-6)) @ turn.T
     way = way @ axes.back.T
     squared = jnp.sum(way**2)
     unsure = _UNSURE**2 + _LEVEL_DOUBT * memory.level_var
     alike = _CURVATURE * squared**2 / 2 + unsure * squared
-    one = alike * jnp.eye(way.size) + (way @ noise @ way) * noise
-    return memory.visits.size * num_records[:, None, None] ** 2 * one
+    return alike * jnp.eye(way.size) + (way @ noise @ way) * noise
+
+
+def _weights(received: Received) -> Array:
+    """What the error of one record's score counts in those of the clients', on two more axes.
+
+    All clients' errors are alike and do not average out: each counts as if it were theirs all.
+    """
+    return received.num_factors * received.num_records[:, None, None] ** 2
+
+
+def _found(received: Received, memory: Memory, axes: _White) -> Memory:
+    """Scores of clients at ``memory.loc``, as far as they are known, from where they are kept."""
+    (unit, way, _), own = memory.moves, memory.own
+    error = _weights(received) * axes.information(memory.moves.error - own.error)
+    # (K^-1 + E)^-1 = (1 + K E)^-1 K, which K = 0 leaves at 0.
+    known = axes.known(own.score_known)
+    known = _symmetric(jnp.linalg.solve(jnp.eye(way.size) + known @ error, known))
+    told_something = jnp.any(own.score_known != 0, axis=(1, 2))
+    score = jnp.where(told_something[:, None], own.score - own.records[:, None] * way, 0)
+    return memory.with_own(score=unit * score, score_known=axes.unknown(known) / unit**2)
+
+
+def _kept(memory: Memory) -> Memory:
+    """The inverse of :func:`_found`: scores and what is known of them as they are kept."""
+    (unit, way, error), own = memory.moves, memory.own
+    return memory.with_own(
+        score=own.score / unit + own.records[:, None] * way,
+        score_known=own.score_known * unit**2,
+        error=jnp.broadcast_to(error, own.error.shape),
+    )
 
 
 def _moved(memory: Memory, loc: Array) -> Memory:
@@ -853,22 +921,20 @@ def _moved(memory: Memory, loc: Array) -> Memory:
     p = jnp.maximum(p, 0)
     moved = memory.level * jnp.sum((axes.back @ way) ** 2)
     p = p / jnp.sqrt(1 + p**2 * _SHAPE_DRIFT * moved / size)
-    # (K^-1 + E)^-1 = (1 + K E)^-1 K, which K = 0 leaves at 0.
-    known = axes.known(memory.score_known)
-    error = _error(memory, axes, way, memory.records)
-    known = _symmetric(jnp.linalg.solve(jnp.eye(size) + known @ error, known))
-    score = memory.score - memory.records[:, None] * (memory.shape @ way)
-    told_something = jnp.any(memory.score_known != 0, axis=(1, 2))
+    before = memory.moves
+    error = axes.outside(_error(memory, axes, way))
     return memory._replace(
         loc=loc,
         shape_known=axes.unknown((turn * p) @ turn.T),
-        score=jnp.where(told_something[:, None], score, 0),
-        score_known=axes.unknown(known),
+        moves=before._replace(
+            way=before.way + memory.shape @ way / before.unit,
+            error=before.error + error / before.unit**2,
+        ),
     )
 
 
 def _factors(
-    received: Received, memory: Memory, places: Array, noise_aware: bool
+    received: Received, memory: Memory, noise_aware: bool
 ) -> tuple[Natural, Array]:
     """Changes of the visited clients' factors, and where scores are to be taken next."""
     ((name, _),) = received.family.members
@@ -880,13 +946,13 @@ def _factors(
     p = jnp.maximum(p, 1e-9)
     sure = (turn * (p / (p + math.sqrt(size)))) @ turn.T
     half = (turn * (p / jnp.sqrt(p**2 + size))) @ turn.T
-    known = axes.known(memory.score_known[places])
+    known = axes.known(memory.own.score_known)
     here, waits = memory.loc / sd, _waits(received, memory)
     responses, ways = _responses(memory, axes)
     responses = jnp.where(noise_aware, responses, 1)
     response = (ways * responses) @ ways.T
     # Each client's own maximum, by one Newton step.
-    own = memory.score[places] @ axes.white / num_records[:, None]
+    own = memory.own.score @ axes.white / num_records[:, None]
     own = here + own @ (ways / responses) @ ways.T @ axes.white.T
 
     def naturals(middle: Array) -> NormalNatural:
@@ -896,12 +962,12 @@ def _factors(
         # error V, and with K = V^-1 the middle is (1 + K n R / level)^-1 K.
         # As long as the server waits, scores stay where they are.
         way = jnp.where(waits, 0, middle - here)
-        error = _error(memory, axes, way, num_records)
+        error = _weights(received) * _error(memory, axes, way)
         slope = num_records[:, None, None] * response
         amount = jnp.linalg.solve(jnp.eye(size) + known @ (slope / memory.level + error), known)
         amount = half @ slope @ _symmetric(amount) @ slope @ half
         if not noise_aware:  # the limit of the same without noise, A, once there are scores
-            scored = jnp.any(memory.score_known[places] != 0, axis=(1, 2))
+            scored = jnp.any(memory.own.score_known != 0, axis=(1, 2))
             exact = jnp.where(scored, num_records * memory.level, 0)
             amount = exact[:, None, None] * jnp.eye(size)
         precision = axes.outside(amount) / (sd[:, None] * sd)

@@ -7,7 +7,7 @@ events the ledger was charged with beforehand.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +99,23 @@ class Outcome(NamedTuple):
     failed: Array
 
 
+_Rows = TypeVar("_Rows", bound=tuple[Any, ...])
+
+
+class ByClient(NamedTuple, Generic[_Rows]):
+    """What a method's server remembers of each client, marked as such.
+
+    Of these parts of its memory, a method's ``take`` is given the rows of the clients who were
+    visited, in their order, and returns what to put in their place: the others are neither read
+    nor copied, so that a visit costs as much however many clients there are.
+
+    Attributes:
+        rows: Arrays on a leading axis, those of all clients or of a group.
+    """
+
+    rows: _Rows
+
+
 class Received(NamedTuple):
     """What the server knows when it takes a release. No record is behind it but in releases.
 
@@ -110,6 +127,7 @@ class Received(NamedTuple):
         noise_std: Noise on every entry of each release.
         num_records: Records behind each release.
         total_records: All clients' records.
+        num_factors: How many factors there are: the clients, or 1 with a trusted aggregator.
         learning_rate: For Adam, where the method names no optimiser.
         rng_key: Key for draws of the latents, no secret.
         prior_loss: The loss without any record, as a function of that key and the coordinates.
@@ -122,6 +140,7 @@ class Received(NamedTuple):
     noise_std: Array
     num_records: Array
     total_records: Array
+    num_factors: int
     learning_rate: Array
     rng_key: PRNGKey
     prior_loss: Callable[[PRNGKey, Coordinates], Array]

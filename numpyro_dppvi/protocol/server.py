@@ -1,7 +1,7 @@
 """What the server does: ask, take what is released, merge, refine the prior. Sees no record."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from numpyro_dppvi.families import LocationScaleFamily, MeanField, factors, prec
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.guides import PriorFactor
 from numpyro_dppvi.methods import local_solve, objective
-from numpyro_dppvi.methods.visits import Received
+from numpyro_dppvi.methods.visits import ByClient, Received
 from numpyro_dppvi.protocol.messages import Answer, Release, Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
 
@@ -268,11 +268,13 @@ def take(
         noise_std=noise_std,
         num_records=num_records,
         total_records=jnp.sum(each.num_records),
+        num_factors=jax.tree.leaves(state.factors)[0].shape[0],
         learning_rate=params.learning_rate,
         rng_key=rng_key,
         prior_loss=prior_loss,
     )
-    changes, remembered = method.take(received, value, state.memory, targets)
+    of_group = _of_group(state.memory, targets)
+    changes, remembered = method.take(received, value, of_group, targets)
     # Noise that is part of a factor may have to be repaired. Factors that the server makes of sums
     # are proper by themselves, but for rounding: repaired, their least eigenvalues would be lost
     # among the largest, which in raw units are 1e8 times as large.
@@ -292,11 +294,40 @@ def take(
         whole=solver.repaired_whole(problem.family, problem.refined),
     )
     # What was refused did not happen: a step that is taken back leaves no momentum, either.
-    remembered = factors.select(info.rejected, state.memory, remembered)
-    after = state._replace(factors=merged, memory=remembered)
+    remembered = factors.select(info.rejected, of_group, remembered)
+    memory = _with_group(state.memory, targets, remembered)
+    after = state._replace(factors=merged, memory=memory)
     # Clients' private factors follow by as much, or they would hold changes that are not in q.
     share = jnp.where(info.rejected, 0.0, params.damping)
     return after, Answer(share, from_totals(state.prior, totals)), info
+
+
+def _of_group(memory: PyTree, places: Array) -> PyTree:
+    """What is remembered, and of each client only for some."""
+
+    def of(part: Any) -> Any:
+        if not isinstance(part, ByClient):
+            return part
+        return jax.tree.map(lambda leaf: leaf[places], part)
+
+    return jax.tree.map(of, memory, is_leaf=_is_by_client)
+
+
+def _with_group(memory: PyTree, places: Array, group: PyTree) -> PyTree:
+    """What is remembered, where :func:`_of_group` of it has become something else."""
+
+    # Written once, in place: a copy of what is remembered of all clients would cost more than a
+    # visit.
+    def put(before: Any, now: Any) -> Any:
+        if not isinstance(before, ByClient):
+            return now
+        return jax.tree.map(lambda leaf, rows: leaf.at[places].set(rows), before, now)
+
+    return jax.tree.map(put, memory, group, is_leaf=_is_by_client)
+
+
+def _is_by_client(part: Any) -> bool:
+    return isinstance(part, ByClient)
 
 
 def _left_out(params: RoundParams, state: ServerState) -> Natural:
