@@ -94,5 +94,27 @@ class LayerProduct(NamedTuple):
         return self.left[..., :, None] * sums
 
 
-Product: TypeAlias = RowProduct | LowerProduct | LayerProduct
+class Hits(NamedTuple):
+    """Rows that are zero but for one entry at the most, which need not be laid out.
+
+    Attributes:
+        weights: The entries, shape ``(...)``.
+        places: Where they are, shape ``(..., k)``; what is in no bin is nowhere.
+        bins: The numbers from 0 to n - 1, shape ``(..., n)``.
+        asked: 1 if there are any, or 0: public, and then nothing is added up.
+    """
+
+    weights: Array
+    places: Array
+    bins: Array
+    asked: Array
+
+    def laid_out(self) -> Array:
+        """The entries, shape ``(..., k, n)``."""
+        hit = self.places[..., :, None] == self.bins[..., None, :]
+        hit = hit & (self.asked > 0)[..., None, None]
+        return jnp.where(hit, self.weights[..., None, None], 0)
+
+
+Product: TypeAlias = RowProduct | LowerProduct | LayerProduct | Hits
 """What stands in the place of an array that need not be laid out."""

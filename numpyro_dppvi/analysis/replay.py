@@ -211,7 +211,11 @@ class _OfFactor(NamedTuple):
         return add_noise(keys[1].noise, exact, self.noise_std)
 
     def released_sum(
-        self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
+        self,
+        contribution: Callable[..., PyTree],
+        floats: int,
+        secret_key: PRNGKey,
+        asked: PyTree | None = None,
     ) -> PyTree:
         """A factor has no records whose contributions could be added up."""
         raise TypeError("a factor has no records.")

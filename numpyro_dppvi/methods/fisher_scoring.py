@@ -43,7 +43,7 @@ import optax
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 from numpyro_dppvi import _validate
-from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey, PyTree
+from numpyro_dppvi._typing import Array, Hits, Model, Natural, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import FullNormal, MeanField, factors
 from numpyro_dppvi.families.compiled import compiled
@@ -56,7 +56,7 @@ from numpyro_dppvi.methods.noisy_scores import Memory, Told
 from numpyro_dppvi.methods.objective import Automatic
 from numpyro_dppvi.methods.values import Aggregator, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
-from numpyro_dppvi.privacy import FullBatch, PrivacyPlan
+from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, arithmetic
 
 _NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cannot be drawn
 
@@ -176,7 +176,9 @@ class FisherScoring(values.Usual):
 
         # The scores of all outcomes, and an information matrix.
         floats = (self.num_replicates + 1) * told.loc.size + told.loc.size**2
-        released = likelihood.released_sum(contribution, floats, visit.secret_key)
+        # Histograms are asked for at a client's first visits alone, and take most of the time.
+        asked = {"score": None, "information": None, "clipped": None, "scales": told.shares[3] > 0}
+        released = likelihood.released_sum(contribution, floats, visit.secret_key, asked)
         return Outcome(released, None, jnp.zeros((), bool))
 
     def memory(self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int) -> Memory:
@@ -358,12 +360,12 @@ def _contribution(
         "score": roots[0] / told.clip * score,
         "information": roots[1] / told.info_clip * pack(info),
         "clipped": roots[2] / np.sqrt(3) * (2.0 * flags - 1),
-        "scales": roots[3] * _hits(told, scales, scores).astype(score.dtype),
+        "scales": _hits(told, scales, scores),
     }
 
 
-def _hits(told: Told, scales: Array, scores: Array) -> Array:
-    """A record's entries in histograms of scales or of ratios, joint norm at most 1.
+def _hits(told: Told, scales: Array, scores: Array) -> Hits:
+    """A record's entries in histograms of scales or of ratios, joint norm at most the share's root.
 
     Args:
         told: What the server said.
@@ -373,13 +375,21 @@ def _hits(told: Told, scales: Array, scores: Array) -> Array:
     octave = jnp.clip(jnp.floor(jnp.log2(scales)) - noisy_scores.LOWEST, 0, noisy_scores.BINS - 1)
     # -1 is in no bin: a record without a scale (zero, or NaN) is in no histogram.
     octave = jnp.where(scales > 0, octave, -1)
-    looking = jnp.any(told.look.step > 0)
+    looking, share = jnp.any(told.look.step > 0), told.shares[3]
     # Sorted only at visits that look: it takes a quarter of all that a record's part does.
     place: Array = jax.lax.cond(
-        looking, lambda: ratios.place(told.look, scores), lambda: octave.astype(scores.dtype)
+        arithmetic.anyone(looking),
+        lambda: ratios.place(told.look, scores),
+        lambda: octave.astype(scores.dtype),
     )
+    place = jnp.where(looking, place, octave)
     # A record is in at most one bin of each of ``number`` histograms: so many ones, of norm
     # sqrt(number).
     number = jnp.where(looking, jnp.sum(told.look.step > 0), scales.size)
-    hit = place[:, None] == jnp.arange(noisy_scores.BINS)
-    return hit / jnp.sqrt(jnp.maximum(number, 1))
+    weight = jnp.sqrt(share) / jnp.sqrt(jnp.maximum(number, 1))
+    return Hits(
+        weight.astype(place.dtype),
+        place,
+        jnp.arange(noisy_scores.BINS, dtype=place.dtype),
+        jnp.where(share > 0, 1.0, 0.0).astype(place.dtype),
+    )

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, Coordinates, Gradient, Natural, PRNGKey, PyTree
+from numpyro_dppvi._typing import Array, Coordinates, Gradient, Hits, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import objective, record_gradients
@@ -168,7 +168,11 @@ class Likelihood(Protocol):
         """
 
     def released_sum(
-        self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
+        self,
+        contribution: Callable[..., PyTree],
+        floats: int,
+        secret_key: PRNGKey,
+        asked: PyTree | None = None,
     ) -> PyTree:
         """The noisy sum over all records of what each contributes, clipped.
 
@@ -176,6 +180,7 @@ class Likelihood(Protocol):
             contribution: A function of the model, a row and a key of its own.
             floats: Size of what it needs in memory.
             secret_key: The visit's secret key.
+            asked: Which parts of it are asked for, as of ``privacy.add_noise``.
         """
 
 
@@ -368,7 +373,11 @@ class OfRecords(NamedTuple):
         return jax.tree.map(lambda leaf: leaf / params.inclusion_prob.astype(leaf.dtype), noisy)
 
     def released_sum(
-        self, contribution: Callable[..., PyTree], floats: int, secret_key: PRNGKey
+        self,
+        contribution: Callable[..., PyTree],
+        floats: int,
+        secret_key: PRNGKey,
+        asked: PyTree | None = None,
     ) -> PyTree:
         """The noisy sum of clipped contributions of all records, one key per record.
 
@@ -395,13 +404,22 @@ class OfRecords(NamedTuple):
         total = _sum_in_chunks(sum_of, rows, mask, at_once, self.num_records)
         # Only for the shapes and dtypes that the noisy sum gets: those of one contribution.
         one = jax.tree.map(lambda leaf: leaf[0], rows)
-        return add_noise(secret.noise, total, params.noise_std, like=jax.eval_shape(of_row, one))
+        like = jax.tree.map(_weights, jax.eval_shape(of_row, one), is_leaf=_are_hits)
+        return add_noise(secret.noise, total, params.noise_std, like=like, asked=asked)
 
     def _rows_at_once(self, floats: int) -> int:
         """How many rows a chunk has at most, if a row takes so much memory."""
         few = min(_ROWS_WORTH_MORE, 4 * _FLOATS_PER_CHUNK // floats)
         in_cache = max(1, few, _FLOATS_PER_CHUNK // floats)
         return min(in_cache, self.layout.rows_at_once or in_cache)
+
+
+def _are_hits(part: Any) -> bool:
+    return isinstance(part, Hits)
+
+
+def _weights(part: Any) -> Any:
+    return part.weights if _are_hits(part) else part
 
 
 def _shard(of: OfRecords, number: Array) -> tuple[Mapping[str, Array], Array]:

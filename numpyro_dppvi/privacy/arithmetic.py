@@ -21,6 +21,7 @@ from jax.scipy.special import ndtri
 
 from numpyro_dppvi._typing import (
     Array,
+    Hits,
     LayerProduct,
     LowerProduct,
     PRNGKey,
@@ -39,6 +40,20 @@ ROWS_PER_BLOCK = 8
 # only a ten-millionth (2^-20 / 12) to the noise's variance. 32-bit floats hold the grid exactly up
 # to 2^14 standard deviations.
 _RELEASE_BITS = 10
+
+
+@jax.custom_batching.custom_vmap
+def anyone(flag: Array) -> Array:
+    """A public flag and, where visits are mapped, whether it is true for any of them.
+
+    A ``lax.cond`` on it runs one of its branches; on a flag of each visit's own, mapped, both.
+    """
+    return flag
+
+
+@anyone.def_vmap
+def _of_all(axis_size: int, in_batched: list[bool], flags: Array) -> tuple[Array, bool]:
+    return jnp.any(flags), False
 
 
 def power_of_two(number: Array | float, dtype: jnp.dtype) -> Array:
@@ -71,6 +86,8 @@ def squared_norms(leaves: Sequence[Array | Product], dtype: jnp.dtype) -> Array:
                 return squared_norms_of_products(leaf, dtype)
             if isinstance(leaf, LayerProduct):
                 return squared_norms_of_layers(leaf, dtype)
+            if isinstance(leaf, Hits):
+                return squared_norms_of_hits(leaf)
             return _sums_of_squares(leaf)
 
         return functools.reduce(jnp.add, map(of_leaf, leaves)).astype(dtype)
@@ -181,6 +198,14 @@ def _weighted(weights: Sequence[Array], rights: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
+def squared_norms_of_hits(hits: Hits) -> Array:
+    """Squared norms of hits with one leading axis, in 64 bits; of some that are nowhere, more."""
+    with jax.enable_x64(True):
+        somewhere = (hits.places >= 0) & (hits.places < hits.bins.shape[-1])
+        number = jnp.sum(somewhere & (hits.asked > 0)[:, None], axis=1, dtype=jnp.float64)
+        return number * hits.weights.astype(jnp.float64) ** 2
+
+
 class Grid(NamedTuple):
     """A grid for the entries of clipped vectors: multiples of a power of two, the unit.
 
@@ -289,6 +314,20 @@ def total_of_rounded_layers(products: LayerProduct, grid: Grid) -> Array:
         return carry, functools.reduce(jnp.add, each)
 
     return _total_of_blocks(jax.lax.scan(of_eight, None, eights)[1], grid)
+
+
+def total_of_rounded_hits(hits: Hits, grid: Grid) -> Array:
+    """The exact 64-bit sum over rows of hits whose weights are whole numbers of a grid's units."""
+    rows, shape = len(hits.weights), (hits.places.shape[1], hits.bins.shape[1])
+
+    def laid_out() -> Array:
+        entries = hits.laid_out().reshape(rows, -1)
+        return total_of_rounded(entries, grid).reshape(shape)
+
+    with jax.enable_x64(True):
+        nothing = jnp.zeros(shape, jnp.float64)
+        total: Array = jax.lax.cond(anyone(jnp.any(hits.asked > 0)), laid_out, lambda: nothing)
+        return total
 
 
 def _in_eights(rows: Array) -> list[Array]:

@@ -5,7 +5,15 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from numpyro_dppvi._typing import Array, LayerProduct, LowerProduct, Product, PyTree, RowProduct
+from numpyro_dppvi._typing import (
+    Array,
+    Hits,
+    LayerProduct,
+    LowerProduct,
+    Product,
+    PyTree,
+    RowProduct,
+)
 from numpyro_dppvi.privacy import arithmetic, noise_laws
 
 # Factors and products are rounded to 32 bits, and the compiler may compute an entry anew where it
@@ -88,6 +96,9 @@ def clipped_sum(
             return arithmetic.total_of_rounded_layers(_scaled_product(factor, leaf), grid)
         if isinstance(leaf, LowerProduct):
             return arithmetic.total_of_rounded_products(_scaled_product(factor, leaf), grid)
+        if isinstance(leaf, Hits):
+            weights = jnp.round(_scaled(factor, leaf.weights)[:, 0])
+            return arithmetic.total_of_rounded_hits(leaf._replace(weights=weights), grid)
         entries = jnp.round(_scaled(factor, leaf))
         return arithmetic.total_of_rounded(entries, grid).reshape(leaf.shape[1:])
 
@@ -173,6 +184,8 @@ def _length(leaf: Array | Product) -> int:
         return leaf.left[0].size * leaf.right.shape[-1]
     if isinstance(leaf, LowerProduct):
         return leaf.left[0].size * (leaf.left.shape[-1] - 1) // 2
+    if isinstance(leaf, Hits):
+        return leaf.places[0].size * leaf.bins.shape[-1]
     return leaf[0].size
 
 

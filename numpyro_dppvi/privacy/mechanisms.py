@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import dp_accounting as dpa
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi._typing import Array, PRNGKey, PyTree
@@ -228,7 +229,11 @@ def _check_contributions(accounted: int, changed: int, budget: PrivacyBudget) ->
 
 
 def add_noise(
-    rng_key: PRNGKey, total: PyTree, noise_std: Array | float, like: PyTree | None = None
+    rng_key: PRNGKey,
+    total: PyTree,
+    noise_std: Array | float,
+    like: PyTree | None = None,
+    asked: PyTree | None = None,
 ) -> PyTree:
     """Releases a sum: adds independent Gaussian noise of one standard deviation to every entry.
 
@@ -240,22 +245,47 @@ def add_noise(
         total: A tree of sums.
         noise_std: Standard deviation, a scalar; 0 adds nothing.
         like: A tree with the dtypes of the result; those of ``total`` if not given.
+        asked: A tree of public flags, or ``None`` for what is released always: where a flag is
+            false, zeros are released that nothing entered, and no noise is made for them.
 
     Returns:
         The noisy sums.
     """
     leaves, treedef = jax.tree.flatten(total)
+    flags = [None] * len(leaves) if asked is None else treedef.flatten_up_to(asked)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(total if like is None else like)]
     # One draw of bits for all entries, so that none of them is used twice whatever the tree.
     words = arithmetic.random_words(rng_key, (sum(leaf.size for leaf in leaves),))
-    noisy, start = [], 0  # every entry of every leaf has random words of its own
+    # Every entry of every leaf has random words of its own.
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    each = jnp.split(words, ends, axis=1)
+    always = [part for part, flag in zip(each, flags, strict=True) if flag is None]
+    noisy, start = [], 0
     with jax.enable_x64(True):
-        draws = arithmetic.normal(words)  # of all leaves at once, which is compiled once
-        for leaf, dtype in zip(leaves, dtypes, strict=True):
-            mine = draws[start : start + leaf.size].reshape(leaf.shape)
-            noisy.append(arithmetic.released(mine, leaf, noise_std, dtype))
-            start += leaf.size
+        draws = arithmetic.normal(jnp.concatenate(always, axis=1))  # at once: compiled once
+        for leaf, dtype, mine, flag in zip(leaves, dtypes, each, flags, strict=True):
+            if flag is None:
+                of_leaf = draws[start : start + leaf.size].reshape(leaf.shape)
+                noisy.append(arithmetic.released(of_leaf, leaf, noise_std, dtype))
+                start += leaf.size
+            else:
+                noisy.append(_released_if(flag, mine, leaf, noise_std, dtype))
     return jax.tree.unflatten(treedef, noisy)
+
+
+def _released_if(
+    asked: Array, words: Array, total: Array, noise_std: Array | float, dtype: np.dtype
+) -> Array:
+    """One leaf with noise, or zeros where it is not asked for, which is public."""
+
+    def noisy() -> Array:
+        draws = arithmetic.normal(words).reshape(total.shape)
+        return arithmetic.released(draws, total, noise_std, dtype)
+
+    nothing = jnp.zeros(total.shape, dtype)
+    found = jax.lax.cond(arithmetic.anyone(asked), noisy, lambda: nothing)
+    # Who was not asked releases the same zeros, whoever else was.
+    return jnp.where(asked, found, nothing)
 
 
 def draw_noise(mechanisms: Sequence[Mechanism], clients: np.ndarray, size: int) -> StepNoise:
