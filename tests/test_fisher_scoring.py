@@ -297,6 +297,7 @@ def test_what_is_saved_without_a_guide_is_loaded_without_one(tmp_path):
 # ---------------------------------------------------------------------------------------------
 # Sensitivity.
 
+SCORED = ("score", "information", "clipped")
 HOSTILE = {
     "zero": ([0.0, 0.0], 0.0),
     "far": ([1000.0, -1000.0], 3.0),
@@ -324,7 +325,7 @@ def client(model=normal):
     def release(records, secret_key, kind):
         known = memory
         if kind != "scales":
-            known = memory._replace(shape_known=jnp.eye(2), visits=jnp.ones(1))
+            known = memory.with_own(visits=jnp.ones(1))._replace(shape_known=jnp.eye(2))
         if kind == "ratios":
             ones = jnp.ones(2)
             look = ratios.Look(ones, ones, 0 * ones, 0.1 * ones)
@@ -373,13 +374,25 @@ def test_no_record_moves_a_release_by_more_than_its_sensitivity(model, name, kin
 
 
 def test_noise_is_the_plans():
-    """Scales have no share of a later visit: what is released of them is noise and nothing else."""
+    """Scores have no share of a first visit: what is released of them is noise and nothing else.
+
+    Nor have bins that no record is in, far below the scales that there are.
+    """
     mine, release = client()
-    found = [release(mine, SecretKeys(seed).round_key(0), "scores") for seed in range(24)]
-    noise = np.concatenate([np.ravel(each["scales"]) for each in found])
-    # Five standard errors: one failure in two million seeds.
-    assert abs(np.std(noise) / 7.0 - 1) < 5 / np.sqrt(2 * noise.size)
-    for part in ("score", "information", "clipped"):
+    found = [release(mine, SecretKeys(seed).round_key(0), "scales") for seed in range(300)]
+    empty = np.concatenate([np.ravel(each["scales"][:, :4]) for each in found])
+    parts = [np.concatenate([np.ravel(each[part]) for each in found]) for part in SCORED]
+    for noise in (empty, np.concatenate(parts)):
+        # Five standard errors: one failure in two million seeds.
+        assert abs(np.std(noise) / 7.0 - 1) < 5 / np.sqrt(2 * noise.size)
+
+
+def test_what_was_not_asked_for_is_neither_released_nor_hidden():
+    """Scales at later visits: they are zeros whatever the records are, and need no noise."""
+    mine, release = client()
+    found = [release(mine, SecretKeys(seed).round_key(0), "scores") for seed in range(2)]
+    assert not np.any(found[0]["scales"])
+    for part in SCORED:
         assert np.all(np.ravel(found[0][part] - found[1][part]) != 0)
 
 

@@ -12,6 +12,7 @@ import numpyro_dppvi as dppvi
 from benchmarks import believe
 from numpyro_dppvi.families import FullNormal, FullNormalCoordinates, MeanField
 from numpyro_dppvi.methods import noisy_scores, pull
+from numpyro_dppvi.methods.visits import Received
 
 SIZE = 4
 
@@ -21,10 +22,16 @@ shrink = jax.jit(noisy_scores._shrunk)
 longer = jax.jit(noisy_scores._longer)
 after_step = jax.jit(noisy_scores._moved)
 error_of = jax.jit(noisy_scores._error)
+put_down = jax.jit(noisy_scores._kept)
 responses = jax.jit(noisy_scores._responses)
 pull_after = jax.jit(pull.after)
+
 inside_of = jax.jit(lambda axes, matrix: axes.information(matrix))
 outside_of = jax.jit(lambda axes, seen, known: (axes.outside(seen), axes.unknown(known)))
+
+
+def picked_up(received, memory, axes):
+    return jax.jit(lambda memory, axes: noisy_scores._found(received, memory, axes))(memory, axes)
 
 
 def remembered(**changes):
@@ -192,17 +199,20 @@ def test_scores_are_over_the_level_that_is_known_now():
     axes, known = coordinates(jnp.eye(SIZE)), 1e3 * jnp.eye(SIZE)
     score, score_known = jnp.ones((2, SIZE)), jnp.stack([jnp.eye(SIZE)] * 2)
     memory = remembered(shape=np.eye(SIZE), level=0.8, shape_known=known)
-    memory = memory._replace(score=score, score_known=score_known)
+    memory = memory.with_own(score=score, score_known=score_known)
     now = 0.4 * jnp.eye(SIZE)
     # Much noise and next to no drift.
     after, _, _ = learn(memory, axes, now, jnp.asarray(0.1), jnp.asarray(1e-9))
     assert 0.4 < float(after.level) < 0.8
-    np.testing.assert_allclose(after.score, 0.8 / after.level, rtol=1e-3)
-    np.testing.assert_allclose(after.score_known[0, 0, 0], (after.level / 0.8) ** 2, rtol=1e-3)
+    np.testing.assert_allclose(after.own.score, 0.8 / after.level, rtol=1e-3)
+    np.testing.assert_allclose(after.own.score_known[0, 0, 0], (after.level / 0.8) ** 2, rtol=1e-3)
+    # So are those of clients who are not visited.
+    np.testing.assert_allclose(after.moves.unit, 0.8 / after.level, rtol=1e-3)
     # No noise: the level is what was released, and the change is drift.
     after, _, _ = learn(memory, axes, now, jnp.asarray(0.0), jnp.asarray(1.0))
     np.testing.assert_allclose(after.level, 0.4, rtol=1e-3)
-    np.testing.assert_allclose(after.score, 1.0, rtol=1e-3)
+    np.testing.assert_allclose(after.own.score, 1.0, rtol=1e-3)
+    np.testing.assert_allclose(after.moves.unit, 1.0, rtol=1e-3)
 
 
 def test_a_pull_is_measured_in_what_noise_explains():
@@ -244,33 +254,42 @@ def test_scores_begin_hardly_beside_the_prior_mean():
     assert np.all((loc > 0) & (loc < 0.01))
 
 
-def test_a_step_adds_its_error_to_what_scores_leave_unknown():
-    """In covariances V becomes V + E; the score itself moves by -n J w."""
+def test_steps_add_their_errors_to_what_scores_leave_unknown():
+    """In covariances V becomes V + E; the score itself moves by -n J w, or is multiplied.
+
+    However many steps there were, a client's scores follow at its next visit.
+    """
     rng = np.random.default_rng(3)
     half = rng.normal(size=(SIZE, SIZE))
     covariance = half @ half.T + np.eye(SIZE)
-    memory = remembered(
-        shape=raw_columns(),
-        shape_known=10.0 * np.eye(SIZE),
-        records=np.array([50.0, 0.0]),
-        score=np.stack([np.arange(SIZE), np.zeros(SIZE)]),
-        score_known=np.stack([np.linalg.inv(covariance), np.zeros((SIZE, SIZE))]),
+    received = Received(*[None] * len(Received._fields))._replace(
+        num_records=np.array([50.0, 20.0]), num_factors=2
     )
+    score, known = np.arange(SIZE), np.linalg.inv(covariance)
     with jax.enable_x64(True):
-        memory = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), memory)
-        way = jnp.asarray(0.1 * rng.normal(size=SIZE))
-        moved = after_step(memory, memory.loc + way * memory.prior_sd)
-        axes = coordinates(memory.shape)
-        error = error_of(memory, axes, way, memory.records)[0]
-        error = np.asarray(axes.back).T @ error @ np.asarray(axes.back)
-        np.testing.assert_allclose(
-            np.linalg.inv(moved.score_known[0]), covariance + error, rtol=1e-5
+        memory = remembered(shape=raw_columns(), shape_known=10.0 * np.eye(SIZE)).with_own(
+            records=jnp.array([50.0, 0.0]),
+            score=jnp.stack([jnp.asarray(1.0 * score), jnp.zeros(SIZE)]),
+            score_known=jnp.stack([jnp.asarray(known), jnp.zeros((SIZE, SIZE))]),
         )
-        shift = 50 * np.asarray(memory.shape) @ np.asarray(way)
-        np.testing.assert_allclose(moved.score[0], np.arange(SIZE) - shift, rtol=1e-6, atol=1e-6)
+        memory = put_down(memory._replace(moves=memory.moves._replace(unit=jnp.asarray(3.0))))
+        for times in (0.5, 1.0, 1.5):
+            way = jnp.asarray(0.1 * rng.normal(size=SIZE))
+            axes = coordinates(memory.shape)
+            error, _ = outside_of(axes, *[error_of(memory, axes, way)] * 2)
+            error = 2 * 50**2 * np.asarray(error)
+            covariance = times**2 * (covariance + error)
+            score = times * (score - 50 * np.asarray(memory.shape) @ np.asarray(way))
+            memory = after_step(memory, memory.loc + way * memory.prior_sd)
+            # The level has changed, and a shape has been learnt.
+            moves = memory.moves._replace(unit=times * memory.moves.unit)
+            memory = memory._replace(moves=moves, shape=memory.shape + 0.1 * jnp.eye(SIZE))
+        own = picked_up(received, memory, coordinates(memory.shape)).own
+        np.testing.assert_allclose(np.linalg.inv(own.score_known[0]), covariance, rtol=1e-9)
+        np.testing.assert_allclose(own.score[0], score, rtol=1e-9)
         # A client of which nothing is known stays unknown.
-        assert not np.any(moved.score_known[1])
-        assert not np.any(moved.score[1])
+        assert not np.any(own.score_known[1])
+        assert not np.any(own.score[1])
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])

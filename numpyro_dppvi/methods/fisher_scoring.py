@@ -203,9 +203,7 @@ class FisherScoring(values.Usual):
         whole = entering.whole(received.family, found, entries)
         return factors.divide(whole, received.factor), memory
 
-    def _take(
-        self, received: Received, releases: PyTree, memory: Memory
-    ) -> tuple[Natural, Memory]:
+    def _take(self, received: Received, releases: PyTree, memory: Memory) -> tuple[Natural, Memory]:
         return noisy_scores.take(
             received,
             releases,

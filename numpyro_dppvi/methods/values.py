@@ -147,8 +147,9 @@ class Method(Protocol):
         """The changes of factors by a group's releases, and what the server remembers then.
 
         Runs inside the compiled round. Releases and changes have a leading axis, and ``places``
-        are the factors'. What is remembered ``ByClient`` are the rows at these places. With a trusted aggregator there is one release, the sum of all clients',
-        and the factor is the one of all together.
+        are the factors'. What is remembered ``ByClient`` are the rows at these places. With a
+        trusted aggregator there is one release, the sum of all clients', and the factor is the one
+        of all together.
         """
 
     def pull(self, memory: PyTree) -> float | None:

@@ -87,7 +87,7 @@ def squared_norms(leaves: Sequence[Array | Product], dtype: jnp.dtype) -> Array:
             if isinstance(leaf, LayerProduct):
                 return squared_norms_of_layers(leaf, dtype)
             if isinstance(leaf, Hits):
-                return squared_norms_of_hits(leaf)
+                return squared_norms_of_hits(leaf, dtype)
             return _sums_of_squares(leaf)
 
         return functools.reduce(jnp.add, map(of_leaf, leaves)).astype(dtype)
@@ -198,12 +198,16 @@ def _weighted(weights: Sequence[Array], rights: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-def squared_norms_of_hits(hits: Hits) -> Array:
-    """Squared norms of hits with one leading axis, in 64 bits; of some that are nowhere, more."""
+def squared_norms_of_hits(hits: Hits, dtype: jnp.dtype) -> Array:
+    """Squared norms of hits with one leading axis, in 64 bits.
+
+    Infinite where the square of a weight is out of the dtype's range.
+    """
     with jax.enable_x64(True):
         somewhere = (hits.places >= 0) & (hits.places < hits.bins.shape[-1])
         number = jnp.sum(somewhere & (hits.asked > 0)[:, None], axis=1, dtype=jnp.float64)
-        return number * hits.weights.astype(jnp.float64) ** 2
+        squares = hits.weights.astype(jnp.float64) ** 2
+        return jnp.where(_in_range([squares], dtype), number * squares, jnp.inf)
 
 
 class Grid(NamedTuple):

@@ -252,7 +252,9 @@ def add_noise(
         The noisy sums.
     """
     leaves, treedef = jax.tree.flatten(total)
-    flags = [None] * len(leaves) if asked is None else treedef.flatten_up_to(asked)
+    flags = [None] * len(leaves)
+    if asked is not None:
+        flags = jax.tree.leaves(asked, is_leaf=lambda flag: flag is None)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(total if like is None else like)]
     # One draw of bits for all entries, so that none of them is used twice whatever the tree.
     words = arithmetic.random_words(rng_key, (sum(leaf.size for leaf in leaves),))

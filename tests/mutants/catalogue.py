@@ -74,8 +74,8 @@ _NOISE = (
     ),
     Mutant(
         "noise on scores and information, a fifth too little",
-        "add_noise(secret.noise, total, params.noise_std, like=jax.eval_shape",
-        "add_noise(secret.noise, total, 0.8 * params.noise_std, like=jax.eval_shape",
+        "add_noise(secret.noise, total, params.noise_std, like=like",
+        "add_noise(secret.noise, total, 0.8 * params.noise_std, like=like",
         (f"{FISHER}test_noise_is_the_plans",),
     ),
     Mutant(
@@ -110,9 +110,21 @@ _NOISE = (
     ),
     Mutant(
         "one draw of noise for two leaves",
-        "        start += leaf.size\n    return jax.tree.unflatten(treedef, noisy)",
-        "        start += 0\n    return jax.tree.unflatten(treedef, noisy)",
+        "                start += leaf.size\n            else:",
+        "                start += 0\n            else:",
         (f"{NOISE}TestLaw::test_is_independent_between_leaves_and_entries",),
+    ),
+    Mutant(
+        "noise on what is asked for at times, a fifth too little",
+        "return arithmetic.released(draws, total, noise_std, dtype)",
+        "return arithmetic.released(draws, total, 0.8 * noise_std, dtype)",
+        (f"{NOISE}TestAddNoise::test_what_is_asked_for_at_times_has_the_noise_of_all_else",),
+    ),
+    Mutant(
+        "what is not asked for, released because another client is asked",
+        "return jnp.where(asked, found, nothing)",
+        "return found",
+        (f"{NOISE}TestAddNoise::test_what_is_asked_for_at_times_has_the_noise_of_all_else",),
     ),
     Mutant(
         "noise drawn in 32 bits",

@@ -11,7 +11,7 @@ from hypothesis import given, settings, target
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from numpyro_dppvi._typing import LowerProduct, RowProduct
+from numpyro_dppvi._typing import Hits, LowerProduct, RowProduct
 from numpyro_dppvi.privacy import arithmetic, clipped, clipped_sum
 from tests.grids import grid
 
@@ -62,6 +62,10 @@ def summable(dtype):
     sides = hnp.arrays(dtype, (NUM_RECORDS, 2, 4), elements=entries)
     weights = hnp.arrays(dtype, (NUM_RECORDS,), elements=entries)
     products = st.builds(LowerProduct, sides, sides) | st.builds(RowProduct, weights, sides)
+    places = hnp.arrays(dtype, (NUM_RECORDS, 2), elements=st.sampled_from([-1, 0, 3, 4]))
+    bins = np.broadcast_to(np.arange(4, dtype=dtype), (NUM_RECORDS, 4))
+    asked = st.sampled_from([np.ones(NUM_RECORDS, dtype), np.zeros(NUM_RECORDS, dtype)])
+    products = products | st.builds(Hits, weights, places, st.just(bins), asked)
     flat = hnp.arrays(dtype, (NUM_RECORDS, 3), elements=st.floats(-3, 3, width=32))
     return trees(dtype) | st.fixed_dictionaries({"flat": flat, "product": products})
 
@@ -287,8 +291,16 @@ def row_products(left, right):
     return RowProduct(jnp.asarray(weights), jnp.asarray(right))
 
 
+def hits(left, right):
+    """Some in no bin, and at two records an infinite weight and no number for a place."""
+    weights, places = left[:, 0, 0], np.floor(5 * right[:, :, 0])
+    weights[5], places[6, 1] = np.inf, np.nan
+    bins = np.broadcast_to(np.arange(4, dtype=left.dtype), (len(left), 4))
+    return Hits(*map(jnp.asarray, (weights, places, bins, np.ones_like(weights))))
+
+
 @precisions
-@pytest.mark.parametrize("of", [lower_products, row_products])
+@pytest.mark.parametrize("of", [lower_products, row_products, hits])
 @pytest.mark.parametrize("clip_norm", [0.5, 1e3])
 def test_products_are_clipped_and_summed_as_if_laid_out(dtype, of, clip_norm):
     rng = np.random.default_rng(3)

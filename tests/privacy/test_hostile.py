@@ -140,8 +140,7 @@ class Seen(dppvi.FisherScoring):
         return known, sent
 
     def told(self, memory, place):
-        known = memory if hasattr(memory, "visits") else memory[0]  # `take` asks it itself
-        return super().told(known, place)
+        return super().told(memory[0], place)
 
     def take(self, received, releases, memory, places):
         changes, known = super().take(received, releases, memory[0], places)

@@ -116,6 +116,24 @@ class TestAddNoise:
         np.testing.assert_array_equal(first, again)
         assert np.all(np.asarray(first) != np.asarray(other))
 
+    def test_what_is_asked_for_at_times_has_the_noise_of_all_else(self):
+        """And is zero where it is not asked for, whoever else is asked at the same time."""
+
+        def noisy(rng_key, asked):
+            flags = {"loc": None, "log_scale": asked, "more": {"a": asked, "b": None}}
+            return add_noise(rng_key, TOTAL, 1.0, asked=flags)
+
+        keys, asked = jax.random.split(jax.random.key(0), 2), np.array([True, False])
+        expected = jax.jit(jax.vmap(lambda key: add_noise(key, TOTAL, 1.0)))(keys)
+        expected["log_scale"] = expected["log_scale"].at[1].set(0)
+        expected["more"]["a"] = expected["more"]["a"].at[1].set(0)
+        together = jax.jit(jax.vmap(noisy))(keys, asked)
+        jax.tree.map(np.testing.assert_array_equal, together, expected)
+        for number in range(2):
+            alone = jax.jit(noisy)(keys[number], asked[number])
+            mine = jax.tree.map(lambda leaf: leaf[number], expected)  # noqa: B023
+            jax.tree.map(np.testing.assert_array_equal, alone, mine)
+
     def test_no_noise_changes_nothing(self):
         noisy = jax.jit(add_noise)(jax.random.key(0), TOTAL, 0.0)
         jax.tree.map(np.testing.assert_array_equal, noisy, TOTAL)
