@@ -22,7 +22,7 @@ REPEATS = 5
 def _round(
     sizes: list[int],
     num_columns: int,
-    method: dppvi.DPOptimization | dppvi.VirtualClients,
+    method: dppvi.DPOptimization | dppvi.VirtualClients | dppvi.FisherScoring,
     schedule: Callable[..., object],
 ) -> Built:
     # Records are made within, so that they count as memory.
@@ -39,6 +39,14 @@ SERIES: dict[str, tuple[tuple[int, ...], Callable[[int], Built]]] = {
     "clients x 50 rows x 20 columns, side by side": (
         (10, 100, 1000, 10_000),
         lambda n: _round([50] * n, 20, FULL, dppvi.synchronous),
+    ),
+    "clients x 50 rows x 20 columns, FisherScoring in turn": (
+        (10, 100, 1000, 10_000),
+        lambda n: _round([50] * n, 20, dppvi.FisherScoring(), dppvi.sequential),
+    ),
+    "clients x 50 rows x 20 columns, FisherScoring side by side": (
+        (10, 100, 1000, 10_000),
+        lambda n: _round([50] * n, 20, dppvi.FisherScoring(), dppvi.synchronous),
     ),
     "clients x 122 rows x 109 columns, side by side": (
         (50, 100, 200),
