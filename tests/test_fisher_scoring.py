@@ -270,6 +270,17 @@ def test_the_status_says_how_much_noise_widens_intervals():
     assert "times as wide as they would be without privacy" in str(status)
 
 
+def test_the_status_says_that_outcomes_lie_further_out_than_the_model_says():
+    """As errors of Student's t with 2 degrees of freedom do under a normal model."""
+    data, _ = study(normal)
+    assert fitted(normal, data, 30.0).status.cut == 0
+    rng = np.random.default_rng(0)
+    far = [{**one, "y": one["y"] + rng.standard_t(2, len(one["y"])).astype("f")} for one in data]
+    status = fitted(normal, far, 30.0).status
+    assert status.cut > 0.01
+    assert status.outcome is dppvi.run.Outcome.BENT
+
+
 def test_diagnose_and_citation_take_it():
     result = fitted(normal, study(normal)[0], 3.0)
     found = dppvi.diagnose(result)

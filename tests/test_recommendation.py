@@ -50,6 +50,22 @@ def test_many_latents_few_records_or_little_budget_get_gradients(num_latents, si
     assert "too many for this budget and these records" in str(found)
 
 
+def counts(x, y):
+    w = numpyro.sample("w", dist.Normal(0, 3).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
+
+
+@pytest.mark.parametrize("model", [counts, by_factor])
+def test_outcomes_of_any_size_get_no_fixed_clip(model):
+    """Which would bend them, however few the records are."""
+    found = recommended(6, [40] * 5, 1.0, model=model)
+    assert found.method == dppvi.FisherScoring()
+    assert "too many for this budget" in str(found)
+    assert "clip at a fixed length" in str(found)
+    assert recommended(201, [40] * 5, 1.0, model=model).method == dppvi.DPOptimization()
+
+
 def test_what_fisher_scoring_refuses_gets_gradients():
     diagonal = recommended(6, [1000] * 5, 1.0, guide=AutoNormal(logistic))
     assert diagonal.method == dppvi.DPOptimization()

@@ -49,7 +49,7 @@ from numpyro_dppvi.families import FullNormal, MeanField, factors
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.full_normal import pack
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import entering, noisy_scores, ratios, values
+from numpyro_dppvi.methods import entering, noisy_scores, ratios, tails, values
 from numpyro_dppvi.methods.local_solve import Descent
 from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients, planned_gradients
 from numpyro_dppvi.methods.noisy_scores import Memory, Told
@@ -220,6 +220,10 @@ class FisherScoring(values.Usual):
     def pull(self, memory: Memory) -> float:
         """How strongly the last rounds' scores point one way; about 1 once a run has arrived."""
         return float(memory.pull.strength)
+
+    def cut(self, memory: Memory) -> float:
+        """Where outcomes cannot be drawn, nobody knows how many scores the model would clip: 0."""
+        return float(tails.cut(memory.tails))
 
     def widened(self, space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> float:
         """By the information that was learnt: the median over the latents that records enter."""

@@ -27,10 +27,11 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.families.precision import in_own_precision
-from numpyro_dppvi.methods import differences, pull, ratios, secant
+from numpyro_dppvi.methods import differences, pull, ratios, secant, tails
 from numpyro_dppvi.methods.differences import Differences
 from numpyro_dppvi.methods.pull import Pull
 from numpyro_dppvi.methods.ratios import Look, Ratios
+from numpyro_dppvi.methods.tails import Tails
 from numpyro_dppvi.methods.visits import ByClient, Received
 
 # Bins of the scale histograms: powers of two of a record's root information, in prior units.
@@ -176,6 +177,7 @@ class Memory(NamedTuple):
         misfit: Fraction of observed scores that are clipped, less that of drawn ones; below 0 where
             outcomes cannot be drawn.
         misfit_known: The inverse of its error's variance.
+        tails: The same of the last rounds, each by itself.
         counts: Noisy histograms of the records' scales, shape ``(d, bins)``.
         counts_var: Variance of their noise.
         counted: Records in them.
@@ -200,6 +202,7 @@ class Memory(NamedTuple):
     info_clip: Array
     misfit: Array
     misfit_known: Array
+    tails: Tails
     counts: Array
     counts_var: Array
     counted: Array
@@ -270,6 +273,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         info_clip=1.5 * one,
         misfit=zero,
         misfit_known=zero,
+        tails=tails.nothing(),
         counts=jnp.zeros((size, BINS)),
         counts_var=zero,
         counted=zero,
@@ -621,6 +625,9 @@ def _learnt(received: Received, memory: Memory, said: Told, centred: float) -> M
 
     fractions = (waiting.flags / records + 1) / 2
     memory = _misfit(memory, fractions, jnp.sqrt(waiting.flags_var) / records / 2, share)
+    last = tails.after(
+        memory.tails, memory.most_visits, waiting.flags[:2], waiting.flags_var, records
+    )
     error = _info_error(received, memory, waiting)
     memory = _clips(memory, said, axes, shape, seen, known, fractions, error, share)
 
@@ -642,6 +649,7 @@ def _learnt(received: Received, memory: Memory, said: Told, centred: float) -> M
         shape=shape + least,
         seen=axes.outside(seen),
         shape_known=axes.unknown(known),
+        tails=last,
         round=here,
         waiting=_nobody(memory.loc.size),
     )

@@ -159,6 +159,12 @@ class Method(Protocol):
         is remembered does not tell.
         """
 
+    def cut(self, memory: PyTree) -> float | None:
+        """The fraction of records whose scores clips cut, beyond what the model expects.
+
+        0 where it may be noise, ``None`` where what is remembered does not tell.
+        """
+
     def widened(
         self, space: LatentSpace, family: MeanField, q: Natural, memory: PyTree
     ) -> float | None:
@@ -351,6 +357,9 @@ class Usual:
         """Nothing."""
 
     def pull(self, memory: PyTree) -> float | None:
+        """Nobody can tell."""
+
+    def cut(self, memory: PyTree) -> float | None:
         """Nobody can tell."""
 
     def widened(

@@ -504,6 +504,7 @@ def result_of(
         until_settled=run.until_settled,
         alone=run.alone,
         pull=run.local.pull(state.server.memory),
+        cut=run.local.cut(state.server.memory),
         widened=run.local.widened(
             posterior.space, posterior.family, posterior.natural, state.server.memory
         ),

@@ -44,6 +44,9 @@ class Outcome(enum.Enum):
     NOISY = "noisy"
     """All rounds ran, but noise makes intervals more than 3 times as wide as they would be without
     privacy. Only :class:`~numpyro_dppvi.FisherScoring` knows."""
+    BENT = "bent"
+    """All rounds ran, but clips cut more of what outcomes said than the model expects: these lie
+    further out than it says. Only :class:`~numpyro_dppvi.FisherScoring` knows."""
     UNSETTLED = "unsettled"
     """All rounds ran, and the last one still moved the posterior, by more than 0.4 of its standard
     deviations with noise or 0.1 without. Without noise also where small rounds have more than 0.1
@@ -90,6 +93,8 @@ class Status:
         pulled: Whether that is more than chance.
         widened: How many times as wide as without privacy intervals are, as far as releases tell:
             the median over latents. ``None`` where nobody can tell.
+        cut: The fraction of records whose scores clips cut, beyond what the model expects; 0 where
+            that may be noise, ``None`` where nobody can tell.
         noise: Without privacy, how far draws of the latents have moved the posterior from where
             they do on average, in its standard deviations. ``None`` as for ``left``.
         recovered: Without privacy, whether the path has arrived since the last visit that failed
@@ -111,6 +116,7 @@ class Status:
     pull: float | None = None
     pulled: bool = False
     widened: float | None = None
+    cut: float | None = None
     noise: float | None = None
     recovered: bool = False
 
@@ -130,6 +136,16 @@ class Status:
             ]
         elif self._unsettled:
             said = [self._why()]
+            if self._noisy:
+                said.append(f"Noise makes its intervals {self._times}.")
+        elif self.cut:
+            said = [
+                f"{self._all_ran}, but outcomes lie further out than the model says: clips cut "
+                f"scores of {self.cut:.2g} of the records that would be whole if it were right. "
+                "This pulls the posterior away from where all outcomes would put it, and its "
+                "intervals do not show it. Write a likelihood with heavier tails (StudentT in the "
+                "place of Normal, NegativeBinomial2 in that of Poisson), or transform the outcome."
+            ]
             if self._noisy:
                 said.append(f"Noise makes its intervals {self._times}.")
         elif self._noisy:
@@ -256,6 +272,7 @@ def status_of(
     alone: bool = False,
     pull: float | None = None,
     widened: float | None = None,
+    cut: float | None = None,
     noise: float | None = None,
     arrived_since: int | None = None,
 ) -> Status:
@@ -273,6 +290,8 @@ def status_of(
         alone: Whether each client fitted a posterior of its own.
         pull: How strongly the last releases pull the posterior away, as a method tells it.
         widened: How many times as wide as without privacy intervals are, as a method tells it.
+        cut: The fraction of records that clips cut beyond what the model expects, as a method
+            tells it.
         noise: What draws of the latents leave in the posterior; ``None`` if nobody can tell.
         arrived_since: The first round of the path that says that it has arrived; ``None`` if it has
             not, or nobody can tell.
@@ -303,6 +322,7 @@ def status_of(
         # Of noise alone, the squares add up to a chi-squared number.
         pull is not None and bool(pull > chi2.isf(_BY_CHANCE, num_latents) / num_latents),
         widened,
+        cut,
         noise,
         arrived_since is not None
         and bool(rejected or failed)
@@ -312,6 +332,8 @@ def status_of(
     # From mild to bad: what is set last is the worst that applies.
     if status._noisy:
         status = replace(status, outcome=Outcome.NOISY)
+    if cut:
+        status = replace(status, outcome=Outcome.BENT)
     if status._unsettled:
         status = replace(status, outcome=Outcome.UNSETTLED)
     if (rejected or failed) and not status.recovered:
