@@ -71,6 +71,18 @@ def test_priors_off_scale_get_steps_without_a_scale(width):
     assert f"the prior of latent 'w' has a standard deviation of {width:.2g}" in str(found)
 
 
+def test_a_wide_prior_is_seen_beside_one_that_is_refined():
+    """Of a prior outside the family nothing is known beforehand; it hides no other."""
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(0, 1e3).expand([x.shape[1]]).to_event(1))
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, spread), obs=y)
+
+    assert recommended(30, [40] * 5, 1.0, model=model).method == dppvi.FisherScoring()
+
+
 @pytest.mark.parametrize(("sizes", "shards"), [([400] * 10, 50), ([3, 17, 20], 3)])
 def test_under_an_aggregator_gradients_are_those_of_virtual_clients(sizes, shards):
     """From which other gradients gain nothing, so that ``fit`` would refuse them."""

@@ -164,11 +164,13 @@ def off_scale(family: MeanField, natural: Natural) -> tuple[str, float] | None:
         The latent with the widest prior, or else the narrowest; ``None`` if all of them suit.
     """
     _, found = marginals.moments(family, natural)
-    ends = [(float(end), name) for name, width in found.items() for end in np.ravel(width)]
+    each = ((float(end), name) for name, width in found.items() for end in np.ravel(width))
+    # Of a prior that is to be refined nothing is known yet: its precision is 0 here.
+    ends = [(end, name) for end, name in each if end < math.inf]
     if not ends:
         return None
     (widest, wide), (narrowest, narrow) = max(ends), min(ends)
-    if _WIDEST < widest < math.inf:
+    if widest > _WIDEST:
         return wide, widest
     return (narrow, narrowest) if narrowest < _NARROW else None
 

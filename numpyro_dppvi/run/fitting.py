@@ -17,11 +17,12 @@ import numpy as np
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from numpyro_dppvi import _html, _validate, latents
-from numpyro_dppvi._typing import Array, Model, PRNGKey
+from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod
+from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.posterior.posterior import Posterior, called_here
 from numpyro_dppvi.posterior.prior import Prior, caution_of_width
 from numpyro_dppvi.privacy import (
@@ -533,10 +534,22 @@ def result_of(
         widened=run.local.widened(
             posterior.space, posterior.family, posterior.natural, state.server.memory
         ),
+        least=None if plan is None or plan.worth is None or run.alone else plan.worth.together,
+        narrowed=None if plan is None else _narrowed(posterior, state.prior),
+        caution="" if plan is None else plan.of_model.removeprefix("Caution: "),
     )
     result = FitResult(posterior, plan, done.history, status, state, run, **fields)
     attrs = _attrs(result, done.state.ledger.run)
     return dataclasses.replace(result, posterior=dataclasses.replace(posterior, attrs=attrs))
+
+
+def _narrowed(posterior: Posterior, prior: Natural) -> float | None:
+    """How many times as wide as the prior a posterior is: the median over latents."""
+    each = [marginals.moments(posterior.family, one)[1] for one in (posterior.natural, prior)]
+    after, before = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(one)]) for one in each)
+    # The factor of a prior outside the family may be none for a while.
+    known = np.isfinite(before) & np.isfinite(after) & (before > 0)
+    return float(np.median(after[known] / before[known])) if known.any() else None
 
 
 def _attrs(result: FitResult, ledger_run: str) -> dict[str, str | float]:
