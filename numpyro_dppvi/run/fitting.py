@@ -535,7 +535,12 @@ def result_of(
             posterior.space, posterior.family, posterior.natural, state.server.memory
         ),
         least=None if plan is None or plan.worth is None or run.alone else plan.worth.together,
-        narrowed=None if plan is None else _narrowed(posterior, state.prior),
+        # A start that is narrower than the prior says nothing of what was learnt.
+        narrowed=(
+            None
+            if plan is None or run.init_scale is not None
+            else _narrowed(posterior, state.prior)
+        ),
         caution="" if plan is None else plan.of_model.removeprefix("Caution: "),
     )
     result = FitResult(posterior, plan, done.history, status, state, run, **fields)
@@ -544,12 +549,12 @@ def result_of(
 
 
 def _narrowed(posterior: Posterior, prior: Natural) -> float | None:
-    """How many times as wide as the prior a posterior is: the median over latents."""
+    """How many times as wide as the prior a posterior is: the lower quartile over latents."""
     each = [marginals.moments(posterior.family, one)[1] for one in (posterior.natural, prior)]
     after, before = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(one)]) for one in each)
     # The factor of a prior outside the family may be none for a while.
     known = np.isfinite(before) & np.isfinite(after) & (before > 0)
-    return float(np.median(after[known] / before[known])) if known.any() else None
+    return float(np.quantile(after[known] / before[known], 0.25)) if known.any() else None
 
 
 def _attrs(result: FitResult, ledger_run: str) -> dict[str, str | float]:

@@ -43,8 +43,9 @@ class Outcome(enum.Enum):
     which is usual under noise and no reason to worry."""
     NOISY = "noisy"
     """All rounds ran, but noise makes intervals more than 3 times as wide as they would be without
-    privacy. Only :class:`~numpyro_dppvi.FisherScoring` knows; of other methods it is said where
-    the budget allows no less and the posterior is not much narrower than the prior."""
+    privacy, as far as the releases of :class:`~numpyro_dppvi.FisherScoring` tell; with any method,
+    where the budget allows no less and the posterior is not much narrower than the prior, or where
+    it is as good as the prior."""
     UNSETTLED = "unsettled"
     """All rounds ran, and the last one still moved the posterior, by more than 0.4 of its standard
     deviations with noise or 0.1 without. Without noise also where small rounds have more than 0.1
@@ -63,9 +64,12 @@ class Outcome(enum.Enum):
 _SETTLED_WITH_NOISE, _SETTLED = 0.4, 0.1
 # So many times as wide as without privacy, intervals are mostly noise: eight ninths of a variance.
 _NOISY = 3.0
-# A posterior so many times as wide as the prior differs hardly from it; what is a quarter as wide
-# has learnt something, whatever the budget promises.
-_NEAR_PRIOR, _NARROWED = 0.5, 0.25
+# A posterior so many times as wide as the prior is as good as the prior, or hardly differs from it;
+# what is a quarter as wide has learnt something, whatever the budget promises.
+_PRIOR, _NEAR_PRIOR, _NARROWED = 0.9, 0.5, 0.25
+# So many times as wide as without privacy, intervals miss something if noise is not in them: it is
+# as large as what they hold.
+_MISSING = 1.5
 # Of runs that have arrived, so many have a stronger pull by chance.
 _BY_CHANCE = 1e-4
 
@@ -101,8 +105,9 @@ class Status:
             and the last merge that was refused.
         least: How many times as wide as without privacy intervals must be under the budget, at
             best (:class:`~numpyro_dppvi.privacy.Worth`); ``None`` where nobody can tell.
-        narrowed: With privacy, how many times as wide as the prior the posterior is: the median of
-            standard deviations over latents, on the unconstrained scale.
+        narrowed: With privacy, how many times as wide as the prior the posterior is, at least, for
+            three quarters of the latents: the lower quartile of ratios of standard deviations, on
+            the unconstrained scale. ``None`` with a start of ``init_scale``.
         caution: Why the method's steps cannot come from the model's prior; empty if they can.
     """
 
@@ -143,14 +148,15 @@ class Status:
             ]
         elif self._unsettled:
             said = [self._why()]
-            if self._noisy:
+            if self._noisy and not self._idle:
                 said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
         elif self._noisy:
             are = "intervals must be" if self._hopeless else "intervals are"
+            noisy = f"most of what was released is noise: {are} {self._times}.{self._of_prior}"
             said = [
-                f"{self._all_ran}, but most of what was released is noise: {are} {self._times}."
-                f"{self._of_prior} Allow a larger epsilon, bring more records, or write a model of "
-                "fewer latents or narrower priors."
+                f"{self._all_ran}, but {'little was learnt.' if self._idle else noisy}"
+                f"{self._of_prior if self._idle else ''} Allow a larger epsilon, bring more "
+                "records, or write a model of fewer latents or narrower priors."
             ]
         else:
             # A run that ends early without being stopped has settled.
@@ -164,6 +170,12 @@ class Status:
                 all_ran = f"{ended} after {self.rounds} rounds"
             clean = not (self.rejected or self.failed)
             said = [f"{all_ran} and every merge was accepted." if clean else f"{all_ran}."]
+            if self._unaware:
+                said.append(
+                    "Its intervals do not know of the noise in them, which makes those that do at "
+                    f"least {self.least:.2g} times as wide as without privacy: see "
+                    "dppvi.diagnose(result)."
+                )
         if self.recovered:
             refused = (
                 f"{_counted(self.rejected, 'merge')} had to be refused" if self.rejected else ""
@@ -197,16 +209,33 @@ class Status:
 
     @property
     def _noisy(self) -> bool:
-        return self._hopeless or (self.widened is not None and self.widened > _NOISY)
+        return self._hopeless or self._wide or self._idle
+
+    @property
+    def _wide(self) -> bool:
+        """Whether releases tell of much noise."""
+        return self.widened is not None and self.widened > _NOISY
 
     @property
     def _hopeless(self) -> bool:
-        """Whether the budget allows nothing but noise, where releases do not tell how much it is.
+        """Whether the budget allows nothing but noise, whatever releases tell of it.
 
         What the budget allows is not enough: a network's many weights do not have to be known.
         """
-        unknown = self.widened is None and self.least is not None and self.narrowed is not None
-        return unknown and self.least > _NOISY and self.narrowed > _NARROWED
+        known = self.least is not None and self.narrowed is not None
+        more = known and self.least > max(_NOISY, self.widened or 0.0)
+        return more and self.narrowed > _NARROWED
+
+    @property
+    def _idle(self) -> bool:
+        """Whether the posterior is as good as the prior, for no other reason that is known."""
+        as_prior = self.narrowed is not None and self.narrowed > _PRIOR
+        return as_prior and not (self._hopeless or self._wide)
+
+    @property
+    def _unaware(self) -> bool:
+        """Whether there is much noise that the method does not tell of."""
+        return self.widened is None and self.least is not None and self.least > _MISSING
 
     @property
     def _times(self) -> str:
@@ -219,8 +248,8 @@ class Status:
         if self.narrowed is None or self.narrowed <= _NEAR_PRIOR:
             return ""
         return (
-            " The posterior hardly differs from the prior: it is "
-            f"{100 * self.narrowed:.0f} % as wide."
+            " The posterior hardly differs from the prior: three quarters of its latents are at "
+            f"least {100 * self.narrowed:.0f} % as wide."
         )
 
     @property
