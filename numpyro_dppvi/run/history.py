@@ -222,9 +222,9 @@ class Status:
 
         What the budget allows is not enough: a network's many weights do not have to be known.
         """
-        known = self.least is not None and self.narrowed is not None
-        more = known and self.least > max(_NOISY, self.widened or 0.0)
-        return more and self.narrowed > _NARROWED
+        if self.least is None or self.narrowed is None:
+            return False
+        return self.least > max(_NOISY, self.widened or 0.0) and self.narrowed > _NARROWED
 
     @property
     def _idle(self) -> bool:
