@@ -71,11 +71,20 @@ def test_priors_off_scale_get_steps_without_a_scale(width):
     assert f"the prior of latent 'w' has a standard deviation of {width:.2g}" in str(found)
 
 
-def test_a_wide_prior_is_seen_beside_one_that_is_refined():
-    """Of a prior outside the family nothing is known beforehand; it hides no other."""
+@pytest.mark.parametrize(
+    "prior",
+    [
+        lambda d: dist.Normal(0, 1e3).expand([d]).to_event(1),
+        # In the family of FisherScoring alone, not in that of steps of one length.
+        lambda d: dist.MultivariateNormal(jnp.zeros(d), 1e6 * jnp.eye(d)),
+    ],
+    ids=["in the family", "outside"],
+)
+def test_a_wide_prior_is_seen_beside_one_that_is_refined(prior):
+    """Of a prior outside the family no factor tells its width; it hides no other."""
 
     def model(x, y):
-        w = numpyro.sample("w", dist.Normal(0, 1e3).expand([x.shape[1]]).to_event(1))
+        w = numpyro.sample("w", prior(x.shape[1]))
         spread = numpyro.sample("spread", dist.HalfNormal(1))
         with numpyro.plate("records", x.shape[0]):
             numpyro.sample("y", dist.Normal(x @ w, spread), obs=y)
