@@ -11,6 +11,15 @@ from html import escape
 _APART = "padding:0.2em 0.4em;white-space:nowrap"
 
 
+class Text(str):
+    """A text of several lines that prompts and notebooks show as it is printed."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def heading(text: str) -> str:
     """A short line that stands out."""
     return f"<p><strong>{escape(text)}</strong></p>"

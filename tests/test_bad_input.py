@@ -1,5 +1,6 @@
 """Bad input gets one clear sentence: what was wrong, what was received, what to write instead."""
 
+import copy
 import functools
 import math
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from numpyro.infer import autoguide
 from numpyro.infer.reparam import LocScaleReparam
 
 import numpyro_dppvi as dppvi
+from tests.dry import dry_rounds
 
 NUM_ROWS = 12
 # A record that must never be shown. It reads the same in float32 and as an integer.
@@ -84,6 +86,12 @@ def fit(**changes: Any) -> dppvi.run.FitResult:
         "progress_bar": False,
     }
     return dppvi.fit(**{**arguments, **changes})
+
+
+@pytest.fixture(scope="module")
+def result() -> dppvi.run.FitResult:
+    with dry_rounds():
+        return fit(num_rounds=1)
 
 
 class Bad(NamedTuple):
@@ -221,7 +229,27 @@ RUN = {
         ["budget", "got 1.0", "PrivacyBudget("], {"budget": 1.0}, TypeError
     ),
     "a pair for a budget": Bad(
-        ["budget", "got 1.0", "PrivacyBudget("], {"budget": (1.0, 1e-5)}, TypeError
+        ["budget", "a tuple of numbers", "PrivacyBudget("], {"budget": (1.0, 1e-5)}, TypeError
+    ),
+    "a budget's arguments for a budget": Bad(
+        ["budget", "own arguments (epsilon, delta)", "=PrivacyBudget(epsilon=1.0, delta=1e-5)"],
+        {"budget": {"epsilon": 1, "delta": 1e-5}},
+        TypeError,
+    ),
+    "numbers by name for a budget": Bad(
+        ["budget", "a mapping that holds 1.0", "PrivacyBudget("],
+        {"budget": {"Turku": 1.0}},
+        TypeError,
+    ),
+    "epsilon beside the budget": Bad(
+        ["epsilon must be a part of the budget", "budget=PrivacyBudget("],
+        {"epsilon": 1.0},
+        TypeError,
+    ),
+    "data in the place of the guide": Bad(
+        ["guide", "got a dict", "third", "fit(model, None, data, ...)"],
+        {"guide": WHOLE, "data": None},
+        TypeError,
     ),
     "a word for a method": Bad(
         ["method", "got 'dp'", "FisherScoring()"], {"method": "dp"}, TypeError
@@ -244,6 +272,64 @@ class TestRun:
     @refused(RUN)
     def test_is_refused_with_a_sentence(self, bad):
         assert_refuses(bad.exception, bad.words, fit, **bad.changes)
+
+
+class TestOrder:
+    """Of a model, a guide and data, a user forgets the guide first."""
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "got"),
+        [
+            ((linear, WHOLE), {}, "a dict in the place of the guide"),
+            ((linear, [WHOLE, WHOLE]), {}, "a list in the place of the guide"),
+            ((linear,), {"data": WHOLE}, "got model and data"),
+            ((linear, None), {}, "got model and guide"),
+            ((), {}, "none of them"),
+        ],
+    )
+    def test_what_is_lacking_is_said(self, args, kwargs, got):
+        words = ["model, a guide and data", got, "fit(model, None, data, ...)", "None lets"]
+        kwargs = {"rng_key": jax.random.key(0), "budget": BUDGET, **kwargs}
+        assert_refuses(TypeError, words, dppvi.fit, *args, **kwargs)
+
+
+class TestResult:
+    """Names of NumPyro, ArviZ and others on a result, and where they are here."""
+
+    @pytest.mark.parametrize(
+        ("name", "instead"),
+        {
+            "summary": "result.posterior.summary(...)",
+            "to_arviz": "result.posterior.to_arviz(...)",
+            "mean": "result.posterior.mean.",
+            "sample": "result.posterior.sample(...)",
+            "samples": "result.posterior.sample(jax.random.key(1), (1000,))",
+            "get_samples": "result.posterior.sample(jax.random.key(1), (1000,))",
+            "print_summary": "result.posterior.summary()",
+            "predict": "result.posterior.predictive(jax.random.key(1), X=X_test)",
+            "losses": "result.history.movement",
+            "epsilon": "result.ledger.spent()",
+        }.items(),
+    )
+    def test_what_others_call_otherwise_is_said(self, result, name, instead):
+        assert_refuses(AttributeError, ["FitResult", repr(name), instead], getattr, result, name)
+
+    def test_so_does_a_posterior(self, result):
+        posterior = result.posterior
+        for name in ("samples", "get_samples"):
+            words = ["Posterior", repr(name), "posterior.sample(jax.random.key(1), (1000,))"]
+            assert_refuses(AttributeError, words, getattr, posterior, name)
+
+    def test_what_has_another_name_nowhere_is_lacking(self, result):
+        for value in (result, result.posterior):
+            assert not hasattr(value, "nonsense")
+            assert not hasattr(value, "_repr_png_")
+            assert copy.copy(value) is not value
+
+    def test_a_prompt_shows_the_summary_as_it_is_printed(self, result):
+        shown = result.posterior.summary()
+        assert repr(shown) == shown
+        assert "\n" in shown
 
 
 def returning(groups: Any):

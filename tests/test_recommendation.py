@@ -87,6 +87,27 @@ def test_priors_off_scale_get_steps_without_a_scale(width):
     assert f"the prior of latent 'w' has a standard deviation of {width:.2g}" in str(found)
 
 
+@pytest.mark.parametrize(
+    "prior",
+    [
+        lambda d: dist.Normal(0, 1e3).expand([d]).to_event(1),
+        # In the family of FisherScoring alone, not in that of steps of one length.
+        lambda d: dist.MultivariateNormal(jnp.zeros(d), 1e6 * jnp.eye(d)),
+    ],
+    ids=["in the family", "outside"],
+)
+def test_a_wide_prior_is_seen_beside_one_that_is_refined(prior):
+    """Of a prior outside the family no factor tells its width; it hides no other."""
+
+    def model(x, y):
+        w = numpyro.sample("w", prior(x.shape[1]))
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        with numpyro.plate("records", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, spread), obs=y)
+
+    assert recommended(30, [40] * 5, 1.0, model=model).method == dppvi.FisherScoring()
+
+
 @pytest.mark.parametrize(("sizes", "shards"), [([400] * 10, 50), ([3, 17, 20], 3)])
 def test_under_an_aggregator_gradients_are_those_of_virtual_clients(sizes, shards):
     """From which other gradients gain nothing, so that ``fit`` would refuse them."""

@@ -365,7 +365,36 @@ def the_same_by_scan(histories):
     scan(step, jnp.zeros(histories.shape[0], int), histories.T)
 
 
-@named([pytest.param(chain_of_twelve, marks=pytest.mark.slow), the_same_by_scan])
+def mark_all(fn):
+    """What NumPyro's ``config_enumerate`` is, which needs another package."""
+
+    def of_discrete(site):
+        free = site["type"] == "sample" and not site["is_observed"]
+        return MARK if free and site["fn"].has_enumerate_support else {}
+
+    return handlers.infer_config(fn, of_discrete)
+
+
+@mark_all
+def marked_from_outside(histories):
+    stay = numpyro.sample("stay", dist.Beta(2, 1))
+    right = numpyro.sample("right", dist.Beta(2, 1))
+
+    def step(state, now):
+        up = jnp.where(state == 1, stay, 1 - stay)
+        with numpyro.plate("records", histories.shape[0]):
+            state = numpyro.sample("state", dist.Bernoulli(up))
+            seen = jnp.where(state == 1, right, 1 - right)
+            numpyro.sample("seen", dist.Bernoulli(seen), obs=now)
+        return state, None
+
+    scan(step, jnp.zeros(histories.shape[0], int), histories.T)
+
+
+CHAIN_OF_TWELVE = pytest.param(chain_of_twelve, marks=pytest.mark.slow)
+
+
+@named([CHAIN_OF_TWELVE, the_same_by_scan, marked_from_outside])
 def test_a_long_chain_is_summed_step_by_step(model):
     """Too many paths for one table; four entries a step, against the forward algorithm."""
     steps = 12

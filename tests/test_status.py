@@ -210,6 +210,64 @@ def test_outcomes_that_clips_cut_are_no_success():
     assert status_of(history(), 2, True, False, cut=0.0).outcome is dppvi.run.Outcome.COMPLETED
 
 
+def test_a_posterior_that_hardly_differs_from_the_prior_is_said_to():
+    status = status_of(history(), 2, True, False, widened=8.03, narrowed=0.97)
+    assert "from the prior: three quarters of its latents are at least 97 % as wide." in str(status)
+    some = status_of(history(), 2, True, False, widened=8.03, narrowed=0.4)
+    assert "prior:" not in str(some)
+    # Whatever is wide by itself is no reason to worry.
+    fine = status_of(history(), 2, True, False, widened=1.1, narrowed=0.9)
+    assert str(fine) == "All 2 rounds ran and every merge was accepted."
+    idle = status_of(history(), 2, True, False, widened=1.1, narrowed=0.91)
+    assert idle.outcome is dppvi.run.Outcome.NOISY
+    assert str(idle).startswith("All 2 rounds ran, but little was learnt. The posterior hardly")
+
+
+def test_where_releases_do_not_tell_of_noise_the_budget_does():
+    told = {"least": 21.4, "narrowed": 0.4}
+    status = status_of(history(), 2, True, False, **told)
+    assert status.outcome is dppvi.run.Outcome.NOISY
+    assert "intervals must be at least 21 times as wide" in str(status)
+    assert "about 30 times" in str(status_of(history(), 2, True, False, widened=30.0, **told))
+    assert "at least 21 times" in str(status_of(history(), 2, True, False, widened=1.9, **told))
+    for changes in ({"least": 2.9}, {"narrowed": 0.2}, {"narrowed": None}):
+        fine = status_of(history(), 2, True, False, **{**told, **changes})
+        assert fine.outcome is dppvi.run.Outcome.COMPLETED
+        # What is fine otherwise says that it does not know of noise.
+        assert "do not know of the noise" in str(fine)
+    little = status_of(history(), 2, True, False, least=1.4, narrowed=0.4)
+    assert str(little) == "All 2 rounds ran and every merge was accepted."
+
+
+@grid("method", [None, dppvi.DPOptimization(), dppvi.FisherScoring()], quick=[0, 2])
+def test_a_budget_for_next_to_nothing_is_no_success(method):
+    data = {"y": np.random.default_rng(0).normal(2, 1.5, size=(300, 2))}
+    arguments = {"rng_key": jax.random.key(0), "clients": 3, "progress_bar": False}
+    budget = dppvi.PrivacyBudget(0.01)
+    result = dppvi.fit(means, None, data, method=method, budget=budget, **arguments)
+    said = ("most of what was released is noise", "Noise makes its intervals", "has not settled")
+    assert any(words in str(result.status) for words in said)
+
+
+def test_steps_that_cannot_come_from_the_prior_are_no_success():
+    """The caution before the run is told again after it."""
+
+    def model(y):
+        mu = numpyro.sample("mu", dist.Normal(0, 300).expand([2]).to_event(1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1.5).to_event(1), obs=y)
+
+    arguments = {"rng_key": jax.random.key(0), "progress_bar": False, "num_rounds": 1}
+    method, budget = dppvi.DPOptimization(num_local_steps=1), dppvi.PrivacyBudget(3.0)
+    with pytest.warns(UserWarning, match="a standard deviation of 300") as caught:
+        result = dppvi.fit(model, None, DATA, method=method, budget=budget, **arguments)
+    assert Path(caught[0].filename) == Path(__file__)
+    assert result.status.outcome is dppvi.run.Outcome.UNSETTLED
+    assert "The one round ran, but the posterior has not arrived: the prior of" in str(
+        result.status
+    )
+
+
 def test_visits_that_change_nothing_have_settled_nothing():
     """A posterior that no visit can move stands still."""
     said = str(status_of(history(failed=(3, 3)), 160, False, False, left=0.0, until_settled=True))

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.contrib.control_flow.scan import scan_wrapper
 from numpyro.ops.pytree import PytreeTrace
-from numpyro.primitives import Messenger
+from numpyro.primitives import _PYRO_STACK, Messenger
 
 from numpyro_dppvi._typing import Array, Model, Records
 from numpyro_dppvi._validate import UnsupportedModelError
@@ -168,8 +168,15 @@ class _StepByStep(Messenger):
         step, carry, xs, length, _ = msg["args"]
         marked: list[str] = []
 
+        # A mark may also come from a handler of the model's (``config_enumerate``), which the block
+        # below would hide. Those that stand after this one are the model's.
+        within = _PYRO_STACK[_PYRO_STACK.index(self) + 1 :]
+        marks = [one for one in within if isinstance(one, handlers.infer_config)]
+
         def first(carry: Any, xs: Any) -> None:
             forced = _ForcedPlates(step, *self.forced)
+            for one in marks:
+                forced = handlers.infer_config(forced, one.config_fn)
             with handlers.block(), handlers.seed(rng_seed=0):
                 trace = handlers.trace(forced).get_trace(carry, _at(xs, 0))
             marked.extend(name for name, site in trace.items() if _is_state(site))

@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,22 @@ from numpyro_dppvi.posterior.to_arviz import to_arviz
 _MOST_SAMPLES = 10**8
 # What a plate of clients may be called for their names to be its labels.
 _CLIENT_DIMS = ("client", "clients")
+
+# What others call it, and what it is called here.
+_DRAWS = "sample(jax.random.key(1), (1000,))"
+_CALLED = {
+    **dict.fromkeys(("samples", "draws", "get_samples", "sample_posterior"), _DRAWS),
+    **dict.fromkeys(("print_summary", "describe"), "summary()"),
+    **dict.fromkeys(("means", "loc"), "mean"),
+    **dict.fromkeys(("std", "sd", "stdev", "stds", "scale"), "stddev"),
+    **dict.fromkeys(("median", "quantile", "hpdi", "interval"), "quantiles((0.05, 0.5, 0.95))"),
+    **dict.fromkeys(
+        ("predict", "posterior_predictive", "sample_posterior_predictive"),
+        "predictive(jax.random.key(1), X=X_test)",
+    ),
+    **dict.fromkeys(("to_inference_data", "to_inferencedata", "inference_data"), "to_arviz()"),
+    "log_prob": "log_density(values)",
+}
 
 _NOTE = (
     "These numbers describe the approximation. Its draws are independent, so R-hat and effective\n"
@@ -71,6 +87,14 @@ class Posterior:
     attrs: Mapping[str, str | float]
     records: Mapping[str, jax.ShapeDtypeStruct] = field(default_factory=dict)
     prior: Prior | None = None
+
+    if not TYPE_CHECKING:  # a type checker would take any name at all for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            said, instead = f"Posterior has no attribute {name!r}", _CALLED.get(name)
+            if instead is not None:
+                raise AttributeError(f"{said}: write posterior.{instead}.")
+            raise AttributeError(f"{said}.", name=name, obj=self)
 
     def sample(self, rng_key: PRNGKey, shape: Sequence[int] = ()) -> dict[str, Array]:
         """Independent draws of all latents, in their supports.
@@ -177,7 +201,7 @@ class Posterior:
         """A table of every entry's mean, standard deviation and 90 % interval."""
         rows, said = self._table()
         lines = [f"{row[0]:<24} {' '.join(f'{cell:>10}' for cell in row[1:])}" for row in rows]
-        return "\n".join([*lines, *said])
+        return _html.Text("\n".join([*lines, *said]))
 
     def __repr__(self) -> str:
         """The latents with their shapes; ``summary()`` has the numbers."""
@@ -386,6 +410,13 @@ class Posterior:
         Pass it to ``numpyro.infer.Predictive`` with :attr:`params`.
         """
         return guides.draw(self.space, self.family, self.params)
+
+
+def called_here(name: str) -> str | None:
+    """What a posterior calls what has this name here or elsewhere; ``None`` for other names."""
+    if not name.startswith("_") and hasattr(Posterior, name):
+        return f"{name}(...)" if callable(getattr(Posterior, name)) else name
+    return _CALLED.get(name)
 
 
 def load(

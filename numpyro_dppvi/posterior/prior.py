@@ -153,22 +153,27 @@ def check_width(family: MeanField, parts: PriorFactor, step: float) -> None:
             )
 
 
-def off_scale(family: MeanField, natural: Natural) -> tuple[str, float] | None:
+def widths_of(family: MeanField, natural: Natural) -> dict[str, Array]:
+    """Standard deviations of unconstrained latents; infinite where nothing is known of a prior."""
+    return marginals.moments(family, natural)[1]
+
+
+def off_scale(widths: Mapping[str, Any]) -> tuple[str, float] | None:
     """A latent whose prior does not suit steps of one length, and the prior's standard deviation.
 
     Args:
-        family: The family of q.
-        natural: The prior in it.
+        widths: The priors' standard deviations by latent, on the unconstrained scale.
 
     Returns:
         The latent with the widest prior, or else the narrowest; ``None`` if all of them suit.
     """
-    _, found = marginals.moments(family, natural)
-    ends = [(float(end), name) for name, width in found.items() for end in np.ravel(width)]
+    each = ((float(end), name) for name, width in widths.items() for end in np.ravel(width))
+    # Of a prior that is to be refined nothing is known yet: its precision is 0 here.
+    ends = [(end, name) for end, name in each if end < math.inf]
     if not ends:
         return None
     (widest, wide), (narrowest, narrow) = max(ends), min(ends)
-    if _WIDEST < widest < math.inf:
+    if widest > _WIDEST:
         return wide, widest
     return (narrow, narrowest) if narrowest < _NARROW else None
 
@@ -181,7 +186,7 @@ def caution_of_width(family: MeanField, natural: Natural, method: str) -> str:
         natural: The prior in it.
         method: What the method is called.
     """
-    name, width = off_scale(family, natural) or ("", 0.0)
+    name, width = off_scale(widths_of(family, natural)) or ("", 0.0)
     if width < _WIDEST:  # what is too narrow is refused, by the steps' own length
         return ""
     return (

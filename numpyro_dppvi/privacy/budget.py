@@ -1,7 +1,7 @@
 """Privacy budgets, neighbouring relations and the sensitivity that follows from them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, get_args
 
 from dp_accounting import NeighboringRelation
@@ -84,6 +84,8 @@ class PrivacyBudget:
             )
 
 
+_FIELDS = frozenset(one.name for one in fields(PrivacyBudget))
+
 Budgets: TypeAlias = PrivacyBudget | Sequence[PrivacyBudget] | Mapping[str, PrivacyBudget]
 """One budget for all clients, one per client in their order, or one per client by its name."""
 
@@ -97,10 +99,11 @@ def budget_of_each(
     budgets = _validate.listed(list(budget.values()) if isinstance(budget, Mapping) else budget)
     wrong = [b for b in budgets or () if not isinstance(b, PrivacyBudget)]
     if budgets is None or wrong:
-        received = _validate.shown(wrong[0] if wrong else budget)
+        # A budget is public, so that its numbers may be shown.
         raise TypeError(
             "budget must be a PrivacyBudget, a list of them or a mapping of them by the clients' "
-            f"names, got {received}: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
+            f"names, got {_received(budget, wrong)}: write "
+            "budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
         )
     if isinstance(budget, Mapping):
         return _in_order(budget, names)
@@ -111,6 +114,17 @@ def budget_of_each(
             f"{num_clients} clients: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
         )
     return tuple(budgets)
+
+
+def _received(budget: object, wrong: Sequence[object]) -> str:
+    """What stands where a budget belongs."""
+    if isinstance(budget, Mapping) and set(budget) <= _FIELDS:
+        return f"a mapping of a budget's own arguments ({', '.join(map(str, budget))})"
+    if isinstance(budget, Mapping) and wrong:
+        return f"a mapping that holds {_validate.shown(wrong[0])}"
+    if wrong and all(isinstance(one, int | float) for one in wrong):
+        return f"{_validate.shown(budget)} of numbers"
+    return _validate.shown(wrong[0] if wrong else budget)
 
 
 def _in_order(

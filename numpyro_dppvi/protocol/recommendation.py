@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from numpyro_dppvi import _html, _validate, guides, latents
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.latents.tables import Table, of_one_client
 from numpyro_dppvi.methods import DPOptimization, FisherScoring, VirtualClients
 from numpyro_dppvi.methods.values import Method
-from numpyro_dppvi.posterior.prior import Prior, first_factor, off_scale
+from numpyro_dppvi.posterior.prior import Prior, first_factor, off_scale, widths_of
 from numpyro_dppvi.privacy import Worth
 from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
 from numpyro_dppvi.privacy.worth import of_joining, of_widths, worth
@@ -27,6 +31,7 @@ _MOST_SPREAD, _MOST_NOISE, _MOST_LATENTS = 1.7, 2.5, 200
 # Of more latents, the spread falls with their number's square: otherwise held-out records were
 # predicted worse than by gradients (docs/battery.md, chosen half).
 _FEW_LATENTS = 35
+_NUM_DRAWS = 400  # of a prior, to see how wide it is
 _SHARDS = 50  # virtual clients of each client, where there are as many records
 # How much of the budget information gets, and how far its clip is from the average record's.
 _INFO_SHARE, _INFO_CLIP = 0.2, 1.2
@@ -134,7 +139,8 @@ def recommend(
     asked = FisherScoring().guide(guide, model)
     read = functools.partial(guides.approximation, asked, model, space, shapes, constants)
     other = by_gradients(sizes, trusted is not None)
-    method, why = _method(model, read, prior, bought.num_latents, noise, spread, other)
+    drawn = functools.partial(_drawn_widths, model, space, shapes, constants)
+    method, why = _method(model, read, drawn, prior, bought.num_latents, noise, spread, other)
     joining = of_joining(bought, client_names)
     return Recommendation(method, (why, of_widths(bought), *([joining] if joining else [])), bought)
 
@@ -149,9 +155,31 @@ def by_gradients(sizes: Sequence[int], trusted: bool) -> Method:
     return VirtualClients(min(_SHARDS, *sizes)) if trusted else DPOptimization()
 
 
+def _drawn_widths(
+    model: Model,
+    space: latents.LatentSpace,
+    shapes: Mapping[str, Any],
+    constants: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Widths of latents' priors on the unconstrained scale by draws, in standard deviations.
+
+    They are of use where a prior is no factor: that of effects around a mean that is learnt, say.
+    """
+    continuous = [latent for latent in space.latents if not latent.is_discrete]
+    names = [latent.name for latent in continuous]
+    draws = latents.outputs.prior_draws(
+        model, shapes, constants, names, jax.random.key(0), _NUM_DRAWS
+    )
+    each = ((one.name, one.transform.inv(draws[one.name])) for one in continuous)
+    # By quantiles, because a prior's tails may be as long as a Cauchy's.
+    ends = {name: jnp.quantile(base, jnp.array([0.16, 0.84]), axis=0) for name, base in each}
+    return {name: (upper - lower) / 2 for name, (lower, upper) in ends.items()}
+
+
 def _method(
     model: Model,
     read: Callable[[], guides.Approximation],
+    drawn: Callable[[], Mapping[str, Any]],
     prior: Prior | None,
     num_latents: int,
     noise: float,
@@ -190,7 +218,11 @@ def _method(
             )
         # In the family of the other method, for which a fit compiles the same programs.
         family = guides.family_of(None, model, asked.space)
-        strange = off_scale(family, first_factor(None, family, asked.space).exact)
+        widths = widths_of(family, first_factor(None, family, asked.space).exact)
+        if any(np.isinf(width).any() for width in widths.values()):
+            by_draws = drawn()
+            widths |= {n: by_draws[n] for n in widths if np.isinf(widths[n]).any()}
+        strange = off_scale(widths)
         if strange is None:
             return other, many
         return scoring, (

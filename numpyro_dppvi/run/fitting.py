@@ -10,19 +10,20 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from numpyro_dppvi import _html, _validate, latents
-from numpyro_dppvi._typing import Array, Model, PRNGKey
+from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods import values
 from numpyro_dppvi.methods.values import AnyMethod
-from numpyro_dppvi.posterior.posterior import Posterior
+from numpyro_dppvi.posterior import marginals
+from numpyro_dppvi.posterior.posterior import Posterior, called_here
 from numpyro_dppvi.posterior.prior import Prior, caution_of_width
 from numpyro_dppvi.privacy import (
     Ledger,
@@ -44,10 +45,18 @@ from numpyro_dppvi.run import counted_twice, description, loop, parts, settling
 from numpyro_dppvi.run.checkpoint import Continued, Journal, locked
 from numpyro_dppvi.run.data import Data, LaidOut, lay_out, pooled_shapes
 from numpyro_dppvi.run.history import History, Status, status_of
+from numpyro_dppvi.run.order import in_order
 from numpyro_dppvi.run.progress import progress
 
 # Handing requests to eight devices takes about 5 ms a round, as long as so many numbers do.
 _WORTH_SPREADING = 1_000_000
+# What others call it, and what it is called here. There is no loss: it would cost privacy.
+_CALLED = {
+    **dict.fromkeys(("loss", "losses", "elbo"), "history.movement"),
+    **dict.fromkeys(("epsilon", "epsilons", "spent"), "ledger.spent()"),
+    **dict.fromkeys(("converged", "outcome"), "status"),
+    "statement": "privacy_statement()",
+}
 # What an export says of the study whose posterior was the prior.
 _PRIOR_FACTS = ("max_epsilon", "max_delta", "relation")
 
@@ -158,6 +167,11 @@ class FitResult:
             f"{facts['max_delta']:.10g}"
         )
 
+    if not TYPE_CHECKING:  # a type checker would take any name at all for one of ours
+
+        def __getattr__(self, name: str) -> Any:
+            raise _elsewhere(self, name)
+
     @property
     def guide(self) -> Any:
         """A plain NumPyro guide for ``numpyro.infer.Predictive``; goes with :attr:`params`."""
@@ -169,6 +183,19 @@ class FitResult:
         return self.posterior.params
 
 
+def _elsewhere(result: FitResult, name: str) -> AttributeError:
+    """Says what to write instead of an attribute that a result does not have."""
+    said = f"FitResult has no attribute {name!r}"
+    instead = _CALLED.get(name)
+    of_posterior = called_here(name)
+    if instead is None and of_posterior is not None:
+        instead = f"posterior.{of_posterior}"
+    if instead is not None:
+        return AttributeError(f"{said}: write result.{instead}.")
+    return AttributeError(f"{said}.", name=name, obj=result)  # Python finds what is spelt like it
+
+
+@in_order
 def fit(
     model: Model,
     guide: Any,
@@ -449,8 +476,8 @@ def _with_caution(plan: PrivacyPlan, run: planning.RunSpec, begun: Posterior) ->
         return plan
     said = caution_of_width(begun.family, begun.natural, type(run.method).__name__)
     if said:
-        # Level 4 is the line that called `fit`.
-        warnings.warn(said.removeprefix("Caution: "), UserWarning, stacklevel=4)
+        # Level 5 is the line that called `fit`.
+        warnings.warn(said.removeprefix("Caution: "), UserWarning, stacklevel=5)
     return dataclasses.replace(plan, of_model=said)
 
 
@@ -508,10 +535,27 @@ def result_of(
         widened=run.local.widened(
             posterior.space, posterior.family, posterior.natural, state.server.memory
         ),
+        least=None if plan is None or plan.worth is None or run.alone else plan.worth.together,
+        # A start that is narrower than the prior says nothing of what was learnt.
+        narrowed=(
+            None
+            if plan is None or run.init_scale is not None
+            else _narrowed(posterior, state.prior)
+        ),
+        caution="" if plan is None else plan.of_model.removeprefix("Caution: "),
     )
     result = FitResult(posterior, plan, done.history, status, state, run, **fields)
     attrs = _attrs(result, done.state.ledger.run)
     return dataclasses.replace(result, posterior=dataclasses.replace(posterior, attrs=attrs))
+
+
+def _narrowed(posterior: Posterior, prior: Natural) -> float | None:
+    """How many times as wide as the prior a posterior is: the lower quartile over latents."""
+    each = [marginals.moments(posterior.family, one)[1] for one in (posterior.natural, prior)]
+    after, before = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(one)]) for one in each)
+    # The factor of a prior outside the family may be none for a while.
+    known = np.isfinite(before) & np.isfinite(after) & (before > 0)
+    return float(np.quantile(after[known] / before[known], 0.25)) if known.any() else None
 
 
 def _attrs(result: FitResult, ledger_run: str) -> dict[str, str | float]:

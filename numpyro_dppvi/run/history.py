@@ -43,14 +43,17 @@ class Outcome(enum.Enum):
     which is usual under noise and no reason to worry."""
     NOISY = "noisy"
     """All rounds ran, but noise makes intervals more than 3 times as wide as they would be without
-    privacy. Only :class:`~numpyro_dppvi.FisherScoring` knows."""
+    privacy, as far as the releases of :class:`~numpyro_dppvi.FisherScoring` tell; with any method,
+    where the budget allows no less and the posterior is not much narrower than the prior, or where
+    it is as good as the prior."""
     BENT = "bent"
     """All rounds ran, but clips cut more of what outcomes said than the model expects: these lie
     further out than it says. Only :class:`~numpyro_dppvi.FisherScoring` knows."""
     UNSETTLED = "unsettled"
     """All rounds ran, and the last one still moved the posterior, by more than 0.4 of its standard
     deviations with noise or 0.1 without. Without noise also where small rounds have more than 0.1
-    to go; with :class:`~numpyro_dppvi.FisherScoring` also where releases still pull one way."""
+    to go; with :class:`~numpyro_dppvi.FisherScoring` also where releases still pull one way; with
+    other methods also where their steps cannot come from as wide a prior as the model has."""
     DIVERGED = "diverged"
     """Some merges were refused, or some clients' solves did not end in finite numbers; without
     privacy, if the posterior has not recovered since."""
@@ -64,6 +67,12 @@ class Outcome(enum.Enum):
 _SETTLED_WITH_NOISE, _SETTLED = 0.4, 0.1
 # So many times as wide as without privacy, intervals are mostly noise: eight ninths of a variance.
 _NOISY = 3.0
+# A posterior so many times as wide as the prior is as good as the prior, or hardly differs from it;
+# what is a quarter as wide has learnt something, whatever the budget promises.
+_PRIOR, _NEAR_PRIOR, _NARROWED = 0.9, 0.5, 0.25
+# So many times as wide as without privacy, intervals miss something if noise is not in them: it is
+# as large as what they hold.
+_MISSING = 1.5
 # Of runs that have arrived, so many have a stronger pull by chance.
 _BY_CHANCE = 1e-4
 
@@ -99,6 +108,12 @@ class Status:
             they do on average, in its standard deviations. ``None`` as for ``left``.
         recovered: Without privacy, whether the path has arrived since the last visit that failed
             and the last merge that was refused.
+        least: How many times as wide as without privacy intervals must be under the budget, at
+            best (:class:`~numpyro_dppvi.privacy.Worth`); ``None`` where nobody can tell.
+        narrowed: With privacy, how many times as wide as the prior the posterior is, at least, for
+            three quarters of the latents: the lower quartile of ratios of standard deviations, on
+            the unconstrained scale. ``None`` with a start of ``init_scale``.
+        caution: Why the method's steps cannot come from the model's prior; empty if they can.
     """
 
     outcome: Outcome
@@ -119,6 +134,9 @@ class Status:
     cut: float | None = None
     noise: float | None = None
     recovered: bool = False
+    least: float | None = None
+    narrowed: float | None = None
+    caution: str = ""
 
     def __str__(self) -> str:
         """The sentences."""
@@ -136,8 +154,8 @@ class Status:
             ]
         elif self._unsettled:
             said = [self._why()]
-            if self._noisy:
-                said.append(f"Noise makes its intervals {self._times}.")
+            if self._noisy and not self._idle:
+                said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
         elif self.cut:
             said = [
                 f"{self._all_ran}, but outcomes lie further out than the model says: clips cut "
@@ -146,13 +164,12 @@ class Status:
                 "intervals do not show it. Write a likelihood with heavier tails (StudentT in the "
                 "place of Normal, NegativeBinomial2 in that of Poisson), or transform the outcome."
             ]
-            if self._noisy:
-                said.append(f"Noise makes its intervals {self._times}.")
+            if self._noisy and not self._idle:
+                said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
         elif self._noisy:
             said = [
-                f"{self._all_ran}, but most of what was released is noise: intervals are "
-                f"{self._times}. Allow a larger epsilon, bring more records, or write a model of "
-                "fewer latents or narrower priors."
+                f"{self._all_ran}, but {self._little}{self._of_prior} Allow a larger epsilon, bring "
+                "more records, or write a model of fewer latents or narrower priors."
             ]
         else:
             # A run that ends early without being stopped has settled.
@@ -166,6 +183,12 @@ class Status:
                 all_ran = f"{ended} after {self.rounds} rounds"
             clean = not (self.rejected or self.failed)
             said = [f"{all_ran} and every merge was accepted." if clean else f"{all_ran}."]
+            if self._unaware:
+                said.append(
+                    "Its intervals do not know of the noise in them, which makes those that do at "
+                    f"least {self.least:.2g} times as wide as without privacy: see "
+                    "dppvi.diagnose(result)."
+                )
         if self.recovered:
             refused = (
                 f"{_counted(self.rejected, 'merge')} had to be refused" if self.rejected else ""
@@ -199,16 +222,62 @@ class Status:
 
     @property
     def _noisy(self) -> bool:
+        return self._hopeless or self._wide or self._idle
+
+    @property
+    def _wide(self) -> bool:
+        """Whether releases tell of much noise."""
         return self.widened is not None and self.widened > _NOISY
 
     @property
+    def _hopeless(self) -> bool:
+        """Whether the budget allows nothing but noise, whatever releases tell of it.
+
+        What the budget allows is not enough: a network's many weights do not have to be known.
+        """
+        if self.least is None or self.narrowed is None:
+            return False
+        return self.least > max(_NOISY, self.widened or 0.0) and self.narrowed > _NARROWED
+
+    @property
+    def _idle(self) -> bool:
+        """Whether the posterior is as good as the prior, for no other reason that is known."""
+        as_prior = self.narrowed is not None and self.narrowed > _PRIOR
+        return as_prior and not (self._hopeless or self._wide)
+
+    @property
+    def _unaware(self) -> bool:
+        """Whether there is much noise that the method does not tell of."""
+        return self.widened is None and self.least is not None and self.least > _MISSING
+
+    @property
     def _times(self) -> str:
-        return f"about {self.widened:.2g} times as wide as they would be without privacy"
+        how = f"at least {self.least:.2g}" if self._hopeless else f"about {self.widened:.2g}"
+        return f"{how} times as wide as they would be without privacy"
+
+    @property
+    def _little(self) -> str:
+        """What a run of noise has come to."""
+        if self._idle:
+            return "little was learnt."
+        are = "intervals must be" if self._hopeless else "intervals are"
+        return f"most of what was released is noise: {are} {self._times}."
+
+    @property
+    def _of_prior(self) -> str:
+        """What noise has left of what was to be learnt, if it is next to nothing."""
+        if self.narrowed is None or self.narrowed <= _NEAR_PRIOR:
+            return ""
+        return (
+            " The posterior hardly differs from the prior: three quarters of its latents are at "
+            f"least {100 * self.narrowed:.0f} % as wide."
+        )
 
     @property
     def _unsettled(self) -> bool:
         still = self.moved > (_SETTLED_WITH_NOISE if self.private else _SETTLED)
-        return not self.alone and (still or self._creeps or self.pulled or self._scattered)
+        found = still or self._creeps or self.pulled or self._scattered or bool(self.caution)
+        return not self.alone and found
 
     @property
     def _creeps(self) -> bool:
@@ -230,6 +299,8 @@ class Status:
                 f"intervals may be far from the truth. {more}, or priors and units under which the "
                 "records are likely at the prior's mean (times in years, say, and not in days)."
             )
+        if self.caution:
+            return f"{self._all_ran}, but the posterior has not arrived: {self.caution}"
         if self.private:
             return f"{ran}: {moved}. {more}, or allow a larger epsilon."
         if self.left is None:
@@ -275,6 +346,9 @@ def status_of(
     cut: float | None = None,
     noise: float | None = None,
     arrived_since: int | None = None,
+    least: float | None = None,
+    narrowed: float | None = None,
+    caution: str = "",
 ) -> Status:
     """How a run with this history ended.
 
@@ -295,6 +369,9 @@ def status_of(
         noise: What draws of the latents leave in the posterior; ``None`` if nobody can tell.
         arrived_since: The first round of the path that says that it has arrived; ``None`` if it has
             not, or nobody can tell.
+        least: How many times as wide as without privacy intervals must be at best.
+        narrowed: How many times as wide as the prior the posterior is.
+        caution: Why the method's steps cannot come from the model's prior, if that is so.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
@@ -328,6 +405,9 @@ def status_of(
         and bool(rejected or failed)
         and not np.any(history.rejected[arrived_since:])
         and not np.any(history.failed[arrived_since:]),
+        least,
+        narrowed,
+        caution,
     )
     # From mild to bad: what is set last is the worst that applies.
     if status._noisy:
