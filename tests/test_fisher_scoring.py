@@ -85,7 +85,7 @@ def exact(data):
     return covariance @ x.T @ y / 0.25, covariance
 
 
-@pytest.mark.parametrize("model", [normal, normal_by_factor])
+@grid("model", [normal, normal_by_factor], quick=[0])
 @grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
 @grid("seed", [0, 1, 3], quick=[0])
 def test_with_hardly_any_noise_it_gives_the_exact_posterior(model, schedule, seed):
@@ -308,6 +308,9 @@ HOSTILE = {
 }
 
 
+VISITS = ("scales", "ratios", "scores")
+
+
 @functools.cache
 def client(model=normal):
     """The pieces of a visit: a function of records and of what the visit is for."""
@@ -351,9 +354,12 @@ def client(model=normal):
     return mine, release
 
 
-@pytest.mark.parametrize("kind", ["scales", "ratios", "scores"])
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("model", [normal, normal_by_factor])
+@grid(
+    ("model", "kind"),
+    [(model, kind) for model in (normal, normal_by_factor) for kind in VISITS],
+    quick=[0, 1, 2, 5],
+)
 def test_no_record_moves_a_release_by_more_than_its_sensitivity(model, name, kind):
     mine, release = client(model)
     features, outcome = HOSTILE[name]
