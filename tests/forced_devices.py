@@ -25,6 +25,8 @@ from numpyro_dppvi.records import shards as layout
 from numpyro_dppvi.run import fitting, loop
 from tests import test_client
 
+END_TO_END = ", end to end"
+
 
 def in_pairs(round_number, num_clients):
     """Two groups of two of the three clients, who are not on one device."""
@@ -33,8 +35,12 @@ def in_pairs(round_number, num_clients):
 
 
 def compared(name):
-    """The most by which a run on all devices differs from one on the first."""
-    run = dict(test_client.RUNS[name])
+    """The most by which a run on all devices differs from one on the first.
+
+    The latter's records are in blocks; the former's in blocks and end to end, or only so.
+    """
+    end_to_end = name.endswith(END_TO_END)
+    run = dict(test_client.RUNS[name.removesuffix(END_TO_END)])
     run["schedule"] = dppvi.synchronous if run.get("trusted_aggregator") else in_pairs
     _, steps = test_client.prepared(**run)
     one = dppvi.records.stack_clients(test_client.data())
@@ -43,7 +49,8 @@ def compared(name):
     assert one.starts is None
     assert close.starts is not None
     ends = []
-    for shards in (one, dppvi.records.spread(one), dppvi.records.spread(close)):
+    layouts = (close,) if end_to_end else (one, close)
+    for shards in (one, *map(dppvi.records.spread, layouts)):
         state, infos = steps.init(test_client.KEY), []
         for _ in range(test_client.NUM_ROUNDS):
             state, info = steps.step(test_client.KEY, state, shards)

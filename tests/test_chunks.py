@@ -18,6 +18,7 @@ from numpyro_dppvi.methods import record_gradients, visits
 from numpyro_dppvi.protocol import algorithm, rounds
 from numpyro_dppvi.protocol.problem import Problem
 from numpyro_dppvi.run import description
+from tests.grids import grid
 
 CAPACITY, CLIP = 40, 0.5
 RNG = np.random.default_rng(0)
@@ -50,7 +51,7 @@ def released(num_records, rows_at_once, padding=0.0):
     return jax.tree.leaves(release(rows, params, keys, family.standard()))
 
 
-@pytest.mark.parametrize("num_records", [1, 16, 17, 40])
+@grid("num_records", [1, 16, 17, 40], quick=[0, 2])
 def test_the_sum_is_the_same_in_chunks_whatever_is_behind_the_records(num_records):
     whole = released(num_records, None)
     for padding in (0.0, np.nan):

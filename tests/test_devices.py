@@ -160,7 +160,8 @@ def test_clients_at_their_own_pace_are_not_spread():
 
 def test_on_two_devices_the_numbers_are_those_of_one():
     """Private factors, groups of some of the clients, and a place without a client."""
-    apart, used = said(script("forced_devices", 2, "virtual"))["virtual"]
+    (found,) = said(script("forced_devices", 2, "virtual, end to end")).values()
+    apart, used = found
     assert apart < 1e-14
     assert used == 2
 

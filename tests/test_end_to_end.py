@@ -11,6 +11,7 @@ import numpyro_dppvi as dppvi
 from models.logistic_regression import logistic_regression
 from numpyro_dppvi.records import Shards, placement, stack_clients
 from numpyro_dppvi.records.shards import end_to_end
+from tests.grids import grid
 
 RNG = np.random.default_rng(0)
 SIZES = (5, 40, 9, 3, 17, 4)
@@ -94,13 +95,14 @@ def test_programs_follow_sizes_only_by_the_largest_and_the_blocks():
 BATCHES = dppvi.DPOptimization(num_local_steps=3, sampler=dppvi.PoissonSampling(0.3))
 
 
-@pytest.mark.parametrize(
+@grid(
     ("method", "schedule"),
     [
         (dppvi.DPOptimization(num_local_steps=2), dppvi.sequential),
         (BATCHES, dppvi.sequential),
         (dppvi.NonPrivate(num_local_steps=2), dppvi.synchronous),
     ],
+    quick=[1, 2],
 )
 def test_a_run_is_the_same_to_the_bit_as_with_blocks_of_their_own(method, schedule):
     """Of every method, in one round for all: tests/privacy/test_hostile.py."""

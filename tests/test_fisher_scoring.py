@@ -85,7 +85,7 @@ def exact(data):
     return covariance @ x.T @ y / 0.25, covariance
 
 
-@pytest.mark.parametrize("model", [normal, normal_by_factor])
+@grid("model", [normal, normal_by_factor], quick=[0])
 @grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
 @grid("seed", [0, 1, 3], quick=[0])
 def test_with_hardly_any_noise_it_gives_the_exact_posterior(model, schedule, seed):
@@ -105,30 +105,50 @@ def test_with_hardly_any_noise_it_gives_the_exact_posterior(model, schedule, see
     assert np.all(np.abs(off) < 0.88), off
 
 
-@pytest.mark.parametrize("epsilon", [30.0, 1000.0])
-def test_a_column_that_repeats_others_throws_no_run(epsilon):
-    """All indicators of a category beside an intercept: what is left of one is rounding.
+def indicators():
+    """All those of a category beside an intercept, and a slope; what is known well of each."""
+    rng = np.random.default_rng(5)
+    x = np.eye(3)[rng.integers(3, size=4000)]
+    x = np.column_stack([np.ones(4000), x, rng.normal(size=4000)])
+    known = np.array([[1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1.0]])
+    return x, [0.3, -0.5, 0.2, 0.4, 0.7], known, (1000,) * 4
+
+
+def twice():
+    """A column and itself, of which the sum is known."""
+    x = np.random.default_rng(5).normal(size=(sum(SIZES), 1)) @ [[1.0, 1.0]]
+    return x, [0.3, 0.4], np.ones((1, 2)), SIZES
+
+
+@grid(
+    ("columns", "epsilon"),
+    [(twice, 100.0), (twice, 1000.0), (indicators, 30.0), (indicators, 1000.0)],
+    quick=[0, 1],
+)
+def test_a_column_that_repeats_others_throws_no_run(columns, epsilon):
+    """What is left of such a column is rounding.
 
     Coordinates once stretched it from visit to visit, until rounding was all that clients released.
     """
-    rng = np.random.default_rng(5)
-    x = np.eye(3)[rng.integers(3, size=4000)]
-    x = np.column_stack([np.ones(4000), x, rng.normal(size=4000)]).astype(np.float32)
-    y = (x @ [0.3, -0.5, 0.2, 0.4, 0.7] + 0.5 * rng.normal(size=4000)).astype(np.float32)
-    data = [{"x": x[i::4], "y": y[i::4]} for i in range(4)]
-    found = fitted(normal, data, epsilon, model_kwargs={"width": np.full(5, 3.0, np.float32)})
+    x, weights, known, sizes = columns()
+    x = x.astype(np.float32)
+    y = (x @ weights + 0.5 * np.random.default_rng(6).normal(size=len(x))).astype(np.float32)
+    ends = np.cumsum((0, *sizes))
+    data = [{"x": x[a:b], "y": y[a:b]} for a, b in itertools.pairwise(ends)]
+    width = np.full(x.shape[1], 3.0, np.float32)
+    found = fitted(normal, data, epsilon, schedule=dppvi.sequential, model_kwargs={"width": width})
     assert found.status.outcome in (dppvi.run.Outcome.COMPLETED, dppvi.run.Outcome.PROJECTED)
-    covariance = np.linalg.inv(x.T.astype(float) @ x / 0.25 + np.eye(5) / 9)
+    precision = x.T.astype(float) @ x / 0.25 + np.eye(x.shape[1]) / 9
+    covariance = np.linalg.inv(precision)
     truth = covariance @ x.T.astype(float) @ y / 0.25
     mean, own = moments(found)
     # The prior knows one unit of each direction.
     least = np.linalg.eigvalsh(np.asarray(found.state.server.memory.shape))[0]
     assert least > 0.09 / len(x)
-    # What is known well: the mean of each category, and the slope.
-    known = np.array([[1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [0, 0, 0, 0, 1.0]])
     widths = np.sqrt(np.diag(known @ own @ known.T))
     ratio = widths / np.sqrt(np.diag(known @ covariance @ known.T))
-    assert np.all((ratio > 0.9) & (ratio < 1.5)), ratio
+    # Of a column beside itself 1.45 to 1.48 over seeds, whatever the noise.
+    assert np.all((ratio > 0.9) & (ratio < (1.5 if columns is indicators else 1.6))), ratio
     assert np.all(np.abs(known @ (mean - truth)) < 2 * widths)
 
 
@@ -320,6 +340,9 @@ HOSTILE = {
 }
 
 
+VISITS = ("scales", "ratios", "scores")
+
+
 @functools.cache
 def client(model=normal):
     """The pieces of a visit: a function of records and of what the visit is for."""
@@ -363,9 +386,12 @@ def client(model=normal):
     return mine, release
 
 
-@pytest.mark.parametrize("kind", ["scales", "ratios", "scores"])
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("model", [normal, normal_by_factor])
+@grid(
+    ("model", "kind"),
+    [(model, kind) for model in (normal, normal_by_factor) for kind in VISITS],
+    quick=[0, 1, 2, 5],
+)
 def test_no_record_moves_a_release_by_more_than_its_sensitivity(model, name, kind):
     mine, release = client(model)
     features, outcome = HOSTILE[name]

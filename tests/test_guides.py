@@ -56,6 +56,10 @@ def vector(distribution, *shape):
 
 
 TRIL = np.array([[2.0, 0.0], [0.5, 1.0]])
+# By breaking sticks at 0.3 twice, the first time of three parts and then of two.
+FIRST = 1 / (1 + 2 * np.exp(-0.3))
+SECOND = (1 - FIRST) / (1 + np.exp(-0.3))
+STICKS = np.array([FIRST, SECOND, 1 - FIRST - SECOND])
 ON_0_3 = transforms.AffineTransform(0.0, 3.0, domain=constraints.unit_interval)
 
 # Prior, guide, family, and the value that a base value 0.3 (in each entry) stands for.
@@ -100,7 +104,7 @@ READ = {
             vector(dist.Normal(0, 1), 2), transforms.StickBreakingTransform()
         ),
         DiagonalNormal((2,)),
-        np.asarray(transforms.StickBreakingTransform()(jnp.full(2, 0.3))),
+        STICKS,
     ),
     "multivariate normal": (
         lambda: vector(dist.Normal(0, 1), 2),

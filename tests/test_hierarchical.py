@@ -305,7 +305,7 @@ def test_a_prior_is_refined_alike_in_any_units():
         np.testing.assert_allclose(large, one, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("width", [1.0, 2e4])
+@pytest.mark.parametrize("width", [pytest.param(1.0, marks=pytest.mark.slow), 2e4])
 def test_the_first_factor_of_a_prior_is_found_however_far_it_is(width):
     """Of HalfNormal(c), seen on log s: the best normal is N(log c - 1/2, 1/2)."""
 

@@ -29,16 +29,22 @@ LOG_NORMAL = stats.lognorm(SCALE, scale=np.exp(LOC))
 
 
 @grid(
-    ("distribution", "expected"),
+    ("make", "expected"),
     [
-        (NORMAL, stats.norm(LOC, SCALE)),
-        (through(EXP), LOG_NORMAL),
-        (through(TURN), stats.norm(1 - 2 * LOC, 2 * SCALE)),
-        (dist.MultivariateNormal(LOC, jnp.diag(jnp.array(SCALE**2))), stats.norm(LOC, SCALE)),
-        (dist.Bernoulli(np.array([0.2, 0.75])).to_event(1), stats.bernoulli([0.2, 0.75])),
-        (dist.Bernoulli(logits=-25.0), stats.bernoulli(1 / (1 + np.exp(25)))),
+        (lambda: NORMAL, stats.norm(LOC, SCALE)),
+        (lambda: through(EXP), LOG_NORMAL),
+        (lambda: through(TURN), stats.norm(1 - 2 * LOC, 2 * SCALE)),
         (
-            dist.Categorical(np.array([0.1, 0.3, 0.6])),
+            lambda: dist.MultivariateNormal(LOC, jnp.diag(jnp.array(SCALE**2))),
+            stats.norm(LOC, SCALE),
+        ),
+        (
+            lambda: dist.Bernoulli(np.array([0.2, 0.75])).to_event(1),
+            stats.bernoulli([0.2, 0.75]),
+        ),
+        (lambda: dist.Bernoulli(logits=-25.0), stats.bernoulli(1 / (1 + np.exp(25)))),
+        (
+            lambda: dist.Categorical(np.array([0.1, 0.3, 0.6])),
             stats.rv_discrete(values=([0, 1, 2], [0.1, 0.3, 0.6])),
         ),
     ],
@@ -48,7 +54,8 @@ LOG_NORMAL = stats.lognorm(SCALE, scale=np.exp(LOC))
     ],
     quick=[0, 1, 2, 3, 5, 6],
 )
-def test_closed_forms(distribution, expected):
+def test_closed_forms(make, expected):
+    distribution = make()
     np.testing.assert_allclose(marginals.mean(distribution), expected.mean(), rtol=1e-5)
     np.testing.assert_allclose(marginals.stddev(distribution), expected.std(), rtol=1e-4)
     quantiles = [expected.ppf(prob) for prob in PROBS]

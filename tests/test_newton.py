@@ -34,7 +34,7 @@ def run(model, data, guide=None, **changes):
     return dppvi.fit(model, guide, data, rng_key=KEY, **arguments)
 
 
-@pytest.mark.parametrize("draws", [2, 10])
+@grid("draws", [2, 10], quick=[0])
 def test_of_a_quadratic_the_draws_leave_no_error(data, draws):
     """One visit; from two draws alone a precision would be off by its own size."""
     method = dppvi.NonPrivate(expectation=dppvi.MonteCarlo(draws))
@@ -126,6 +126,7 @@ def test_of_a_quadratic_a_joint_normal_is_exact_after_two_visits(data, draws):
     np.testing.assert_allclose(np.corrcoef(drawn.T)[0, 1], covariance[0, 1] / sd.prod(), atol=0.01)
 
 
+@pytest.mark.slow
 def test_clients_of_a_joint_normal_settle_where_independent_normals_creep():
     """Two clients, raw columns and an interaction: the weights' correlations are above .99."""
 

@@ -80,10 +80,17 @@ def posterior_of(model):
     return state.posterior(state.init(KEY))
 
 
+class Posteriors(dict):
+    """By model, each made when it is first asked for."""
+
+    def __missing__(self, model):
+        self[model] = posterior_of(model)
+        return self[model]
+
+
 @pytest.fixture(scope="module")
 def posteriors():
-    models = (classes, yes_or_no, sizes_of, counts, penalised)
-    return {model: posterior_of(model) for model in models}
+    return Posteriors()
 
 
 def score(posterior, data, budget=NO_NOISE, **rest):

@@ -22,12 +22,12 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 def mean(distribution: dist.Distribution) -> Array:
     """The mean of every entry; for discrete latents the mean of the integer."""
-    return _mean_and_stddev(distribution)[0]
+    return _moments(_on_device(distribution))[0]
 
 
 def stddev(distribution: dist.Distribution) -> Array:
     """The standard deviation of every entry."""
-    return _mean_and_stddev(distribution)[1]
+    return _moments(_on_device(distribution))[1]
 
 
 def _mean_and_stddev(distribution: dist.Distribution) -> tuple[Array, Array]:
@@ -36,6 +36,15 @@ def _mean_and_stddev(distribution: dist.Distribution) -> tuple[Array, Array]:
     if isinstance(distribution, dist.TransformedDistribution):
         return _expectation(distribution)
     return distribution.mean, jnp.sqrt(distribution.variance)
+
+
+# One program, not one for each of its dozens of operations, which take a second the first time.
+_moments = compiled(quick=True)(_mean_and_stddev)
+
+
+def _on_device(distribution: dist.Distribution) -> dist.Distribution:
+    """With JAX's arrays as parameters, so that NumPy's of 64 bits ask for no precision."""
+    return jax.tree.map(jnp.asarray, distribution)
 
 
 @compiled("family", quick=True)
@@ -48,7 +57,11 @@ def moments(family: MeanField, natural: Natural) -> tuple[dict[str, Array], dict
 
 def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
     """Quantiles of every entry, shape ``(len(probs), *shape)``."""
-    levels = jnp.asarray(probs)
+    return _quantiles(_on_device(distribution), jnp.asarray(probs))
+
+
+@compiled(quick=True)
+def _quantiles(distribution: dist.Distribution, levels: Array) -> Array:
     if _is_discrete(distribution):
         return _least(distribution, levels)
     base = _base(distribution)
@@ -85,7 +98,13 @@ def table(
     rows = [["", "mean", "sd", "5 %", "50 %", "95 %"]]
     num_entries = 0
     for name, distribution in distributions.items():
-        columns = [*_mean_and_stddev(distribution), *quantiles(distribution, (0.05, 0.5, 0.95))]
+        columns = [
+            np.asarray(column)
+            for column in (
+                *_moments(_on_device(distribution)),
+                *quantiles(distribution, (0.05, 0.5, 0.95)),
+            )
+        ]
         for index in np.ndindex(distribution.shape()):
             num_entries += 1
             if num_entries <= max_lines:

@@ -155,6 +155,7 @@ class TestScores:
         np.testing.assert_array_equal(first, again)
         assert np.all(first != other)
 
+    @pytest.mark.slow
     @a_linear_one
     def test_the_limit_lies_between_the_prior_and_all_records(self, both, monkeypatch):
         """Without noise it is Laplace's approximation, under nothing but noise the prior."""

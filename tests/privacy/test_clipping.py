@@ -173,7 +173,7 @@ def test_the_bound_holds_where_squares_vanish(dtype):
 
 
 @precisions
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data())
 def test_replacing_one_record_moves_the_sum_by_twice_the_bound_at_most(dtype, data):
     tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))
@@ -188,7 +188,7 @@ def test_replacing_one_record_moves_the_sum_by_twice_the_bound_at_most(dtype, da
 
 
 @precisions
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(data=st.data(), record=st.integers(0, NUM_RECORDS - 1))
 def test_removing_one_record_moves_the_sum_by_the_bound_at_most(dtype, data, record):
     tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))

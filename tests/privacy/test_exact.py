@@ -58,7 +58,7 @@ def weighted_sum(rows, mask, clip_norm):
 
 
 @pytest.mark.parametrize("product", [products_sum, weighted_sum])
-@pytest.mark.parametrize("count", [9, 100_000])
+@grid("count", [9, 100_000], quick=[1])
 def test_removing_one_of_many_equal_products_moves_the_sum_by_no_more_than_the_norm(count, product):
     def for_two_clients(rows, mask, clip_norm):
         both = jax.lax.map(
