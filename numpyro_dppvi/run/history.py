@@ -168,8 +168,8 @@ class Status:
                 said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
         elif self._noisy:
             said = [
-                f"{self._all_ran}, but {self._little}{self._of_prior} Allow a larger epsilon, bring "
-                "more records, or write a model of fewer latents or narrower priors."
+                f"{self._all_ran}, but {self._little}{self._of_prior} Allow a larger epsilon, "
+                "bring more records, or write a model of fewer latents or narrower priors."
             ]
         else:
             # A run that ends early without being stopped has settled.
