@@ -249,6 +249,40 @@ def test_a_budget_for_next_to_nothing_is_no_success(method):
     assert any(words in str(result.status) for words in said)
 
 
+def test_a_spread_of_effects_that_nobody_has_seen_is_no_success():
+    """Its normal approximation is too narrow, wherever it is."""
+    untold = (("effects", ("mu", "tau")),)
+    status = status_of(history(), 2, True, False, untold=untold)
+    assert status.outcome is dppvi.run.Outcome.NOISY
+    assert "noise hides what records say of 'effects', and so of 'mu' and 'tau'" in str(status)
+    assert "LocScaleReparam" in str(status)
+
+
+@pytest.mark.parametrize(("epsilon", "said"), [(0.3, True), (1000.0, False)])
+def test_a_run_says_it_of_effects(epsilon, said):
+    def groups(g, y):
+        tau = numpyro.sample("tau", dist.HalfNormal(1))
+        with numpyro.plate("groups", 3):
+            effects = numpyro.sample("effects", dist.Normal(0, tau))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(effects[g], 1), obs=y)
+
+    rng = np.random.default_rng(0)
+    g = rng.integers(3, size=300)
+    data = {"g": g, "y": (np.array([-0.7, 0.1, 0.9])[g] + rng.normal(size=300)).astype("f")}
+    result = dppvi.fit(
+        groups,
+        None,
+        data,
+        clients=3,
+        rng_key=jax.random.key(0),
+        budget=dppvi.PrivacyBudget(epsilon),
+        progress_bar=False,
+        insecure_noise_seed=0,
+    )
+    assert (result.status.untold == (("effects", ("tau",)),)) is said
+
+
 def test_steps_that_cannot_come_from_the_prior_are_no_success():
     """The caution before the run is told again after it."""
 

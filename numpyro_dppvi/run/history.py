@@ -44,8 +44,8 @@ class Outcome(enum.Enum):
     NOISY = "noisy"
     """All rounds ran, but noise makes intervals more than 3 times as wide as they would be without
     privacy, as far as the releases of :class:`~numpyro_dppvi.FisherScoring` tell; with any method,
-    where the budget allows no less and the posterior is not much narrower than the prior, or where
-    it is as good as the prior."""
+    where the budget allows no less and the posterior is not much narrower than the prior, where it
+    is as good as the prior, or where records hardly narrow latents on which others hang."""
     BENT = "bent"
     """All rounds ran, but clips cut more of what outcomes said than the model expects: these lie
     further out than it says. Only :class:`~numpyro_dppvi.FisherScoring` knows."""
@@ -113,6 +113,8 @@ class Status:
         narrowed: With privacy, how many times as wide as the prior the posterior is, at least, for
             three quarters of the latents: the lower quartile of ratios of standard deviations, on
             the unconstrained scale. ``None`` with a start of ``init_scale``.
+        untold: With privacy, latents that records hardly narrow, each with those that its prior
+            depends on, whose widths cannot be believed.
         caution: Why the method's steps cannot come from the model's prior; empty if they can.
     """
 
@@ -136,6 +138,7 @@ class Status:
     recovered: bool = False
     least: float | None = None
     narrowed: float | None = None
+    untold: tuple[tuple[str, tuple[str, ...]], ...] = ()
     caution: str = ""
 
     def __str__(self) -> str:
@@ -166,6 +169,15 @@ class Status:
             ]
             if self._noisy and not self._idle:
                 said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
+        elif self.untold:
+            names = " and ".join(repr(name) for name, _ in self.untold)
+            above = sorted({parent for _, parents in self.untold for parent in parents})
+            said = [
+                f"{self._all_ran}, but noise hides what records say of {names}, and so of "
+                f"{' and '.join(map(repr, above))} above. Do not believe these: their intervals "
+                "are too narrow. Allow a larger epsilon, bring more records, or write the model "
+                "decentred (numpyro.infer.reparam.LocScaleReparam)."
+            ]
         elif self._noisy:
             said = [
                 f"{self._all_ran}, but {self._little}{self._of_prior} Allow a larger epsilon, "
@@ -348,6 +360,7 @@ def status_of(
     arrived_since: int | None = None,
     least: float | None = None,
     narrowed: float | None = None,
+    untold: tuple[tuple[str, tuple[str, ...]], ...] = (),
     caution: str = "",
 ) -> Status:
     """How a run with this history ended.
@@ -371,6 +384,7 @@ def status_of(
             not, or nobody can tell.
         least: How many times as wide as without privacy intervals must be at best.
         narrowed: How many times as wide as the prior the posterior is.
+        untold: Latents that records hardly narrow, with those that their prior depends on.
         caution: Why the method's steps cannot come from the model's prior, if that is so.
     """
     projected, rejected, failed = (
@@ -407,10 +421,11 @@ def status_of(
         and not np.any(history.failed[arrived_since:]),
         least,
         narrowed,
+        untold,
         caution,
     )
     # From mild to bad: what is set last is the worst that applies.
-    if status._noisy:
+    if status._noisy or untold:
         status = replace(status, outcome=Outcome.NOISY)
     if cut:
         status = replace(status, outcome=Outcome.BENT)
