@@ -453,6 +453,7 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
         prior_sd=jnp.ones(2),
         look=ratios.nothing(2).look,
         along=jnp.zeros(()),
+        near=jnp.zeros((2, 2)),
     )
     even = jnp.full(8, 1 / 8)
 
@@ -501,6 +502,7 @@ def some_told(clip, along=0.0):
         prior_sd=jnp.ones(2),
         look=ratios.nothing(2).look,
         along=jnp.asarray(along),
+        near=jnp.zeros((2, 2)),
     )
 
 
@@ -697,6 +699,37 @@ def test_over_all_outcomes_scores_have_expectation_zero(clip):
             white = x @ np.asarray(told.white)
             info = np.asarray(unpack(each[0]["information"])) / np.sqrt(0.3) * 100
             np.testing.assert_allclose(info, p * (1 - p) * np.outer(white, white), rtol=1e-5)
+
+
+def test_probabilities_are_those_of_the_posterior_about_the_location():
+    """A rare outcome is more probable over a normal logit than at its mean (Gauss and Hermite)."""
+    x, told = np.array([1.0, -0.5]), some_told(1.0)
+    told = told._replace(loc=jnp.array([-3.0, 0.4]), near=jnp.array([[0.7, 0.0], [0.2, 0.4]]))
+
+    def density(loc, outcome):
+        return dist.Bernoulli(logits=loc @ x).log_prob(outcome)
+
+    def probability(told, key):
+        return fisher_scoring._probabilities(told, density, jnp.array([0, 1]), key)[1]
+
+    at_loc = probability(told._replace(near=jnp.zeros((2, 2))), jax.random.key(0))
+    np.testing.assert_allclose(at_loc, 1 / (1 + np.exp(3.2)), rtol=1e-5)
+    nodes, shares = np.polynomial.hermite_e.hermegauss(40)
+    logits = -3.2 + np.linalg.norm(x @ np.asarray(told.near)) * nodes
+    expected = np.sum(shares / (1 + np.exp(-logits))) / np.sum(shares)
+    assert expected > 1.15 * at_loc
+    keys = jax.random.split(jax.random.key(1), 4000)
+    found = jax.jit(jax.vmap(lambda key: probability(told, key)))(keys)
+    np.testing.assert_allclose(found.mean(), expected, atol=4 * found.std() / np.sqrt(4000))
+
+
+def test_where_the_truth_may_be_is_the_posteriors_covariance():
+    """Of a client's next visit; shortened where it is wider than an expansion reaches."""
+    data, _ = study(logistic)
+    result = fitted(logistic, data, 3.0, schedule=dppvi.synchronous)
+    memory = result.state.server.memory
+    near = np.asarray(memory.prior_sd)[:, None] * np.asarray(memory.near)
+    np.testing.assert_allclose(near @ near.T, moments(result)[1], rtol=0.05)
 
 
 @pytest.mark.slow

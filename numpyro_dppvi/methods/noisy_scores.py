@@ -68,6 +68,7 @@ _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 _ROUGH = 0.4, 0.7
 _ONE = 0.02  # the least error of one client's information, taken for everybody's
 _LEAST = 0.1  # information of all records, in units of the prior's, below which none is looked for
+_NEAR = 1.5  # where else the truth is looked for: no further than so many deviations of one record
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -84,6 +85,8 @@ class Told(NamedTuple):
         look: Where to look for columns far from zero, at visits that do.
         along: How much of a clipped score is to answer in its own direction, where outcomes cannot
             be drawn: 1 as long as many are clipped, then 0.
+        near: Where else the truth may be: ``loc + near @ z`` with standard normal z, shape
+            ``(d, d)``.
     """
 
     loc: Array
@@ -94,6 +97,7 @@ class Told(NamedTuple):
     prior_sd: Array
     look: Look
     along: Array
+    near: Array
 
 
 class Waiting(NamedTuple):
@@ -189,6 +193,7 @@ class Memory(NamedTuple):
         round: The scores of the last round, if all clients were asked at one location.
         waiting: Releases since the server moved.
         differences: By how much clients differ.
+        near: A root of the posterior's covariance, short enough for an expansion about ``loc``.
     """
 
     loc: Array
@@ -214,6 +219,7 @@ class Memory(NamedTuple):
     round: secant.Round
     waiting: Waiting
     differences: Differences
+    near: Array
 
     @property
     def own(self) -> Own:
@@ -293,6 +299,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         round=secant.nothing(size),
         waiting=_nobody(size),
         differences=differences.nothing(),
+        near=square,
     )
 
 
@@ -334,6 +341,7 @@ def told(memory: Memory, place: Array | int) -> Told:
         # Of outcomes that cannot be drawn, no observed score counts as clipped, and in the place of
         # drawn ones all that are beyond a third of the clip: together a misfit below 0.
         along=jnp.clip(-memory.misfit / _ALONG - 1, 0, 1),
+        near=memory.prior_sd[:, None] * memory.near,
     )
 
 
@@ -389,8 +397,9 @@ def take(
     moves = any_scored & (everybody | ~_waits(received, memory))
     memory = _where(moves, _learnt(received, memory, said, centred), memory)
     memory = _where(any_scored, _scored(received, released, memory, said, part, scored), memory)
-    change, loc = _factors(received, memory, noise_aware)
-    return change, _moved(_kept(memory), jnp.where(moves, loc, memory.loc))
+    change, loc, near = _factors(received, memory, noise_aware)
+    memory = _kept(memory)._replace(near=near)
+    return change, _moved(memory, jnp.where(moves, loc, memory.loc))
 
 
 @in_own_precision
@@ -939,8 +948,8 @@ def _moved(memory: Memory, loc: Array) -> Memory:
     )
 
 
-def _factors(received: Received, memory: Memory, noise_aware: bool) -> tuple[Natural, Array]:
-    """Changes of the visited clients' factors, and where scores are to be taken next."""
+def _factors(received: Received, memory: Memory, noise_aware: bool) -> tuple[Natural, Array, Array]:
+    """Changes of visited clients' factors, where scores go next, and a root of q's covariance."""
     ((name, _),) = received.family.members
     size, sd, num_records = memory.loc.size, memory.prior_sd, received.num_records
     axes = _coordinates(memory.shape)
@@ -992,6 +1001,7 @@ def _factors(received: Received, memory: Memory, noise_aware: bool) -> tuple[Nat
         return NormalNatural(axes.back.T @ turn @ linear / sd, pack(-0.5 * precision))
 
     def moments(found: NormalNatural) -> tuple[Array, Array]:
+        """The posterior's mean and covariance."""
         change = jax.tree.map(jnp.subtract, found, before)
         q = jax.tree.map(jnp.add, received.q[name], change)
         precision = -2 * unpack(q.quadratic)
@@ -999,10 +1009,11 @@ def _factors(received: Received, memory: Memory, noise_aware: bool) -> tuple[Nat
         scaled = precision / (root[:, None] * root)
         covariance = jnp.linalg.inv(scaled)
         mean = jnp.linalg.solve(scaled, q.linear / root) / root
-        return mean / sd, jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0)) / root / sd
+        return mean / sd, covariance / (root[:, None] * root) / (sd[:, None] * sd)
 
     def step(found: NormalNatural) -> Array:
-        mean, width = moments(found)
+        mean, covariance = moments(found)
+        width = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0))
         way = sure @ (axes.back @ (mean - here))
         length = jnp.sqrt(jnp.sum(way**2))
         way = axes.white @ way * jnp.minimum(1.0, _TRUST / jnp.maximum(length, 1e-12))
@@ -1020,7 +1031,16 @@ def _factors(received: Received, memory: Memory, noise_aware: bool) -> tuple[Nat
 
     middle, last = jax.lax.fori_loop(0, _STEPS + 1, again, (here, jnp.zeros_like(known)))
     change = jax.tree.map(jnp.subtract, naturals(last), received.factor[name])
-    return Natural({name: change}), middle * sd
+    return Natural({name: change}), middle * sd, _near(memory, axes, moments(total(last))[1])
+
+
+def _near(memory: Memory, axes: _White, covariance: Array) -> Array:
+    """A root of a covariance in prior units, no longer than an expansion reaches."""
+    width = jnp.sqrt(jnp.diagonal(covariance))
+    root = width[:, None] * jnp.linalg.cholesky(covariance / (width[:, None] * width))
+    length = jnp.sqrt(memory.level * jnp.sum((axes.back @ root) ** 2))
+    root = root * jnp.minimum(1, _NEAR / jnp.maximum(length, 1e-12))
+    return jnp.where(jnp.all(jnp.isfinite(root)), root, 0)
 
 
 def _responses(memory: Memory, axes: _White) -> tuple[Array, Array]:
