@@ -58,7 +58,9 @@ from numpyro_dppvi.methods.values import Aggregator, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
 from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, arithmetic
 
-_PAIRS = 4  # of places about the posterior's mean, in which outcomes' probabilities are taken
+# Pairs of places about the posterior's mean in which a record's outcomes have probabilities: each
+# record has its own, and their sum over records is what counts.
+_PAIRS = 1
 _NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cannot be drawn
 
 
