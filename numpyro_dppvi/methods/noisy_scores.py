@@ -1011,8 +1011,7 @@ def _factors(received: Received, memory: Memory, noise_aware: bool) -> tuple[Nat
         mean = jnp.linalg.solve(scaled, q.linear / root) / root
         return mean / sd, covariance / (root[:, None] * root) / (sd[:, None] * sd)
 
-    def step(found: NormalNatural) -> Array:
-        mean, covariance = moments(found)
+    def step(mean: Array, covariance: Array) -> Array:
         width = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0))
         way = sure @ (axes.back @ (mean - here))
         length = jnp.sqrt(jnp.sum(way**2))
@@ -1023,15 +1022,17 @@ def _factors(received: Received, memory: Memory, noise_aware: bool) -> tuple[Nat
         return jnp.where(jnp.all(jnp.isfinite(to)), to, here)
 
     # A loop, in which factors come before steps, because compiling each of them took a second. Of
-    # the last turn only the factors count.
-    def again(number: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        middle, _ = found
+    # the last turn only the factors and the covariance count.
+    def again(number: Array, found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        middle, _, _ = found
         now = claims(middle)
-        return jnp.where(number < _STEPS, step(total(now)), middle), now
+        mean, covariance = moments(total(now))
+        return jnp.where(number < _STEPS, step(mean, covariance), middle), now, covariance
 
-    middle, last = jax.lax.fori_loop(0, _STEPS + 1, again, (here, jnp.zeros_like(known)))
+    start = (here, jnp.zeros_like(known), jnp.zeros_like(memory.shape))
+    middle, last, covariance = jax.lax.fori_loop(0, _STEPS + 1, again, start)
     change = jax.tree.map(jnp.subtract, naturals(last), received.factor[name])
-    return Natural({name: change}), middle * sd, _near(memory, axes, moments(total(last))[1])
+    return Natural({name: change}), middle * sd, _near(memory, axes, covariance)
 
 
 def _near(memory: Memory, axes: _White, covariance: Array) -> Array:
