@@ -68,6 +68,7 @@ def _share_contexts() -> None:
         return
     try:
         from jax._src.interpreters import mlir
+        from jaxlib.mlir import ir
 
         make = mlir.make_ir_context
     except (ImportError, AttributeError):  # JAX calls it otherwise: then it only takes longer
@@ -75,6 +76,9 @@ def _share_contexts() -> None:
     places, kept = itertools.count(1), [make()]  # never empty: programs are made in threads, too
 
     def shared() -> Any:
+        # A program that is asked for while another one is written would be written into that.
+        if ir.Context.current is not None:
+            return make()
         if next(places) % 100 == 0:
             kept[0] = make()
         return kept[0]

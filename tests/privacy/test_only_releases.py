@@ -329,11 +329,11 @@ def forget():
 REAL_NOISE = visits.add_noise
 
 
-def noise_alone(rng_key, total, noise_std, like=None):
+def noise_alone(rng_key, total, noise_std, like=None, asked=None):
     """The mechanism at infinite noise, up to scale."""
     with jax.enable_x64(True):
         nothing = jax.tree.map(lambda leaf: 0 * leaf, total)
-    return REAL_NOISE(rng_key, nothing, noise_std, total if like is None else like)
+    return REAL_NOISE(rng_key, nothing, noise_std, total if like is None else like, asked)
 
 
 @pytest.fixture(scope="module", autouse=True)
