@@ -133,7 +133,7 @@ class Own(NamedTuple):
 
     Where it is kept, ``score`` and ``score_known`` are as of the client's last visit, in units of
     :class:`Moves`, so that a visit costs as much however many clients there are: see
-    :func:`_kept`. Within :func:`take` they are at ``Memory.loc``.
+    ``_kept``. Within ``take`` they are at ``Memory.loc``.
 
     Attributes:
         visits: How often it was visited.
@@ -187,7 +187,7 @@ class Memory(NamedTuple):
         counted: Records in them.
         ratios: What is known of columns far from zero.
         most_visits: How often the client was visited that was visited most.
-        clients: What is remembered of each; in :func:`take`, of those who were visited alone.
+        clients: What is remembered of each; in ``take``, of those who were visited alone.
         moves: What has become of all clients' scores.
         pull: Whether the last rounds' scores still point one way.
         round: The scores of the last round, if all clients were asked at one location.

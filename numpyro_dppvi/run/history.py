@@ -47,8 +47,8 @@ class Outcome(enum.Enum):
     where the budget allows no less and the posterior is not much narrower than the prior, where it
     is as good as the prior, or where records hardly narrow latents on which others hang."""
     BENT = "bent"
-    """All rounds ran, but clips cut more of what outcomes said than the model expects: these lie
-    further out than it says. Only :class:`~numpyro_dppvi.FisherScoring` knows."""
+    """All rounds ran, but outcomes lie further out than the model says, so that clips cut more of
+    what they say than it expects. Only :class:`~numpyro_dppvi.FisherScoring` knows."""
     UNSETTLED = "unsettled"
     """All rounds ran, and the last one still moved the posterior, by more than 0.4 of its standard
     deviations with noise or 0.1 without. Without noise also where small rounds have more than 0.1
