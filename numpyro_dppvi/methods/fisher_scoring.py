@@ -61,6 +61,10 @@ from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, arithmetic
 # Pairs of places about the posterior's mean in which a record's outcomes have probabilities: each
 # record has its own, and their sum over records is what counts.
 _PAIRS = 1
+# Where else the truth is looked for: no further than so many deviations of one record, where
+# outcomes are listed and where they are drawn. An early posterior is wider than its mean is off,
+# and what learnt spreads lose by it in drawn outcomes is remembered.
+_REACHES = 1.5, 0.3
 _NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cannot be drawn
 
 
@@ -167,20 +171,27 @@ class FisherScoring(values.Usual):
                 return _as_observed(told, lambda loc: score(loc, {}))
             # Of the model at the very point where scores are taken: if the model is right there,
             # the observed outcome is one more like them.
+            observed = score(told.loc, {})
             outcomes: Mapping[str, Any] | None = space.few_outcomes
-            drawn = outcomes is None
-            if drawn:
-                theta, keys = latents(told.loc), jax.random.split(key, self.num_replicates)
-                outcomes = jax.vmap(lambda key: space.draw(theta, row, key))(keys)
-            others = jax.vmap(score, (None, 0))(told.loc, outcomes)
-            if drawn:
-                weights = jnp.full(self.num_replicates, 1 / self.num_replicates, others.dtype)
-            else:
+            if outcomes is not None:
+                listed = jax.vmap(score, (None, 0))(told.loc, outcomes)
                 weights = _probabilities(told, density, outcomes, key)
-            return _centred(told, score(told.loc, {}), others, weights, drawn=drawn)
+                return _centred(told, observed, listed, weights)
+
+            def draw(loc: Array, key: PRNGKey) -> Array:
+                return score(told.loc, space.draw(latents(loc), row, key))
+
+            number = self.num_replicates
+            key, *keys = jax.random.split(key, number + 1)
+            places = _about(told, -(-number // 2), key)[:number]
+            # By the same keys, so that they differ by where they are drawn alone.
+            there = jax.vmap(draw)(places, jnp.stack(keys))
+            here = jax.vmap(draw, (None, 0))(told.loc, jnp.stack(keys))
+            weights = jnp.full(number, 1 / number, there.dtype)
+            return _centred(told, observed, there, weights, here)
 
         # The scores of all outcomes, and an information matrix.
-        floats = (self.num_replicates + 1) * told.loc.size + told.loc.size**2
+        floats = (2 * self.num_replicates + 1) * told.loc.size + told.loc.size**2
         # Histograms are asked for at a client's first visits alone, and take most of the time.
         asked = {"score": None, "information": None, "clipped": None, "scales": told.shares[3] > 0}
         released = likelihood.released_sum(contribution, floats, visit.secret_key, asked)
@@ -214,6 +225,7 @@ class FisherScoring(values.Usual):
             releases,
             memory,
             centred=self._centred_var(received.space),
+            reach=_REACHES[received.space.few_outcomes is None],
             noise_aware=self.noise_aware,
         )
 
@@ -252,6 +264,20 @@ def _latents(
     return space.constrain(family.by_latent({name: base}))
 
 
+def _about(told: Told, pairs: int, key: PRNGKey) -> Array:
+    """Places about ``loc`` as the posterior is, shape ``(2 * pairs, d)``.
+
+    In pairs, whose first derivatives cancel. Signs have the variance of normal numbers, which is
+    all that counts for second derivatives, and come 32 from a word.
+    """
+    size = told.loc.size
+    words = jax.random.bits(key, (-(-pairs * size // 32), 1), jnp.uint32)
+    bits = (words >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    signs = 2.0 * bits.ravel()[: pairs * size].reshape(pairs, size).astype(told.loc.dtype) - 1
+    steps = signs @ told.near.T
+    return told.loc + jnp.concatenate([steps, -steps])
+
+
 def _probabilities(
     told: Told, density: Callable[[Array, PyTree], Array], outcomes: PyTree, key: PRNGKey
 ) -> Array:
@@ -260,14 +286,7 @@ def _probabilities(
     At ``loc`` itself they would be off by half their second derivative times the posterior's
     covariance, all one way: where outcomes are rare, the intercept lagged by 1.6 of its deviations.
     """
-    # In pairs, whose first derivatives cancel. Signs have the variance of normal numbers, which is
-    # all that counts for second derivatives, and come 32 from a word.
-    size = told.loc.size
-    words = jax.random.bits(key, (-(-_PAIRS * size // 32), 1), jnp.uint32)
-    bits = (words >> jnp.arange(32, dtype=jnp.uint32)) & 1
-    signs = 2.0 * bits.ravel()[: _PAIRS * size].reshape(_PAIRS, size).astype(told.loc.dtype) - 1
-    steps = signs @ told.near.T
-    places = told.loc + jnp.concatenate([steps, -steps])
+    places = _about(told, _PAIRS, key)
     densities = jax.vmap(jax.vmap(density, (None, 0)), (0, None))(places, outcomes)
     return jnp.mean(jax.nn.softmax(densities), axis=0)
 
@@ -281,16 +300,21 @@ def _shrink(norm: Array, bound: Array) -> Array:
     return jnp.minimum(1.0, bound / jnp.maximum(norm, 1e-30))
 
 
-def _centred(told: Told, observed: Array, others: Array, weights: Array, *, drawn: bool) -> PyTree:
+def _centred(
+    told: Told, observed: Array, others: Array, weights: Array, here: Array | None = None
+) -> PyTree:
     """What one record adds to a release whose outcomes can be drawn or listed.
 
     Args:
         told: What the server said.
         observed: Score of the observed outcome, in base values.
-        others: Scores of outcomes of the model.
+        others: Scores of outcomes of the model where the truth may be.
         weights: Their probabilities, which add up to 1.
-        drawn: Whether these were drawn, or are all that there are.
+        here: Scores of outcomes drawn at ``loc``; ``None`` if ``others`` are all that there are.
     """
+    drawn = here is not None
+    if here is None:
+        here = others
     white = jnp.concatenate([observed[None], others]) @ told.white
     # The centre b with E clip(z - b) = 0, by reweighted means. Over all outcomes that there are,
     # the expectation of what is observed is that of the others, which is taken off below. Drawn
@@ -302,15 +326,16 @@ def _centred(told: Told, observed: Array, others: Array, weights: Array, *, draw
     for _ in range(4):
         by = shares * _shrink(_norms(white - centre), told.clip)
         centre = by @ white / jnp.sum(by)
-    rest = white - centre
-    norms = _norms(rest)
-    clipped = rest * _shrink(norms, told.clip)[:, None]
+    norms = _norms(white - centre)
+    clipped = (white - centre) * _shrink(norms, told.clip)[:, None]
     score = clipped[0] - shares @ clipped
     # How the expected score answers to the true parameter: the derivative of a density is the
-    # density times its score z, so that d E[clip(z)] = E[clip(z) z'], over outcomes of the model.
-    info = jnp.einsum("k,ki,kj", weights * _shrink(norms[1:], told.clip), rest[1:], rest[1:])
+    # density times its score z, so that d E[clip(z)] = E[clip(z) z'], over outcomes of the model at
+    # ``loc``. Those drawn elsewhere vary more, and would seem to say more.
+    rest = here @ told.white - centre
+    info = jnp.einsum("k,ki,kj", weights * _shrink(_norms(rest), told.clip), rest, rest)
     over = 1.0 * (norms > told.clip)
-    scores = others * told.prior_sd
+    scores = here * told.prior_sd
     return _contribution(
         told,
         score=score,

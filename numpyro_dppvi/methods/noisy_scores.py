@@ -68,7 +68,6 @@ _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 _ROUGH = 0.4, 0.7
 _ONE = 0.02  # the least error of one client's information, taken for everybody's
 _LEAST = 0.1  # information of all records, in units of the prior's, below which none is looked for
-_NEAR = 1.5  # where else the truth is looked for: no further than so many deviations of one record
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 
 
@@ -367,6 +366,7 @@ def take(
     memory: Memory,
     *,
     centred: float,
+    reach: float = 0.0,
     noise_aware: bool = True,
 ) -> tuple[Natural, Memory]:
     """What a group's releases change: the group's factors, and what is remembered.
@@ -376,6 +376,7 @@ def take(
         released: What the group released.
         memory: What is remembered; of clients, those of the group.
         centred: Variance of a score by the outcomes drawn to centre it, over its information.
+        reach: The longest that ``Memory.near`` may be, in deviations of one record.
         noise_aware: Whether factors know the noise of the releases, or else are made as if there
             were none.
     """
@@ -397,8 +398,8 @@ def take(
     moves = any_scored & (everybody | ~_waits(received, memory))
     memory = _where(moves, _learnt(received, memory, said, centred), memory)
     memory = _where(any_scored, _scored(received, released, memory, said, part, scored), memory)
-    change, loc, near = _factors(received, memory, noise_aware)
-    memory = _kept(memory)._replace(near=near)
+    change, loc, covariance = _factors(received, memory, noise_aware)
+    memory = _kept(memory)._replace(near=_near(memory, covariance, reach))
     return change, _moved(memory, jnp.where(moves, loc, memory.loc))
 
 
@@ -949,7 +950,7 @@ def _moved(memory: Memory, loc: Array) -> Memory:
 
 
 def _factors(received: Received, memory: Memory, noise_aware: bool) -> tuple[Natural, Array, Array]:
-    """Changes of visited clients' factors, where scores go next, and a root of q's covariance."""
+    """Changes of visited clients' factors, where scores go next, and q's covariance."""
     ((name, _),) = received.family.members
     size, sd, num_records = memory.loc.size, memory.prior_sd, received.num_records
     axes = _coordinates(memory.shape)
@@ -1032,15 +1033,16 @@ def _factors(received: Received, memory: Memory, noise_aware: bool) -> tuple[Nat
     start = (here, jnp.zeros_like(known), jnp.zeros_like(memory.shape))
     middle, last, covariance = jax.lax.fori_loop(0, _STEPS + 1, again, start)
     change = jax.tree.map(jnp.subtract, naturals(last), received.factor[name])
-    return Natural({name: change}), middle * sd, _near(memory, axes, covariance)
+    return Natural({name: change}), middle * sd, covariance
 
 
-def _near(memory: Memory, axes: _White, covariance: Array) -> Array:
+def _near(memory: Memory, covariance: Array, reach: float) -> Array:
     """A root of a covariance in prior units, no longer than an expansion reaches."""
+    back = _coordinates(memory.shape).back
     width = jnp.sqrt(jnp.diagonal(covariance))
     root = width[:, None] * jnp.linalg.cholesky(covariance / (width[:, None] * width))
-    length = jnp.sqrt(memory.level * jnp.sum((axes.back @ root) ** 2))
-    root = root * jnp.minimum(1, _NEAR / jnp.maximum(length, 1e-12))
+    length = jnp.sqrt(memory.level * jnp.sum((back @ root) ** 2))
+    root = root * jnp.minimum(1, reach / jnp.maximum(length, 1e-12))
     return jnp.where(jnp.all(jnp.isfinite(root)), root, 0)
 
 
