@@ -61,10 +61,9 @@ from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, arithmetic
 # Pairs of places about the posterior's mean in which a record's outcomes have probabilities: each
 # record has its own, and their sum over records is what counts.
 _PAIRS = 1
-# Where else the truth is looked for: no further than so many deviations of one record, where
-# outcomes are listed and where they are drawn. An early posterior is wider than its mean is off,
-# and what learnt spreads lose by it in drawn outcomes is remembered.
-_REACHES = 1.5, 0.3
+# Where else the truth is looked for: no further than so many deviations of one record. Where outcomes
+# are drawn, early posteriors, which are wider than their means are off, would take off too much.
+_LISTED_REACH, _DRAWN_REACH = 1.5, 0.3
 _NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cannot be drawn
 
 
@@ -225,7 +224,7 @@ class FisherScoring(values.Usual):
             releases,
             memory,
             centred=self._centred_var(received.space),
-            reach=_REACHES[received.space.few_outcomes is None],
+            reach=_DRAWN_REACH if received.space.few_outcomes is None else _LISTED_REACH,
             noise_aware=self.noise_aware,
         )
 
