@@ -23,6 +23,8 @@ or scale of columns is chosen by the user:
   model does not fit, observed scores are clipped more often than drawn ones: that difference is
   released, and the clip rises until what exceeds it is less than the noise. Where outcomes cannot
   be drawn (a ``numpyro.factor``), scores are clipped about zero, and a high clip bends little.
+* *Where the truth may be.* x is off by its noise, and scores answer to that in second order, too: a
+  learnt spread would look larger than it is. So outcomes are drawn about x as the posterior is.
 * *All rounds count.* Releases of a client are averaged, older ones for less the further x has
   moved since.
 * *Clients may differ.* Where their released information does by more than noise, x stays until all
@@ -61,8 +63,8 @@ from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, arithmetic
 # Pairs of places about the posterior's mean in which a record's outcomes have probabilities: each
 # record has its own, and their sum over records is what counts.
 _PAIRS = 1
-# Where else the truth is looked for: no further than so many deviations of one record. Where outcomes
-# are drawn, early posteriors, which are wider than their means are off, would take off too much.
+# Where else the truth is looked for: no further than so many deviations of one record. Where
+# outcomes are drawn, early posteriors, which are wider than their means are off, took off too much.
 _LISTED_REACH, _DRAWN_REACH = 1.5, 0.3
 _NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cannot be drawn
 
