@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -458,7 +459,7 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
     even = jnp.full(8, 1 / 8)
 
     def release(scores):
-        return fisher_scoring._centred(told, scores[0], scores[1:], even, drawn=True)["score"]
+        return fisher_scoring._centred(told, scores[0], scores[1:], even, scores[1:])["score"]
 
     each = jax.jit(jax.vmap(release))(jnp.asarray(scores, jnp.float32))
     each = np.asarray(each, np.float64)
@@ -537,8 +538,9 @@ def flags(scores, clip):
     told = some_told(clip)._replace(white=jnp.eye(2))
     scores = jnp.asarray(scores)
     even = jnp.full(len(scores) - 1, 1 / (len(scores) - 1))
-    released = jax.jit(functools.partial(fisher_scoring._centred, drawn=True))
-    part = released(told, scores[0], scores[1:], even)["clipped"]
+    part = jax.jit(fisher_scoring._centred)(told, scores[0], scores[1:], even, scores[1:])[
+        "clipped"
+    ]
     return (np.asarray(part) / np.sqrt(0.2 / 3) + 1) / 2
 
 
@@ -689,7 +691,7 @@ def test_over_all_outcomes_scores_have_expectation_zero(clip):
 
         @jax.jit
         def release(observed):
-            return fisher_scoring._centred(told, observed, outcomes, weights, drawn=False)
+            return fisher_scoring._centred(told, observed, outcomes, weights)
 
         each = [release(jnp.asarray(outcome)) for outcome in outcomes]
         mean = (1 - p) * np.asarray(each[0]["score"]) + p * np.asarray(each[1]["score"])
@@ -730,6 +732,41 @@ def test_where_the_truth_may_be_is_the_posteriors_covariance():
     memory = result.state.server.memory
     near = np.asarray(memory.prior_sd)[:, None] * np.asarray(memory.near)
     np.testing.assert_allclose(near @ near.T, moments(result)[1], rtol=0.05)
+
+
+def test_drawn_outcomes_take_off_what_the_location_is_off():
+    """A mean that is off looks like more spread; the information stays that of the location."""
+
+    def model(y):
+        log_spread = numpyro.sample("a_log_spread", dist.Normal(0, 1))
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        with numpyro.plate("records", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, jnp.exp(log_spread)), obs=y)
+
+    method, records = dppvi.FisherScoring(), 40_000
+    near = np.diag([0.1, 0.3])
+    truth = near @ np.random.default_rng(0).choice([-1.0, 1.0], (2, records))
+    y = truth[1] + np.exp(truth[0]) * np.random.default_rng(1).normal(size=records)
+    space = latents.from_model(model, {"y": jnp.zeros(3)})
+    family = dppvi.protocol.algorithm.guides.family_of(AutoMultivariateNormal(model), model, space)
+
+    @jax.jit
+    def mean_release(near):
+        told = some_told(100.0)._replace(loc=jnp.zeros(2), white=jnp.eye(2), near=near)
+        visit = SimpleNamespace(told=told, family=family, secret_key=None)
+        caught = SimpleNamespace(released_sum=lambda contribution, *_: contribution)
+        contribution = method.visit(visit, caught).release
+        keys = jax.random.split(jax.random.key(2), records)
+        rows = {"y": jnp.asarray(y, jnp.float32)[:, None]}
+        each = jax.vmap(functools.partial(contribution, space))(rows, keys)
+        information = unpack(jnp.mean(each["information"], axis=0)) / np.sqrt(0.3) * 100
+        return jnp.mean(each["score"], axis=0) / np.sqrt(0.5) * 100, information
+
+    score, information = mean_release(jnp.asarray(near, jnp.float32))
+    off, at_loc = mean_release(jnp.zeros((2, 2)))
+    assert off[0] > 0.08  # the mean's variance, .09, and a little of the spread's
+    assert abs(score[0]) < 0.035, score  # four of its standard errors
+    np.testing.assert_allclose(information, at_loc, rtol=0.06, atol=0.03)
 
 
 @pytest.mark.slow
