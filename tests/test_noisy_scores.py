@@ -11,19 +11,20 @@ from scipy.stats import norm
 import numpyro_dppvi as dppvi
 from benchmarks import believe
 from numpyro_dppvi.families import FullNormal, FullNormalCoordinates, MeanField
-from numpyro_dppvi.methods import noisy_scores, pull
+from numpyro_dppvi.methods import moving, noisy_factors, noisy_scores, pull, shapes, white
+from numpyro_dppvi.methods.remembered import nothing
 from numpyro_dppvi.methods.visits import Received
 
 SIZE = 4
 
-coordinates = jax.jit(noisy_scores._coordinates)
+coordinates = jax.jit(white.coordinates)
 learn = jax.jit(noisy_scores._shape_seen)
-shrink = jax.jit(noisy_scores._shrunk)
-longer = jax.jit(noisy_scores._longer)
-after_step = jax.jit(noisy_scores._moved)
-error_of = jax.jit(noisy_scores._error)
-put_down = jax.jit(noisy_scores._kept)
-responses = jax.jit(noisy_scores._responses)
+shrink = jax.jit(shapes.shrunk)
+longer = jax.jit(shapes.longer)
+after_step = jax.jit(moving.moved)
+error_of = jax.jit(moving.error_of)
+put_down = jax.jit(moving.kept)
+responses = jax.jit(noisy_factors.responses_in)
 pull_after = jax.jit(pull.after)
 
 inside_of = jax.jit(lambda axes, matrix: axes.information(matrix))
@@ -31,12 +32,12 @@ outside_of = jax.jit(lambda axes, seen, known: (axes.outside(seen), axes.unknown
 
 
 def picked_up(received, memory, axes):
-    return jax.jit(lambda memory, axes: noisy_scores._found(received, memory, axes))(memory, axes)
+    return jax.jit(lambda memory, axes: moving.found(received, memory, axes))(memory, axes)
 
 
 def remembered(**changes):
     family = MeanField((("w", FullNormal((SIZE,))),))
-    memory = noisy_scores.nothing(family, family.natural(family.standard()), 2)
+    memory = nothing(family, family.natural(family.standard()), 2)
     return memory._replace(**{name: jnp.asarray(value) for name, value in changes.items()})
 
 
@@ -51,10 +52,10 @@ def test_columns_with_as_much_in_common_keep_the_models_order():
     rng = np.random.default_rng(0)
     sizes = rng.uniform(0.5, 2, 5)
     rounding = 1 + 1e-15 * rng.normal(size=(5, 5))
-    assert noisy_scores._order(jnp.asarray(np.diag(sizes) * rounding)).tolist() == [0, 1, 2, 3, 4]
+    assert white.order_of(jnp.asarray(np.diag(sizes) * rounding)).tolist() == [0, 1, 2, 3, 4]
     alike = np.eye(5)
     alike[3, 1] = alike[1, 3] = 0.9
-    assert noisy_scores._order(jnp.asarray(alike * rounding)).tolist() == [1, 3, 0, 2, 4]
+    assert white.order_of(jnp.asarray(alike * rounding)).tolist() == [1, 3, 0, 2, 4]
 
 
 def raw_columns():
@@ -250,7 +251,7 @@ def test_scores_begin_hardly_beside_the_prior_mean():
     wide = family.natural(
         {"w": FullNormalCoordinates(jnp.zeros(2), jnp.log(jnp.array([3000.0, 1])), jnp.zeros(1))}
     )
-    loc = np.asarray(noisy_scores.nothing(family, wide, 1).loc)
+    loc = np.asarray(nothing(family, wide, 1).loc)
     assert np.all((loc > 0) & (loc < 0.01))
 
 
@@ -311,7 +312,7 @@ def test_latents_of_one_scale_respond_by_no_more_than_was_seen(number):
     expected = np.eye(SIZE)
     if number > 1:
         inside, turn = np.linalg.eigh(seen[:number, :number])
-        inside = np.clip(inside, noisy_scores._DOUBTED, 1)
+        inside = np.clip(inside, noisy_factors._DOUBTED, 1)
         expected[:number, :number] = (turn * inside) @ turn.T
     np.testing.assert_allclose(found, expected, atol=1e-5)
     # Where noise hides all of it, the shape is believed.

@@ -51,11 +51,11 @@ from numpyro_dppvi.families import FullNormal, MeanField, factors
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.full_normal import pack
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import entering, noisy_scores, ratios, tails, values
+from numpyro_dppvi.methods import entering, noisy_scores, ratios, remembered, tails, values
 from numpyro_dppvi.methods.local_solve import Descent
 from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients, planned_gradients
-from numpyro_dppvi.methods.noisy_scores import Memory, Told
 from numpyro_dppvi.methods.objective import Automatic
+from numpyro_dppvi.methods.remembered import Memory, Told
 from numpyro_dppvi.methods.values import Aggregator, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
 from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, arithmetic
@@ -202,7 +202,7 @@ class FisherScoring(values.Usual):
         """Nothing is known but the prior."""
         entries = entering.of(space, family)
         marginal = entering.marginal(family, q, entries)
-        return noisy_scores.nothing(entering.alone(family, entries), marginal, num_factors)
+        return remembered.nothing(entering.alone(family, entries), marginal, num_factors)
 
     def told(self, memory: Memory, place: Array | int) -> Told:
         """Where to take scores, in which coordinates, and how to share out the release."""

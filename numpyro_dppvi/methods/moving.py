@@ -1,0 +1,80 @@
+"""Scores of clients where they are taken next, from where they were released.
+
+When the location moves by w, a sum of n scores changes by -n J w, known as well as J is. Clients'
+scores are kept in units of :class:`Moves`, one sum for all of them, so that a visit costs as much
+however many clients there are.
+"""
+
+import jax.numpy as jnp
+
+from numpyro_dppvi._typing import Array
+from numpyro_dppvi.methods.remembered import Memory
+from numpyro_dppvi.methods.visits import Received
+from numpyro_dppvi.methods.white import White, coordinates, symmetric
+
+# Chosen by simulation (docs/believe.md says on which studies).
+_SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
+_LEVEL_DOUBT = 0.3  # how much of what is unknown of the level counts, where scores are moved
+_CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
+
+
+def error_of(memory: Memory, axes: White, way: Array) -> Array:
+    """Covariance of the error of one record's score by extrapolation over a way, in ``axes``."""
+    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    noise = (turn / jnp.maximum(p, 1e-6)) @ turn.T
+    way = way @ axes.back.T
+    squared = jnp.sum(way**2)
+    unsure = _UNSURE**2 + _LEVEL_DOUBT * memory.level_var
+    alike = _CURVATURE * squared**2 / 2 + unsure * squared
+    return alike * jnp.eye(way.size) + (way @ noise @ way) * noise
+
+
+def weights_of(received: Received) -> Array:
+    """What the error of one record's score counts in those of the clients', on two more axes.
+
+    All clients' errors are alike and do not average out: each counts as if it were theirs all.
+    """
+    return received.num_factors * received.num_records[:, None, None] ** 2
+
+
+def found(received: Received, memory: Memory, axes: White) -> Memory:
+    """Scores of clients at ``memory.loc``, as far as they are known, from where they are kept."""
+    (unit, way, _), own = memory.moves, memory.own
+    error = weights_of(received) * axes.information(memory.moves.error - own.error)
+    # (K^-1 + E)^-1 = (1 + K E)^-1 K, which K = 0 leaves at 0.
+    known = axes.known(own.score_known)
+    known = symmetric(jnp.linalg.solve(jnp.eye(way.size) + known @ error, known))
+    told_something = jnp.any(own.score_known != 0, axis=(1, 2))
+    score = jnp.where(told_something[:, None], own.score - own.records[:, None] * way, 0)
+    return memory.with_own(score=unit * score, score_known=axes.unknown(known) / unit**2)
+
+
+def kept(memory: Memory) -> Memory:
+    """The inverse of :func:`found`: scores and what is known of them as they are kept."""
+    (unit, way, error), own = memory.moves, memory.own
+    return memory.with_own(
+        score=own.score / unit + own.records[:, None] * way,
+        score_known=own.score_known * unit**2,
+        error=jnp.broadcast_to(error, own.error.shape),
+    )
+
+
+def moved(memory: Memory, loc: Array) -> Memory:
+    """What is remembered, seen from where scores are taken next."""
+    axes, size = coordinates(memory.shape), loc.size
+    way = (loc - memory.loc) / memory.prior_sd
+    # The shape depends on where scores are taken: what was seen elsewhere counts for less.
+    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    p = jnp.maximum(p, 0)
+    length = memory.level * jnp.sum((axes.back @ way) ** 2)
+    p = p / jnp.sqrt(1 + p**2 * _SHAPE_DRIFT * length / size)
+    before = memory.moves
+    error = axes.outside(error_of(memory, axes, way))
+    return memory._replace(
+        loc=loc,
+        shape_known=axes.unknown((turn * p) @ turn.T),
+        moves=before._replace(
+            way=before.way + memory.shape @ way / before.unit,
+            error=before.error + error / before.unit**2,
+        ),
+    )

@@ -1,0 +1,139 @@
+"""Factors that know their noise: A (A + Sigma)^-1 A of what clients released."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_dppvi._typing import Array, Natural
+from numpyro_dppvi.families.diagonal_normal import NormalNatural
+from numpyro_dppvi.families.full_normal import pack, unpack
+from numpyro_dppvi.methods import moving, ratios
+from numpyro_dppvi.methods.remembered import Memory, must_wait
+from numpyro_dppvi.methods.visits import Received
+from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric, turned
+
+# Chosen by simulation (docs/believe.md says on which studies).
+_TRUST = 2.0  # the longest step, in white length
+_STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
+_DOUBTED = 0.3  # the least response of latents that may lie far from zero
+_EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
+
+
+def changes(received: Received, memory: Memory, noise_aware: bool) -> tuple[Natural, Array, Array]:
+    """Changes of visited clients' factors, where scores go next, and q's covariance."""
+    ((name, _),) = received.family.members
+    size, sd, num_records = memory.loc.size, memory.prior_sd, received.num_records
+    axes = coordinates(memory.shape)
+    # Less is made of directions in which noise could hide correlation: J (J + sqrt(d) N)^-1 of a
+    # step, J^2 (J^2 + d N^2)^-1 of what a factor claims.
+    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    p = jnp.maximum(p, 1e-9)
+    sure = (turn * (p / (p + math.sqrt(size)))) @ turn.T
+    half = (turn * (p / jnp.sqrt(p**2 + size))) @ turn.T
+    known = axes.known(memory.own.score_known)
+    here, waits = memory.loc / sd, must_wait(received, memory)
+    responses, ways = responses_in(memory, axes)
+    responses = jnp.where(noise_aware, responses, 1)
+    response = (ways * responses) @ ways.T
+    # Each client's own maximum, by one Newton step.
+    own = memory.own.score @ axes.white / num_records[:, None]
+    own = here + own @ (ways / responses) @ ways.T @ axes.white.T
+    # Factors have the precision claims_m, turned so.
+    turn = half @ response if noise_aware else jnp.eye(size)
+    before = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), received.factor[name])
+
+    def claims(middle: Array) -> Array:
+        """What factors claim to know, given about where the posterior's mean is."""
+        # In white coordinates A = n level R with the response R, which is about the identity, so
+        # that A (A + Sigma)^-1 A is n R (n R / level + V)^-1 n R for scores over the level with
+        # error V, and with K = V^-1 the middle is (1 + K n R / level)^-1 K.
+        # As long as the server waits, scores stay where they are.
+        way = jnp.where(waits, 0, middle - here)
+        if not noise_aware:  # the limit of the same without noise, A, once there are scores
+            scored = jnp.any(memory.own.score_known != 0, axis=(1, 2))
+            exact = jnp.where(scored, num_records * memory.level, 0)
+            return exact[:, None, None] * jnp.eye(size)
+        records = num_records[:, None, None]
+        error = moving.weights_of(received) * moving.error_of(memory, axes, way)
+        slope = records / memory.level * response
+        amount = jnp.linalg.solve(jnp.eye(size) + known @ (slope + error), known)
+        return records**2 * symmetric(amount)
+
+    def naturals(claims: Array) -> NormalNatural:
+        """Their factors."""
+        precision = axes.outside(turned(turn, claims)) / (sd[:, None] * sd)
+        linear = jnp.einsum("mij,mj->mi", precision, own * sd)
+        return NormalNatural(linear, pack(-0.5 * precision))
+
+    def total(claims: Array) -> NormalNatural:
+        """The product of their factors, which takes less time."""
+        precision = axes.outside(turned(turn, jnp.sum(claims, axis=0))) / (sd[:, None] * sd)
+        linear = jnp.einsum("mij,mj->i", claims, own @ axes.back.T @ turn)
+        return NormalNatural(axes.back.T @ turn @ linear / sd, pack(-0.5 * precision))
+
+    def moments(found: NormalNatural) -> tuple[Array, Array]:
+        """The posterior's mean and covariance."""
+        change = jax.tree.map(jnp.subtract, found, before)
+        q = jax.tree.map(jnp.add, received.q[name], change)
+        precision = -2 * unpack(q.quadratic)
+        root = jnp.sqrt(jnp.diagonal(precision))
+        scaled = precision / (root[:, None] * root)
+        covariance = jnp.linalg.inv(scaled)
+        mean = jnp.linalg.solve(scaled, q.linear / root) / root
+        return mean / sd, covariance / (root[:, None] * root) / (sd[:, None] * sd)
+
+    def step(mean: Array, covariance: Array) -> Array:
+        width = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0))
+        way = sure @ (axes.back @ (mean - here))
+        length = jnp.sqrt(jnp.sum(way**2))
+        way = axes.white @ way * jnp.minimum(1.0, _TRUST / jnp.maximum(length, 1e-12))
+        # What is not sure is mixed along white axes. A little of one that is known well can be a
+        # hundred prior widths of one that is hardly known: the prior holds q, but not the step.
+        to = jnp.clip(here + way, jnp.minimum(here, mean) - width, jnp.maximum(here, mean) + width)
+        return jnp.where(jnp.all(jnp.isfinite(to)), to, here)
+
+    # A loop, in which factors come before steps, because compiling each of them took a second. Of
+    # the last turn only the factors and the covariance count.
+    def again(number: Array, found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        middle, _, _ = found
+        now = claims(middle)
+        mean, covariance = moments(total(now))
+        return jnp.where(number < _STEPS, step(mean, covariance), middle), now, covariance
+
+    start = (here, jnp.zeros_like(known), jnp.zeros_like(memory.shape))
+    middle, last, covariance = jax.lax.fori_loop(0, _STEPS + 1, again, start)
+    change = jax.tree.map(jnp.subtract, naturals(last), received.factor[name])
+    return Natural({name: change}), middle * sd, covariance
+
+
+def near(memory: Memory, covariance: Array, reach: float) -> Array:
+    """A root of a covariance in prior units, no longer than an expansion reaches."""
+    back = coordinates(memory.shape).back
+    width = jnp.sqrt(jnp.diagonal(covariance))
+    root = width[:, None] * jnp.linalg.cholesky(covariance / (width[:, None] * width))
+    length = jnp.sqrt(memory.level * jnp.sum((back @ root) ** 2))
+    root = root * jnp.minimum(1, reach / jnp.maximum(length, 1e-12))
+    return jnp.where(jnp.all(jnp.isfinite(root)), root, 0)
+
+
+def responses_in(memory: Memory, axes: White) -> tuple[Array, Array]:
+    """How strongly scores respond in ``axes``, as far as is sure: eigenvalues and eigenvectors.
+
+    By 1, if the shape is right. It may not be among latents whose records have about one scale: of
+    columns far from zero, what is left beside the intercept can have so little information that
+    noise hides from the shape that it is small. If it is believed to be large, scores that say
+    nothing seem to say that all is well, and intervals are many times too narrow. So these respond
+    by no more than what was seen, noise and all.
+    """
+    alike = ratios.narrow(memory.counts, memory.counted)
+    alike = jnp.where(alike & (jnp.sum(alike) > 1), 1.0, 0.0)[order_of(memory.shape)]
+    among = alike[:, None] * alike * axes.information(memory.seen)
+    values, vectors = jnp.linalg.eigh(among + jnp.diag(1 - alike))
+    # Of many latents in much noise, what was seen says nothing: its eigenvalues spread as far as
+    # the edge of the noise, 2 sqrt(k) errors of an entry. Then the shape is believed after all.
+    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    noise = turn**2 @ (1 / jnp.maximum(p, 1e-9))
+    edge = 2 * jnp.sum(alike * noise) / jnp.sqrt(jnp.maximum(jnp.sum(alike), 1))
+    doubt = 1 / (1 + (edge / _EDGE) ** 4)
+    return 1 - doubt * (1 - jnp.clip(values, _DOUBTED, 1)), vectors
