@@ -184,10 +184,10 @@ class FisherScoring(values.Usual):
 
             number = self.num_replicates
             key, *keys = jax.random.split(key, number + 1)
+            # By the same keys about ``loc`` and at it, so that they differ by the place alone.
             places = _about(told, -(-number // 2), key)[:number]
-            # By the same keys, so that they differ by where they are drawn alone.
-            there = jax.vmap(draw)(places, jnp.stack(keys))
-            here = jax.vmap(draw, (None, 0))(told.loc, jnp.stack(keys))
+            places = jnp.concatenate([places, jnp.broadcast_to(told.loc, places.shape)])
+            there, here = jnp.split(jax.vmap(draw)(places, jnp.stack(2 * keys)), 2)
             weights = jnp.full(number, 1 / number, there.dtype)
             return _centred(told, observed, there, weights, here)
 
