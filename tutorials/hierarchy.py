@@ -79,13 +79,13 @@ print(result.posterior.summary())
 # %% [markdown]
 # ## Diagnostics
 #
-# Has the posterior settled? The parameters that moved farthest, and how far each round moved the
-# whole of it.
+# Has the posterior settled? The parameters that lie farthest from zero in their standard
+# deviations, and how far each round moved the whole posterior.
 
 # %%
 print(dppvi.diagnose(result))
 
-# %% alt="The parameters that moved farthest, and how far each round moved the posterior"
+# %% alt="The parameters farthest from zero, and how far each round moved the posterior"
 figure, axes = plt.subplots(2, figsize=(4.6, 6.4), layout="constrained")
 axes = plots.convergence(result, ax=axes)
 

@@ -113,9 +113,10 @@ print(dppvi.diagnose(result))
 
 # %% [markdown]
 # The intervals of this method include the noise that it added, so what is left to see is whether
-# later rounds move the posterior less and less. (The first one measures scales, and moves nothing.)
+# rounds move the posterior less and less, until only noise moves it, a little in every round. (The
+# first one measures scales, and moves nothing.)
 
-# %% alt="How far each round moved the posterior, falling round by round"
+# %% alt="How far each round moved the posterior: less and less, then about the same"
 figure, axis = plt.subplots(figsize=(4.6, 3), layout="constrained")
 rounds = np.arange(2, num_rounds + 1)
 axis.semilogy(rounds, result.history.movement[1:], marker="o", markersize=4)

@@ -115,8 +115,12 @@ runs["without privacy"] = dppvi.fit(
 # %% [markdown]
 # ## Diagnostics
 #
-# Each run reports how it ended. Where the last round still moved the posterior, part of that is
-# noise, which never settles. Without privacy nothing hides how small rounds are: a category's
+# Each run reports how it ended. Fisher scoring has to release an information matrix. Here that has
+# 109 rows, and most of it is noise: above, `recommend` said so before any record was read. Its
+# intervals include this noise. Those of DP optimisation and of virtual clients do not, and their
+# status says how much is missing.
+#
+# Without privacy nothing hides how small rounds are: a category's
 # indicators add up to what the bias says, so that single weights are known far less well than
 # their sums. Along these directions, which predictions do not see, q is still on its way.
 

@@ -184,8 +184,8 @@ legend = axis.legend(frameon=False)
 # The recommended method has nothing to choose; `DPOptimization` has a clip. Trying settings on the
 # private data and showing the best costs more than one run, even if the others are discarded.
 # `select` runs a random, secret number of settings, compares noisy scores, and accounts for all of
-# it. (Gradients of a normal outcome with unknown spread are long, so a clip above the default of
-# 2.5 may well win.)
+# it. (Gradients of a normal outcome with unknown spread are long, so one of the clips is above
+# the default of 2.5.)
 
 # %% quick="settings = settings[:2]"
 settings = [0.5, 2.5, 10.0]
