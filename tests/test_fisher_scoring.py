@@ -450,11 +450,12 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
         white=2 * jnp.eye(2),
         clip=jnp.asarray(0.5),
         info_clip=jnp.asarray(0.5),
-        shares=jnp.array([1.0, 0.0, 0.0, 0.0]),
+        shares=jnp.array([1.0, 0.0, 0.0, 0.0, 0.0]),
         prior_sd=jnp.ones(2),
         look=ratios.nothing(2).look,
         along=jnp.zeros(()),
         near=jnp.zeros((2, 2)),
+        steps=jnp.zeros(0),
     )
     even = jnp.full(8, 1 / 8)
 
@@ -499,11 +500,12 @@ def some_told(clip, along=0.0):
         white=jnp.array([[2.0, 0.5], [0.0, 1.0]]),
         clip=jnp.asarray(clip),
         info_clip=jnp.asarray(100.0),
-        shares=jnp.array([0.5, 0.3, 0.2, 0.0]),
+        shares=jnp.array([0.5, 0.3, 0.2, 0.0, 0.0]),
         prior_sd=jnp.ones(2),
         look=ratios.nothing(2).look,
         along=jnp.asarray(along),
         near=jnp.zeros((2, 2)),
+        steps=jnp.zeros(0),
     )
 
 
@@ -754,7 +756,7 @@ def test_drawn_outcomes_take_off_what_the_location_is_off():
     def mean_release(near):
         told = some_told(100.0)._replace(loc=jnp.zeros(2), white=jnp.eye(2), near=near)
         visit = SimpleNamespace(told=told, family=family, secret_key=None)
-        caught = SimpleNamespace(released_sum=lambda contribution, *_: contribution)
+        caught = SimpleNamespace(space=space, released_sum=lambda contribution, *_: contribution)
         contribution = method.visit(visit, caught).release
         keys = jax.random.split(jax.random.key(2), records)
         rows = {"y": jnp.asarray(y, jnp.float32)[:, None]}

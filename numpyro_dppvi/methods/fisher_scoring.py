@@ -51,7 +51,7 @@ from numpyro_dppvi.families import FullNormal, MeanField, factors
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.full_normal import pack
 from numpyro_dppvi.latents import LatentSpace
-from numpyro_dppvi.methods import entering, noisy_scores, ratios, remembered, tails, values
+from numpyro_dppvi.methods import entering, noisy_scores, ratios, remembered, search, tails, values
 from numpyro_dppvi.methods.local_solve import Descent
 from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients, planned_gradients
 from numpyro_dppvi.methods.objective import Automatic
@@ -159,6 +159,7 @@ class FisherScoring(values.Usual):
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """One noisy vector: scores, information, fractions that were clipped, scales."""
         told: Told = visit.told
+        searches = told.steps.size > 0
         family = visit.family
 
         def contribution(space: LatentSpace, row: Mapping[str, Array], key: PRNGKey) -> PyTree:
@@ -168,8 +169,9 @@ class FisherScoring(values.Usual):
                 return space.log_likelihood_of(latents(loc), row, outcomes)
 
             score = jax.grad(density)
+            far = _votes(told, lambda loc: density(loc, {})) if searches else {}
             if not space.can_draw:
-                return _as_observed(told, lambda loc: score(loc, {}))
+                return {**far, **_as_observed(told, lambda loc: score(loc, {}))}
             # Of the model at the very point where scores are taken: if the model is right there,
             # the observed outcome is one more like them.
             observed = score(told.loc, {})
@@ -189,12 +191,14 @@ class FisherScoring(values.Usual):
             places = jnp.concatenate([places, jnp.broadcast_to(told.loc, places.shape)])
             there, here = jnp.split(jax.vmap(draw)(places, jnp.stack(2 * keys)), 2)
             weights = jnp.full(number, 1 / number, there.dtype)
-            return _centred(told, observed, there, weights, here)
+            return {**far, **_centred(told, observed, there, weights, here)}
 
         # The scores of all outcomes, and an information matrix.
         floats = (2 * self.num_replicates + 1) * told.loc.size + told.loc.size**2
         # Histograms are asked for at a client's first visits alone, and take most of the time.
         asked = {"score": None, "information": None, "clipped": None, "scales": told.shares[3] > 0}
+        if searches:
+            asked["votes"] = told.shares[4] > 0
         released = likelihood.released_sum(contribution, floats, visit.secret_key, asked)
         return Outcome(released, None, jnp.zeros((), bool))
 
@@ -202,7 +206,10 @@ class FisherScoring(values.Usual):
         """Nothing is known but the prior."""
         entries = entering.of(space, family)
         marginal = entering.marginal(family, q, entries)
-        return remembered.nothing(entering.alone(family, entries), marginal, num_factors)
+        alone = entering.alone(family, entries)
+        # Where outcomes are few, as binary ones, a record is never all but impossible.
+        searches = not space.can_draw or space.few_outcomes is None
+        return remembered.nothing(alone, marginal, num_factors, searches)
 
     def told(self, memory: Memory, place: Array | int) -> Told:
         """Where to take scores, in which coordinates, and how to share out the release."""
@@ -253,6 +260,18 @@ class FisherScoring(values.Usual):
 def _widened(space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> Array:
     marginal = entering.marginal(family, q, entering.of(space, family))
     return noisy_scores.widened(memory, marginal)
+
+
+def _votes(told: Told, density: Callable[[Array], Array]) -> PyTree:
+    """What one record adds to a first release: votes for places where it is likely."""
+    share = told.shares[4]
+    places = search.places(told.loc, told.prior_sd, told.steps)
+    found = jax.lax.cond(
+        arithmetic.anyone(share > 0),
+        lambda: search.votes(jax.vmap(density)(places)),
+        lambda: jnp.zeros(len(places), places.dtype),
+    )
+    return {"votes": jnp.sqrt(share) * found}
 
 
 def _latents(

@@ -84,6 +84,9 @@ def changes(received: Received, memory: Memory, noise_aware: bool) -> tuple[Natu
         return mean / sd, covariance / (root[:, None] * root) / (sd[:, None] * sd)
 
     def step(mean: Array, covariance: Array) -> Array:
+        # Where little is known, q is the prior. A run that began elsewhere must not be pulled back
+        # to the prior's mean by that: steps are as if the prior were about where it is.
+        mean = mean + memory.search.holds * covariance @ (here - memory.search.origin)
         width = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0))
         way = sure @ (axes.back @ (mean - here))
         length = jnp.sqrt(jnp.sum(way**2))
@@ -99,7 +102,11 @@ def changes(received: Received, memory: Memory, noise_aware: bool) -> tuple[Natu
         middle, _, _ = found
         now = claims(middle)
         mean, covariance = moments(total(now))
-        return jnp.where(number < _STEPS, step(mean, covariance), middle), now, covariance
+        to = step(mean, covariance)
+        # The first is Newton's step. What factors claim of a place far away is little, and would
+        # pull later ones back.
+        to = jnp.where(number > 0, to + memory.search.holds * (middle - to), to)
+        return jnp.where(number < _STEPS, to, middle), now, covariance
 
     start = (here, jnp.zeros_like(known), jnp.zeros_like(memory.shape))
     middle, last, covariance = jax.lax.fori_loop(0, _STEPS + 1, again, start)

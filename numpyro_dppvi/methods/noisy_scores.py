@@ -29,7 +29,16 @@ import numpy as np
 from numpyro_dppvi._typing import Array, Natural, PyTree
 from numpyro_dppvi.families.full_normal import unpack
 from numpyro_dppvi.families.precision import in_own_precision
-from numpyro_dppvi.methods import differences, moving, noisy_factors, pull, ratios, secant, tails
+from numpyro_dppvi.methods import (
+    differences,
+    moving,
+    noisy_factors,
+    pull,
+    ratios,
+    search,
+    secant,
+    tails,
+)
 from numpyro_dppvi.methods.differences import Differences
 from numpyro_dppvi.methods.ratios import Look, Ratios
 from numpyro_dppvi.methods.remembered import (
@@ -77,26 +86,33 @@ _Part: TypeAlias = Callable[[Array, int, Array | float], tuple[Array, Array]]
 @in_own_precision
 def told(memory: Memory, place: Array | int) -> Told:
     """Where to take scores, in which coordinates, and how to share out the release."""
-    visits = memory.own.visits[place]
+    visits = _begun(memory, memory.own.visits[place])
     look = _look(memory, visits)
     first = (visits == 0) & ~any_shape(memory)
     info = jnp.maximum(_INFO_SHARES[2], _INFO_SHARES[0] * _INFO_SHARES[1] ** visits)
-    usual = jnp.array([1 - info - _FLAGS_SHARE, info, _FLAGS_SHARE, 0.0])
-    looking = (1 - _LOOK_SHARE) * usual + jnp.array([0.0, 0.0, 0.0, _LOOK_SHARE])
+    usual = jnp.array([1 - info - _FLAGS_SHARE, info, _FLAGS_SHARE, 0.0, 0.0])
+    looking = (1 - _LOOK_SHARE) * usual + jnp.array([0.0, 0.0, 0.0, _LOOK_SHARE, 0.0])
     usual = jnp.where(jnp.any(look.step > 0), looking, usual)
+    votes = search.SHARE if memory.search.votes.size else 0.0
     return Told(
         loc=memory.loc,
         white=memory.prior_sd[:, None] * coordinates(memory.shape).white,
         clip=memory.clip,
         info_clip=memory.info_clip * memory.clip**2,
-        shares=jnp.where(first, jnp.array([0.0, 0.0, 0.0, 1.0]), usual),
+        shares=jnp.where(first, jnp.array([0.0, 0.0, 0.0, 1 - votes, votes]), usual),
         prior_sd=memory.prior_sd,
         look=look,
         # Of outcomes that cannot be drawn, no observed score counts as clipped, and in the place of
         # drawn ones all that are beyond a third of the clip: together a misfit below 0.
         along=jnp.clip(-memory.misfit / _ALONG - 1, 0, 1),
         near=memory.prior_sd[:, None] * memory.near,
+        steps=search.steps(memory.search, memory.loc.size),
     )
+
+
+def _begun(memory: Memory, visits: Array) -> Array:
+    """How many visits there were since the run began where it did."""
+    return jnp.maximum(visits - memory.search.elsewhere, 0)
 
 
 def _look(memory: Memory, visits: Array) -> Look:
@@ -110,7 +126,9 @@ def _look(memory: Memory, visits: Array) -> Look:
     begins = (visits == known.stage + 1) & (known.stage < 2)
     which = [begins & (known.stage == 0), begins & (known.stage == 1), visits == known.stage]
     # Who joins late does not look: what is known of the shape by then would be lost.
-    which = [each & (visits > 0) & (memory.most_visits <= visits + 1) for each in which]
+    which = [
+        each & (visits > 0) & (_begun(memory, memory.most_visits) <= visits + 1) for each in which
+    ]
     return jax.tree.map(lambda *leaves: jnp.select(which, leaves, 0.0), *looks)
 
 
@@ -154,7 +172,11 @@ def take(
     memory = _where(moves, _learnt(received, memory, said, centred), memory)
     memory = _where(any_scored, _scored(received, released, memory, said, part, scored), memory)
     change, loc, covariance = noisy_factors.changes(received, memory, noise_aware)
-    memory = moving.kept(memory)._replace(near=noisy_factors.near(memory, covariance, reach))
+    asked = jnp.sum(jnp.where(scored, received.num_records, 0)) / received.total_records
+    memory = moving.kept(memory)._replace(
+        near=noisy_factors.near(memory, covariance, reach),
+        search=search.let_go(memory.search, asked),
+    )
     return change, moving.moved(memory, jnp.where(moves, loc, memory.loc))
 
 
@@ -206,14 +228,32 @@ def _counted(
     memory = memory.with_own(
         visits=visits, records=received.num_records.astype(memory.own.records.dtype)
     )
+    if memory.search.votes.size:
+        memory = _searched(received, released, memory, part)
     scales = jnp.diag(_scales(memory))
     return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, scales))
+
+
+def _searched(received: Received, released: PyTree, memory: Memory, part: _Part) -> Memory:
+    """After votes. If the run is to begin elsewhere, nothing is known of scales there."""
+    votes, std = part(released["votes"], 4, 1.0)
+    sums, var = jnp.sum(votes, axis=0), jnp.sum(std**2)
+    share = jnp.sum(jnp.where(std > 0, received.num_records, 0)) / received.total_records
+    found, step = search.after(memory.search, sums, var, share, memory.most_visits)
+    stays = jnp.where(jnp.any(step != 0), 0, 1)
+    return memory._replace(
+        search=found,
+        loc=memory.loc + step * memory.prior_sd,
+        counts=stays * memory.counts,
+        counts_var=stays * memory.counts_var,
+        counted=stays * memory.counted,
+    )
 
 
 def _looked(received: Received, memory: Memory, said: Told, counts: Array, std: Array) -> Ratios:
     """What is known of columns far from zero after visits that looked for them."""
     known = memory.ratios
-    stages = jnp.where(jnp.any(said.look.step > 0, axis=1), memory.own.visits, 0)
+    stages = jnp.where(jnp.any(said.look.step > 0, axis=1), _begun(memory, memory.own.visits), 0)
     stage = jnp.maximum(jnp.max(stages), known.stage)
     # A new look begins with empty histograms, and keeps what the one before has found.
     new, mine = stage > known.stage, (stages == stage) & (stages > 0)
@@ -355,7 +395,7 @@ def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
     if not received.space.can_draw:
         # Where records are unlikely, observed curvature nearly vanishes on one side and is huge on
         # the other. Newton's steps that believe it to the last digit are thrown far away.
-        squared = squared + (_ROUGH[0] * _ROUGH[1] ** memory.most_visits) ** 2
+        squared = squared + (_ROUGH[0] * _ROUGH[1] ** _begun(memory, memory.most_visits)) ** 2
     return jnp.sqrt(squared)
 
 

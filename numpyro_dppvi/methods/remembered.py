@@ -8,10 +8,11 @@ from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.full_normal import unpack
 from numpyro_dppvi.families.precision import in_own_precision
-from numpyro_dppvi.methods import differences, pull, ratios, secant, tails
+from numpyro_dppvi.methods import differences, pull, ratios, search, secant, tails
 from numpyro_dppvi.methods.differences import Differences
 from numpyro_dppvi.methods.pull import Pull
 from numpyro_dppvi.methods.ratios import BINS, Look, Ratios
+from numpyro_dppvi.methods.search import Search
 from numpyro_dppvi.methods.tails import Tails
 from numpyro_dppvi.methods.visits import ByClient, Received
 
@@ -24,7 +25,7 @@ class Told(NamedTuple):
         white: Columns span white coordinates, shape ``(d, d)``.
         clip: Bound on the norm of a white score.
         info_clip: Bound on the Frobenius norm of a record's white information.
-        shares: Shares of a release's squared norm: score, information, fractions, scales.
+        shares: Shares of a release's squared norm: score, information, fractions, scales, votes.
         prior_sd: Standard deviations of the prior, shape ``(d,)``.
         look: Where to look for columns far from zero, at visits that do.
         along: How much of a clipped score is to answer in its own direction, where outcomes cannot
@@ -42,6 +43,7 @@ class Told(NamedTuple):
     look: Look
     along: Array
     near: Array
+    steps: Array
 
 
 class Waiting(NamedTuple):
@@ -138,6 +140,7 @@ class Memory(NamedTuple):
         waiting: Releases since the server moved.
         differences: By how much clients differ.
         near: A root of the posterior's covariance, short enough for an expansion about ``loc``.
+        search: Where records would have the run begin.
     """
 
     loc: Array
@@ -164,6 +167,7 @@ class Memory(NamedTuple):
     waiting: Waiting
     differences: Differences
     near: Array
+    search: Search
 
     @property
     def own(self) -> Own:
@@ -176,16 +180,17 @@ class Memory(NamedTuple):
 
 
 @in_own_precision
-def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
+def nothing(family: MeanField, q: Natural, num_factors: int, searches: bool) -> Memory:
     """What is remembered before the first visit: the prior."""
     ((name, normal),) = family.members
     size = normal.size
     zero, one, square = jnp.zeros(()), jnp.ones(()), jnp.zeros((size, size))
     prior_sd = jnp.sqrt(jnp.diagonal(jnp.linalg.inv(-2 * unpack(q[name].quadratic))))
+    # Beside the prior's mean: where logits are all 0, densities made of |x| have no derivative.
+    # By no more than that: of a wide prior in raw units, a thousandth is several logits.
+    loc = normal.location(family.coordinates(q)[name]) + 1e-6 * prior_sd
     return Memory(
-        # Beside the prior's mean: where logits are all 0, densities made of |x| have no derivative.
-        # By no more than that: of a wide prior in raw units, a thousandth is several logits.
-        loc=normal.location(family.coordinates(q)[name]) + 1e-6 * prior_sd,
+        loc=loc,
         prior_sd=prior_sd,
         level=0.6 * one,
         level_var=zero,
@@ -217,6 +222,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int) -> Memory:
         waiting=nobody(size),
         differences=differences.nothing(),
         near=square,
+        search=search.nothing(loc / prior_sd, searches),
     )
 
 

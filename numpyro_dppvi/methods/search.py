@@ -1,0 +1,146 @@
+"""Where to begin: records vote for places where they are likely, before anything else is asked.
+
+Under a wide prior in raw units, records can be all but impossible at the prior's mean: times of
+thousands of days where it says one day. A Newton step from there goes one unit of a log rate, and
+what records say of scales there is wrong by thousands. So at first visits a client also releases
+votes for places along the latents' axes. A record's votes are a vector of length 1, whose entries
+are larger where its density is near the best that it has anywhere. If one place is surely better
+than the prior's mean, the run begins about there, and asks again.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi._typing import Array
+
+SHARE = 0.3  # of a first visit's squared norm
+_MOST = 1000  # places, more or less
+_LENGTHS = 2, 17  # of steps along an axis, at least and at most
+_REACH = 0.003, 3.0  # shortest and longest step, in standard deviations of the prior
+_REGRET = 5.0  # a place counts half if a record's density is lower there by so many nats
+_HARDLY = 0.02  # of the best place's votes: what counts as an error where there is no noise
+_SURE = 10.0, 5.0  # errors by which a place has to be better, and once all have voted
+_BETTER = 1.5  # and so many times as good
+_COUNTS = 2.5  # errors from which on a place counts
+_HOLDS = 0.7  # what a round leaves of ``Search.holds``
+_VISITS = 2  # of a client, after which a run has begun
+
+
+class Search(NamedTuple):
+    """What is known of where to begin.
+
+    Attributes:
+        votes: Sums of votes for the places about where they were asked, shape ``(places,)``.
+        var: Variance of their noise.
+        voted: Records that have voted, as a share of all.
+        elsewhere: Visits of a client that were spent elsewhere.
+        origin: Where it would begin otherwise, in units of the prior, shape ``(d,)``.
+        holds: How much of what the prior would pull steps back to its mean is taken off: all once
+            the run has begun elsewhere, then less and less; 0 if it has not.
+    """
+
+    votes: Array
+    var: Array
+    voted: Array
+    elsewhere: Array
+    origin: Array
+    holds: Array
+
+
+def nothing(origin: Array, asks: bool) -> Search:
+    """Nobody has voted, or nobody will.
+
+    Args:
+        origin: Where votes are asked first, in units of the prior, shape ``(d,)``.
+        asks: Whether they will be.
+    """
+    size = origin.size
+    zero, number = jnp.zeros(()), 1 + 2 * len(_lengths(size)) * size
+    return Search(jnp.zeros(number if asks else 0), zero, zero, zero, origin, zero)
+
+
+def _lengths(size: int) -> np.ndarray:
+    number = int(np.clip(_MOST // (2 * size), *_LENGTHS))
+    return np.geomspace(*_REACH, number)
+
+
+def steps(search: Search, size: int) -> Array:
+    """Lengths of the steps to places, in units of the prior; none where nobody votes."""
+    return jnp.asarray(_lengths(size) if search.votes.size else np.zeros(0))
+
+
+def places(loc: Array, prior_sd: Array, steps: Array) -> Array:
+    """Where a record votes: at ``loc`` and at steps up and down along each axis.
+
+    Args:
+        loc: Base values, shape ``(d,)``.
+        prior_sd: Standard deviations of the prior.
+        steps: Their lengths, in units of the prior.
+
+    Returns:
+        Base values, shape ``(1 + 2 * len(steps) * d, d)``.
+    """
+    along = jnp.concatenate([steps, -steps])
+    away = along[:, None, None] * jnp.diag(prior_sd)
+    return loc + jnp.concatenate([jnp.zeros((1, loc.size)), away.reshape(-1, loc.size)])
+
+
+def votes(densities: Array) -> Array:
+    """One record's votes, of length 1 or none, from its log densities at the places."""
+    # Hostile records have none, or infinite ones.
+    finite = jnp.where(jnp.isfinite(densities), densities, -jnp.inf)
+    regret = jnp.max(finite) - finite
+    fit = jnp.where(jnp.isfinite(regret), 1 / (1 + regret / _REGRET), 0)
+    return fit / jnp.maximum(jnp.sqrt(jnp.sum(fit * fit)), 1)
+
+
+def after(
+    search: Search, sums: Array, var: Array, share: Array, most_visits: Array
+) -> tuple[Search, Array]:
+    """What is known after a group's votes, and the step to where the run begins.
+
+    Args:
+        search: What was known before.
+        sums: Sums of the group's votes.
+        var: Variance of their noise.
+        share: Of all records, those of the group.
+        most_visits: How often the client was visited that was visited most.
+
+    Returns:
+        What is known, and the step in units of the prior, shape ``(d,)``; zero to stay.
+    """
+    size, lengths = search.origin.size, _lengths(search.origin.size)
+    total, noise, voted = search.votes + sums, search.var + var, search.voted + share
+    by_place = total[1:].reshape(2, len(lengths), size)
+    # The shortest steps lead nowhere else.
+    stay = (total[0] + jnp.sum(by_place[:, 0])) / (1 + 2 * size)
+    # A place's neighbours along its axis are about as good, and the mean of three has less noise.
+    near = np.sum([np.eye(len(lengths), k=k) for k in (-1, 0, 1)], axis=0)
+    number = near.sum(axis=1)[:, None]
+    mean = jnp.einsum("kl,slj->skj", near, by_place) / number
+    noise_var = noise / number + noise / (1 + 2 * size)
+    error = jnp.sqrt(noise_var + (_HARDLY * jnp.max(mean)) ** 2)
+    better = (mean - stay) / jnp.maximum(error, 1e-12)
+    # A move costs all clients a visit, whenever it is made.
+    bound = jnp.where(voted > 0.999, _SURE[1], _SURE[0])
+    sure = jnp.any((better > bound) & (mean > _BETTER * stay))
+    moves = sure & (most_visits <= _VISITS)
+    # Often many latents could make up for what is far, each by a column of its own. All of them
+    # together, in shares that add up to 1, scatter less over records, and noise over places.
+    shares = jnp.where(better > _COUNTS, mean - stay, 0) ** 2
+    along = np.array([1.0, -1.0])[:, None, None] * lengths[:, None]
+    step = jnp.sum(shares * along, axis=(0, 1)) / jnp.maximum(jnp.sum(shares), 1e-12)
+    return search._replace(
+        votes=jnp.where(moves, 0, total),
+        var=jnp.where(moves, 0, noise),
+        voted=jnp.where(moves, 0, voted),
+        elsewhere=jnp.where(moves, most_visits, search.elsewhere),
+        holds=jnp.where(moves, 1, search.holds),
+    ), jnp.where(moves, step, 0)
+
+
+def let_go(search: Search, share: Array) -> Search:
+    """After visits to a share of all records, the prior holds steps back a little more."""
+    return search._replace(holds=search.holds * _HOLDS**share)

@@ -1,0 +1,125 @@
+"""Where FisherScoring begins: records vote, and the run goes where they are likely."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi.methods import search
+
+SIZE = 3
+
+
+def places():
+    steps = search.steps(search.nothing(jnp.zeros(SIZE), True), SIZE)
+    return np.asarray(search.places(jnp.zeros(SIZE), jnp.ones(SIZE), steps))
+
+
+def test_places_lie_along_the_axes_in_units_of_the_prior():
+    steps = jnp.array([0.1, 2.0])
+    found = search.places(jnp.array([1.0, 0.0]), jnp.array([1.0, 10.0]), steps)
+    away = np.asarray(found) - [1.0, 0.0]
+    np.testing.assert_allclose(away[0], 0)
+    expected = {(0.1, 0), (0, 1), (2, 0), (0, 20), (-0.1, 0), (0, -1), (-2, 0), (0, -20)}
+    assert {tuple(float(x) for x in np.round(row, 4)) for row in away[1:]} == expected
+
+
+@pytest.mark.parametrize(
+    "densities",
+    [
+        [0.0, -1.0, -1e30],
+        [-3e38, -3e38, -3e38],
+        [-np.inf, -5.0, np.nan],
+        [np.inf, 0.0, 0.0],
+        [np.nan, np.nan, np.nan],
+        [-np.inf, -np.inf, -np.inf],
+    ],
+)
+def test_no_record_has_more_than_one_vote(densities):
+    votes = np.asarray(search.votes(jnp.array(densities, jnp.float32)))
+    assert np.all(votes >= 0)
+    assert np.all(np.isfinite(votes))
+    assert np.linalg.norm(votes) <= 1 + 1e-6
+
+
+def test_votes_are_for_where_a_record_is_likely():
+    votes = np.asarray(search.votes(jnp.array([-1000.0, -3.0, -3.5, -400.0])))
+    assert votes[1] > votes[2] > 0.6 * votes[1]
+    assert votes[0] < 0.01 * votes[1]
+
+
+def after(sums, noise_std, records, most_visits=1.0):
+    known = search.nothing(jnp.zeros(SIZE), True)
+    rng = np.random.default_rng(0)
+    noise = noise_std * rng.normal(size=(records, len(sums)))
+    take = jax.vmap(lambda each: search.after(known, each, noise_std**2, 1.0, most_visits))
+    found, steps = jax.jit(take)(jnp.asarray(sums + noise))
+    return found, np.asarray(steps)
+
+
+def test_a_run_that_begins_well_stays():
+    """Of 2000 studies in noise, whether votes are even or nobody has voted, none leaves."""
+    for sums in (np.full(len(places()), 10.0), np.zeros(len(places()))):
+        assert not np.any(after(sums, 20.0, 2000)[1])
+
+
+def votes_of(truth):
+    """Those of 300 records of unit variance about a mean that is the sum of all latents."""
+    rng = np.random.default_rng(1)
+    y = truth + rng.normal(size=(300, 1))
+    means = places().sum(axis=1)
+    return np.asarray(jnp.sum(jax.vmap(search.votes)(jnp.asarray(-0.5 * (y - means) ** 2)), axis=0))
+
+
+def test_the_step_leads_to_where_records_are_likely():
+    """All latents have the same column, and make up for the mean in equal shares."""
+    found, steps = after(votes_of(1.2), 5.0, 4)
+    np.testing.assert_allclose(steps.sum(axis=1), 1.2, atol=0.35)
+    np.testing.assert_allclose(found.elsewhere, 1)
+    # Votes are about another place from now on.
+    assert not np.any(found.votes)
+
+
+def test_a_run_that_has_begun_is_not_moved():
+    assert not np.any(after(votes_of(1.2), 5.0, 4, most_visits=3.0)[1])
+
+
+def days(y):
+    log_mean = numpyro.sample("log_mean", dist.Normal(0, 10))
+    shape = numpyro.sample("shape", dist.LogNormal(0, 1))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Gamma(shape, shape * jnp.exp(-log_mean)), obs=y)
+
+
+def prices(y):
+    mean = numpyro.sample("mean", dist.Normal(0, 1000))
+    spread = numpyro.sample("spread", dist.LogNormal(0, 2))
+    with numpyro.plate("records", y.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, spread), obs=y)
+
+
+@pytest.mark.parametrize("model", [days, prices])
+def test_records_that_are_impossible_at_the_priors_mean_are_found(model):
+    """At epsilon 3. Runs from the prior's mean end 20 or more deviations off, or do not settle."""
+    rng = np.random.default_rng(2)
+    if model is days:
+        y, name, exact = 2000 * rng.gamma(2, 0.5, size=3000), "log_mean", np.log
+    else:
+        y, name, exact = 1200 + 40 * rng.normal(size=3000), "mean", lambda mean: mean
+    result = dppvi.fit(
+        model,
+        None,
+        {"y": y.astype(np.float32)},
+        clients=5,
+        rng_key=jax.random.key(0),
+        method=dppvi.FisherScoring(),
+        budget=dppvi.PrivacyBudget(3.0, 1e-5),
+        progress_bar=False,
+        insecure_noise_seed=0,
+    )
+    assert result.status.outcome.name == "COMPLETED", str(result.status)
+    off = (result.posterior.mean[name] - exact(y.mean())) / result.posterior.stddev[name]
+    assert abs(off) < 4, off
