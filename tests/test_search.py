@@ -67,11 +67,10 @@ def test_a_run_that_begins_well_stays():
 
 
 def votes_of(truth):
-    """Those of 300 records of unit variance about a mean that is the sum of all latents."""
-    rng = np.random.default_rng(1)
-    y = truth + rng.normal(size=(300, 1))
-    means = places().sum(axis=1)
-    return np.asarray(jnp.sum(jax.vmap(search.votes)(jnp.asarray(-0.5 * (y - means) ** 2)), axis=0))
+    """Those of 300 records of deviation .2 about a mean that is the sum of all latents."""
+    y = truth + 0.2 * np.random.default_rng(1).normal(size=(300, 1))
+    densities = -0.5 * ((y - places().sum(axis=1)) / 0.2) ** 2
+    return np.asarray(jnp.sum(jax.vmap(search.votes)(jnp.asarray(densities)), axis=0))
 
 
 def test_the_step_leads_to_where_records_are_likely():
