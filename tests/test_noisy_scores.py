@@ -11,7 +11,7 @@ from scipy.stats import norm
 import numpyro_dppvi as dppvi
 from benchmarks import believe
 from numpyro_dppvi.families import FullNormal, FullNormalCoordinates, MeanField
-from numpyro_dppvi.methods import moving, noisy_factors, noisy_scores, pull, shapes, white
+from numpyro_dppvi.methods import kinds, moving, noisy_factors, noisy_scores, pull, shapes, white
 from numpyro_dppvi.methods.remembered import nothing
 from numpyro_dppvi.methods.visits import Received
 
@@ -32,7 +32,11 @@ outside_of = jax.jit(lambda axes, seen, known: (axes.outside(seen), axes.unknown
 
 
 def picked_up(received, memory, axes):
-    return jax.jit(lambda memory, axes: moving.found(received, memory, axes))(memory, axes)
+    def found(memory, axes):
+        alike = kinds.of(memory.own.score_known)
+        return moving.outside(moving.found(received, memory, axes, alike), axes)
+
+    return jax.jit(found)(memory, axes)
 
 
 def remembered(**changes):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array, Parameters, PyTree, Tree
 from numpyro_dppvi.families.precision import in_own_precision
@@ -91,7 +92,9 @@ def of_blocks(totals: Parameters) -> Parameters:
 
 
 @in_own_precision
-def renewed(totals: Parameters, stacked: Parameters, changed: Array, new: Parameters) -> Parameters:
+def renewed(
+    totals: Parameters, stacked: Parameters, changed: Array | np.ndarray, new: Parameters
+) -> Parameters:
     """:func:`block_totals` with some factors replaced: for one, at the cost of its block.
 
     Args:
@@ -116,15 +119,38 @@ def renewed(totals: Parameters, stacked: Parameters, changed: Array, new: Parame
 
 
 @in_own_precision
-def replaced(stacked: Parameters, changed: Array, new: Parameters) -> Parameters:
-    """Factors on a leading axis, with new ones in the places of some.
+def replaced(stacked: Tree, changed: Array | np.ndarray, new: Tree) -> Tree:
+    """What is on a leading axis, with something new in the places of some.
 
     Args:
-        stacked: The factors.
-        changed: Numbers of those that are replaced.
+        stacked: A tree of arrays on a leading axis.
+        changed: Numbers of those that are replaced, no two alike.
         new: What they are replaced by, on a leading axis.
     """
+    if _all_in_order(stacked, changed):
+        return jax.tree.map(lambda leaf, rows: jnp.asarray(rows, leaf.dtype), stacked, new)
     return jax.tree.map(lambda leaf, rows: leaf.at[changed].set(rows), stacked, new)
+
+
+def picked(stacked: Tree, places: Array | np.ndarray) -> Tree:
+    """Some of many, on a leading axis.
+
+    Args:
+        stacked: A tree of arrays on a leading axis.
+        places: Which of them.
+    """
+    if _all_in_order(stacked, places):
+        return stacked
+    return jax.tree.map(lambda leaf: leaf[places], stacked)
+
+
+# Looked up and written one by one, what ten thousand clients have took a tenth of a server's time.
+def _all_in_order(stacked: PyTree, places: Array | np.ndarray) -> bool:
+    """Whether these are known, while a program is traced, to be all places in their order."""
+    if not isinstance(places, np.ndarray) or places.ndim != 1:
+        return False
+    are_all = all(leaf.shape[:1] == places.shape for leaf in jax.tree.leaves(stacked))
+    return are_all and bool(np.all(places == np.arange(places.size)))
 
 
 def repeated(tree: Tree, times: int) -> Tree:

@@ -279,9 +279,10 @@ def _latents(
 ) -> Mapping[str, Array]:
     """Values of the latents from base values of those that records enter."""
     ((name, normal),) = family.members
-    # The others are at zero: nothing depends on where they are.
-    base = jnp.zeros(normal.size, loc.dtype).at[entries].set(loc)
-    return space.constrain(family.by_latent({name: base}))
+    if len(entries) < normal.size:
+        # The others are at zero: nothing depends on where they are.
+        loc = jnp.zeros(normal.size, loc.dtype).at[entries].set(loc)
+    return space.constrain(family.by_latent({name: loc}))
 
 
 def _about(told: Told, pairs: int, key: PRNGKey) -> Array:

@@ -8,9 +8,10 @@ however many clients there are.
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array
+from numpyro_dppvi.methods.kinds import Kinds
 from numpyro_dppvi.methods.remembered import Memory
 from numpyro_dppvi.methods.visits import Received
-from numpyro_dppvi.methods.white import White, coordinates, symmetric
+from numpyro_dppvi.methods.white import White, coordinates
 
 # Chosen by simulation (docs/believe.md says on which studies).
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
@@ -37,16 +38,42 @@ def weights_of(received: Received) -> Array:
     return received.num_factors * received.num_records[:, None, None] ** 2
 
 
-def found(received: Received, memory: Memory, axes: White) -> Memory:
-    """Scores of clients at ``memory.loc``, as far as they are known, from where they are kept."""
+def less(known: Array, error: Array) -> Array:
+    """Inverse covariances K once there is more error E, (K^-1 + E)^-1; symmetric but for rounding.
+
+    Args:
+        known: K, symmetric matrices on a leading axis.
+        error: E, covariances of what is added.
+    """
+    # (K^-1 + E)^-1 = (1 + K E)^-1 K, which K = 0 leaves at 0. What is solved for comes column by
+    # column: of a symmetric matrix these are its rows, and nothing has to be laid out anew.
+    columns = jnp.linalg.solve(jnp.eye(known.shape[-1]) + known @ error, known)
+    return jnp.swapaxes(columns, -1, -2)
+
+
+def found(received: Received, memory: Memory, axes: White, alike: Kinds) -> Memory:
+    """Scores of clients at ``memory.loc``, as far as they are known, from where they are kept.
+
+    They are in ``axes``, until :func:`outside` takes them back.
+    """
     (unit, way, _), own = memory.moves, memory.own
-    error = weights_of(received) * axes.information(memory.moves.error - own.error)
-    # (K^-1 + E)^-1 = (1 + K E)^-1 K, which K = 0 leaves at 0.
-    known = axes.known(own.score_known)
-    known = symmetric(jnp.linalg.solve(jnp.eye(way.size) + known @ error, known))
+
+    def now(known: Array, error: Array, weights: Array) -> Array:
+        more = axes.information(memory.moves.error - error)
+        return less(axes.known(known), weights * more)
+
+    known = alike.of_first(now, own.score_known, own.error, weights_of(received))
+    known = alike.clients(known)
     told_something = jnp.any(own.score_known != 0, axis=(1, 2))
     score = jnp.where(told_something[:, None], own.score - own.records[:, None] * way, 0)
-    return memory.with_own(score=unit * score, score_known=axes.unknown(known) / unit**2)
+    return memory.with_own(score=unit * score @ axes.white, score_known=known / unit**2)
+
+
+def outside(memory: Memory, axes: White) -> Memory:
+    """The same with clients' scores, which were in ``axes``, in prior units."""
+    return memory.with_own(
+        score=memory.own.score @ axes.back, score_known=axes.unknown(memory.own.score_known)
+    )
 
 
 def kept(memory: Memory) -> Memory:

@@ -9,6 +9,7 @@ from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.methods import moving, ratios
+from numpyro_dppvi.methods.kinds import Kinds
 from numpyro_dppvi.methods.remembered import Memory, must_wait
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric, turned
@@ -20,8 +21,17 @@ _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 
 
-def changes(received: Received, memory: Memory, noise_aware: bool) -> tuple[Natural, Array, Array]:
-    """Changes of visited clients' factors, where scores go next, and q's covariance."""
+def changes(
+    received: Received, memory: Memory, alike: Kinds, noise_aware: bool
+) -> tuple[Natural, Array, Array]:
+    """Changes of visited clients' factors, where scores go next, and q's covariance.
+
+    Args:
+        received: What the server knows of the visits.
+        memory: What is remembered, the releases included.
+        alike: Clients of whose scores as much is known.
+        noise_aware: As of ``noisy_scores.take``.
+    """
     ((name, _),) = received.family.members
     size, sd, num_records = memory.loc.size, memory.prior_sd, received.num_records
     axes = coordinates(memory.shape)
@@ -31,7 +41,6 @@ def changes(received: Received, memory: Memory, noise_aware: bool) -> tuple[Natu
     p = jnp.maximum(p, 1e-9)
     sure = (turn * (p / (p + math.sqrt(size)))) @ turn.T
     half = (turn * (p / jnp.sqrt(p**2 + size))) @ turn.T
-    known = axes.known(memory.own.score_known)
     here, waits = memory.loc / sd, must_wait(received, memory)
     responses, ways = responses_in(memory, axes)
     responses = jnp.where(noise_aware, responses, 1)
@@ -42,34 +51,45 @@ def changes(received: Received, memory: Memory, noise_aware: bool) -> tuple[Natu
     # Factors have the precision claims_m, turned so.
     turn = half @ response if noise_aware else jnp.eye(size)
     before = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), received.factor[name])
+    known = alike.of_first(axes.known, memory.own.score_known)
+    records = alike.of_first(lambda rows: rows, num_records[:, None, None])
+    # How many clients a kind has, and the sum of where they would have the posterior's mean.
+    many, pulls = alike.sums(jnp.ones_like(own[:, 0])), alike.sums(own @ axes.back.T @ turn)
 
     def claims(middle: Array) -> Array:
-        """What factors claim to know, given about where the posterior's mean is."""
+        """What factors claim to know, given about where the posterior's mean is; of each kind."""
         # In white coordinates A = n level R with the response R, which is about the identity, so
         # that A (A + Sigma)^-1 A is n R (n R / level + V)^-1 n R for scores over the level with
         # error V, and with K = V^-1 the middle is (1 + K n R / level)^-1 K.
         # As long as the server waits, scores stay where they are.
         way = jnp.where(waits, 0, middle - here)
-        if not noise_aware:  # the limit of the same without noise, A, once there are scores
-            scored = jnp.any(memory.own.score_known != 0, axis=(1, 2))
-            exact = jnp.where(scored, num_records * memory.level, 0)
-            return exact[:, None, None] * jnp.eye(size)
-        records = num_records[:, None, None]
-        error = moving.weights_of(received) * moving.error_of(memory, axes, way)
-        slope = records / memory.level * response
-        amount = jnp.linalg.solve(jnp.eye(size) + known @ (slope + error), known)
-        return records**2 * symmetric(amount)
+        error = received.num_factors * moving.error_of(memory, axes, way)
+
+        def of_kind(known: Array, records: Array) -> Array:
+            if not noise_aware:  # the limit of the same without noise, A, once there are scores
+                scored = jnp.any(known != 0, axis=(1, 2), keepdims=True)
+                return jnp.where(scored, records * memory.level, 0) * jnp.eye(size)
+            slope = records / memory.level * response
+            return records**2 * moving.less(known, slope + records**2 * error)
+
+        return alike.of_each(of_kind, known, records)
 
     def naturals(claims: Array) -> NormalNatural:
         """Their factors."""
-        precision = axes.outside(turned(turn, claims)) / (sd[:, None] * sd)
+
+        def outside(claims: Array) -> Array:
+            return symmetric(turned(axes.back.T @ turn, claims)) / (sd[:, None] * sd)
+
+        precision = alike.clients(alike.of_each(outside, claims))
         linear = jnp.einsum("mij,mj->mi", precision, own * sd)
         return NormalNatural(linear, pack(-0.5 * precision))
 
     def total(claims: Array) -> NormalNatural:
         """The product of their factors, which takes less time."""
-        precision = axes.outside(turned(turn, jnp.sum(claims, axis=0))) / (sd[:, None] * sd)
-        linear = jnp.einsum("mij,mj->i", claims, own @ axes.back.T @ turn)
+        summed = jnp.tensordot(many, claims, 1)
+        precision = axes.outside(turned(turn, summed)) / (sd[:, None] * sd)
+        # Over rows, as they lie in memory: claims are symmetric.
+        linear = pulls.ravel() @ claims.reshape(-1, size)
         return NormalNatural(axes.back.T @ turn @ linear / sd, pack(-0.5 * precision))
 
     def moments(found: NormalNatural) -> tuple[Array, Array]:

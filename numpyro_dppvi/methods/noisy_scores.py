@@ -31,6 +31,7 @@ from numpyro_dppvi.families.full_normal import unpack
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.methods import (
     differences,
+    kinds,
     moving,
     noisy_factors,
     pull,
@@ -40,6 +41,7 @@ from numpyro_dppvi.methods import (
     tails,
 )
 from numpyro_dppvi.methods.differences import Differences
+from numpyro_dppvi.methods.kinds import Kinds
 from numpyro_dppvi.methods.ratios import Look, Ratios
 from numpyro_dppvi.methods.remembered import (
     Memory,
@@ -154,7 +156,9 @@ def take(
             were none.
     """
     said = jax.vmap(told, (None, 0))(memory, jnp.arange(received.num_records.size))
-    memory = moving.found(received, memory, _told_axes(memory, said))
+    axes = _told_axes(memory, said)
+    alike = _kinds(received, memory)
+    memory = moving.found(received, memory, axes, alike)
     roots = jnp.sqrt(said.shares)
     scored = said.shares[:, 0] > 0
 
@@ -171,7 +175,8 @@ def take(
     moves = any_scored & (everybody | ~must_wait(received, memory))
     memory = _where(moves, _learnt(received, memory, said, centred), memory)
     memory = _where(any_scored, _scored(received, released, memory, said, part, scored), memory)
-    change, loc, covariance = noisy_factors.changes(received, memory, noise_aware)
+    memory = moving.outside(memory, axes)
+    change, loc, covariance = noisy_factors.changes(received, memory, alike, noise_aware)
     asked = jnp.sum(jnp.where(scored, received.num_records, 0)) / received.total_records
     memory = moving.kept(memory)._replace(
         near=noisy_factors.near(memory, covariance, reach),
@@ -197,6 +202,13 @@ def _where(condition: Array, new: Memory, old: Memory) -> Memory:
     return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)
 
 
+def _kinds(received: Received, memory: Memory) -> Kinds:
+    """Clients of whose scores as much is known, before and after a release."""
+    own = memory.own
+    public = received.num_records, received.noise_std, own.visits
+    return kinds.of(*public, own.score_known, own.error)
+
+
 def _told_axes(memory: Memory, said: Told) -> White:
     """The coordinates that clients were told."""
     white = said.white[0] / memory.prior_sd[:, None]
@@ -214,14 +226,25 @@ def _counted(
     """After visits that counted: histograms, and the shape by scales until information is known."""
     looked = jnp.any(said.look.step > 0, axis=1)
     histograms = jnp.where(looked, jnp.sum(said.look.step > 0, axis=1), memory.loc.size)
-    counts, std = part(released["scales"], 3, 1.0)
-    counts, std = counts * jnp.sqrt(histograms)[:, None, None], std * jnp.sqrt(histograms)
+    _, std = part(jnp.zeros(()), 3, jnp.sqrt(histograms))
     first = ~looked & ~scored
+
+    def counts_of(whose: Array) -> Array:
+        """The sum of some clients' histograms; they fill more memory than all else."""
+
+        def total() -> Array:
+            counts, _ = part(released["scales"], 3, jnp.sqrt(histograms))
+            return jnp.sum(jnp.where(whose[:, None, None], counts, 0), axis=0)
+
+        nothing = jnp.zeros_like(memory.counts)
+        found: Array = jax.lax.cond(jnp.any(whose), total, lambda: nothing)
+        return found
+
     memory = memory._replace(
-        counts=memory.counts + jnp.sum(jnp.where(first[:, None, None], counts, 0), axis=0),
+        counts=memory.counts + counts_of(first),
         counts_var=memory.counts_var + jnp.sum(jnp.where(first, std**2, 0)),
         counted=memory.counted + jnp.sum(jnp.where(first, received.num_records, 0)),
-        ratios=_looked(received, memory, said, counts, std),
+        ratios=_looked(received, memory, said, counts_of, std),
     )
     visits = memory.own.visits + 1.0
     memory = memory._replace(most_visits=jnp.maximum(memory.most_visits, jnp.max(visits)))
@@ -250,7 +273,13 @@ def _searched(received: Received, released: PyTree, memory: Memory, part: _Part)
     )
 
 
-def _looked(received: Received, memory: Memory, said: Told, counts: Array, std: Array) -> Ratios:
+def _looked(
+    received: Received,
+    memory: Memory,
+    said: Told,
+    counts_of: Callable[[Array], Array],
+    std: Array,
+) -> Ratios:
     """What is known of columns far from zero after visits that looked for them."""
     known = memory.ratios
     stages = jnp.where(jnp.any(said.look.step > 0, axis=1), _begun(memory, memory.own.visits), 0)
@@ -263,7 +292,7 @@ def _looked(received: Received, memory: Memory, said: Told, counts: Array, std: 
     return Ratios(
         stage=stage,
         look=jax.tree.map(lambda now, old: jnp.where(new, now, old), look, known.look),
-        counts=before.counts + jnp.sum(jnp.where(mine[:, None, None], counts, 0), axis=0),
+        counts=before.counts + counts_of(mine),
         counts_var=before.counts_var + jnp.sum(jnp.where(mine, std**2, 0)),
         counted=before.counted + jnp.sum(jnp.where(mine, received.num_records, 0)),
         mean=jnp.where(new, mean, known.mean),
@@ -354,7 +383,7 @@ def _scored(
     part: _Part,
     scored: Array,
 ) -> Memory:
-    """Each client's own scores, averaged with what is known of them."""
+    """Each client's own scores, averaged with what is known of them, in the coordinates told."""
     axes, level = _told_axes(memory, said), memory.level
     sums, std = part(released["score"], 0, said.clip[0])
     fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-12), 0)
@@ -368,13 +397,13 @@ def _scored(
         received.total_records,
         level,
     )
-    before, score = axes.known(memory.own.score_known), memory.own.score @ axes.white
+    before, score = memory.own.score_known, memory.own.score
     after = before + fresh[:, None, None] * jnp.eye(len(memory.loc))
     sums = jnp.einsum("mij,mj->mi", before, score) + fresh[:, None] * sums / level
     mean = jnp.linalg.solve(after + 1e-12 * jnp.eye(len(memory.loc)), sums[..., None])[..., 0]
     score = jnp.where(scored[:, None], mean, score)
     memory = memory._replace(pull=pulled)
-    return memory.with_own(score=score @ axes.back, score_known=axes.unknown(after))
+    return memory.with_own(score=score, score_known=after)
 
 
 def _average(received: Received, memory: Memory, axes: White) -> tuple[Memory, Array, Array]:

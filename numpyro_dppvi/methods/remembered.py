@@ -79,7 +79,8 @@ class Own(NamedTuple):
 
     Where it is kept, ``score`` and ``score_known`` are as of the client's last visit, in units of
     :class:`Moves`, so that a visit costs as much however many clients there are: see
-    ``moving.kept``. Within ``take`` they are at ``Memory.loc``.
+    ``moving.kept``. Within ``take`` they are at ``Memory.loc``, and until ``moving.outside`` in
+    the coordinates that clients were told.
 
     Attributes:
         visits: How often it was visited.

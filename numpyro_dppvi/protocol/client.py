@@ -237,7 +237,7 @@ class Client:
 
 def of_many(state: ClientState, number: Array) -> ClientState:
     """One client's, of many clients' on a leading axis."""
-    return jax.tree.map(lambda leaf: leaf[number], state)
+    return factors.picked(state, number)
 
 
 def settle_many(
@@ -256,4 +256,4 @@ def settle_many(
     # Only those that were visited: the others neither moved nor pulled a new q.
     # Read at a number out of range, JAX gives the last client's; written there, it is dropped.
     after = jax.vmap(settled, (0, 0, None))(of_many(state, clients), kept, answer)
-    return jax.tree.map(lambda all_, some: all_.at[clients].set(some, mode="drop"), state, after)
+    return factors.replaced(state, clients, after)

@@ -1,7 +1,7 @@
 """One round, compiled: group after group of clients, visited side by side."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -290,6 +290,7 @@ def one_round(
     start, public = _begin(problem, params, before, keys[0]) if begun is None else begun
 
     def visit_group(turn: Turn, group: Group) -> tuple[Turn, None]:
+        group = _in_order(params, group)
         asked = _ask(problem, params, turn, group, public)
         outcomes = _visit(problem, params, turn.now.clients, group, keys[1], asked, respond)
         return _take(problem, params, turn, group, public, outcomes), None
@@ -373,7 +374,8 @@ def _visit(
             return respond(number, mine, request, own, noise)
 
     each = None if callable(asked) else asked
-    return _side_by_side(problem, params, visit, (group.numbers, (group.drawn, each)))
+    numbers = jnp.asarray(group.numbers)
+    return _side_by_side(problem, params, visit, (numbers, (group.drawn, each)))
 
 
 def _take(
@@ -399,7 +401,7 @@ def _take(
     # they cannot drift away from them.
     # With an aggregator there is one factor, number 0, of all clients.
     changed = jnp.zeros_like(numbers) if problem.aggregated else numbers
-    mine = jax.tree.map(lambda leaf: leaf[changed], known.factors)
+    mine = factors.picked(known.factors, changed)
     totals = factors.renewed(totals, known.factors, changed, mine)
     clients = client.settle_many(now.clients, numbers, outcomes.kept, answer)
     each = (*info, jnp.sum(outcomes.failed, dtype=jnp.int32))
@@ -437,7 +439,7 @@ def _asked(
     public: PRNGKey,
 ) -> Request:
     """What the server asks of the clients of one of the groups, on a leading axis."""
-    group = _group(groups, None, index)
+    group = _group(params, groups, None, index)
     asked: Request = jax.vmap(_ask(problem, params, turn, group, public))(group.numbers)
     return asked
 
@@ -455,7 +457,7 @@ def _visited(
     shards: Shards,
 ) -> Outcome:
     """The visits of one of the groups."""
-    group = _group(groups, drawn, index)
+    group = _group(params, groups, drawn, index)
     respond = _of_records(problem, params, shards)
     return _visit(problem, params, clients, group, secret, asked, respond)
 
@@ -471,14 +473,29 @@ def _taken(
     outcomes: Outcome,
 ) -> Turn:
     """What the server makes of the releases of one of the groups."""
-    return _take(problem, params, turn, _group(groups, None, index), public, outcomes)
+    group = _group(params, groups, None, index)
+    return _take(problem, params, turn, group, public, outcomes)
 
 
 _ended = compiled("problem", quick=True)(_end)
 
 
-def _group(groups: Array, drawn: Any, index: Array) -> Group:
-    return Group(index, groups[index], jax.tree.map(lambda leaf: leaf[index], drawn))
+def _group(params: RoundParams, groups: Array, drawn: Any, index: Array) -> Group:
+    drawn = jax.tree.map(lambda leaf: leaf[index], drawn)
+    return _in_order(params, Group(index, groups[index], drawn))
+
+
+def _in_order(params: RoundParams, group: Group) -> Group:
+    """The same group; if it is of all clients, by their numbers, in which nothing is looked up."""
+    num_clients = params.clients.num_shards.shape[0]
+    if group.numbers.shape[0] < num_clients:
+        return group
+    # A schedule names no client twice in a group, so that these are all. Within a group it makes no
+    # difference who is before whom.
+    by_number = jnp.argsort(group.numbers)
+    drawn = jax.tree.map(lambda leaf: leaf[by_number], group.drawn)
+    numbers = cast(Array, np.arange(num_clients, dtype=group.numbers.dtype))
+    return Group(group.place, numbers, drawn)
 
 
 def _side_by_side(

@@ -259,7 +259,7 @@ def take(
     def prior_loss(key: PRNGKey, coordinates: Coordinates) -> Array:
         return _prior_loss(problem, params.prior_of(problem), params.exact_prior, key, coordinates)
 
-    before = jax.tree.map(lambda leaf: leaf[targets], state.factors)
+    before = factors.picked(state.factors, targets)
     received = Received(
         space=problem.space,
         family=problem.family,
@@ -308,7 +308,7 @@ def _of_group(memory: PyTree, places: Array) -> PyTree:
     def of(part: Any) -> Any:
         if not isinstance(part, ByClient):
             return part
-        return jax.tree.map(lambda leaf: leaf[places], part)
+        return factors.picked(part, places)
 
     return jax.tree.map(of, memory, is_leaf=_is_by_client)
 
@@ -321,7 +321,7 @@ def _with_group(memory: PyTree, places: Array, group: PyTree) -> PyTree:
     def put(before: Any, now: Any) -> Any:
         if not isinstance(before, ByClient):
             return now
-        return jax.tree.map(lambda leaf, rows: leaf.at[places].set(rows), before, now)
+        return factors.replaced(before, places, now)
 
     return jax.tree.map(put, memory, group, is_leaf=_is_by_client)
 
@@ -402,7 +402,7 @@ def merge(
     # Factors are written once, and not added up: what is done to all of them costs as much as a
     # visit where clients are visited one by one.
     # t_m <- t_m * change^damping, and so q <- q * (product of the changes)^damping.
-    old = jax.tree.map(lambda leaf: leaf[clients], client_factors)
+    old = factors.picked(client_factors, clients)
     # As natural parameters: a product of factors is a sum, a power a multiple.
     mine = jax.tree.map(jnp.add, old, factors.power(changes, damping))
     sums = factors.renewed(totals, client_factors, clients, mine)
