@@ -209,7 +209,7 @@ class FisherScoring(values.Usual):
         alone = entering.alone(family, entries)
         # Where outcomes are few, as binary ones, a record is never all but impossible.
         searches = not space.can_draw or space.few_outcomes is None
-        return remembered.nothing(alone, marginal, num_factors, searches)
+        return remembered.nothing(alone, marginal, num_factors, searches=searches)
 
     def told(self, memory: Memory, place: Array | int) -> Told:
         """Where to take scores, in which coordinates, and how to share out the release."""

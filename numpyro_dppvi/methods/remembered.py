@@ -181,8 +181,15 @@ class Memory(NamedTuple):
 
 
 @in_own_precision
-def nothing(family: MeanField, q: Natural, num_factors: int, searches: bool) -> Memory:
-    """What is remembered before the first visit: the prior."""
+def nothing(family: MeanField, q: Natural, num_factors: int, *, searches: bool) -> Memory:
+    """What is remembered before the first visit: the prior.
+
+    Args:
+        family: The family of q.
+        q: The prior.
+        num_factors: How many factors there are: the clients, or 1 with a trusted aggregator.
+        searches: Whether records vote for where the run begins.
+    """
     ((name, normal),) = family.members
     size = normal.size
     zero, one, square = jnp.zeros(()), jnp.ones(()), jnp.zeros((size, size))

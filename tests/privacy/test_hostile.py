@@ -135,6 +135,7 @@ class Seen(dppvi.FisherScoring):
             "information": (size * (size + 1) // 2,),
             "clipped": (3,),
             "scales": known.counts.shape,
+            "votes": known.search.votes.shape,
         }
         sent = {name: jnp.zeros((num_factors, *shape)) for name, shape in parts.items()}
         return known, sent
