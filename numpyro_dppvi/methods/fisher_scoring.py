@@ -16,6 +16,8 @@ or scale of columns is chosen by the user:
   third ones, where columns lie far from zero, histograms of ratios
   (:mod:`numpyro_dppvi.methods.ratios`). All later ones refine the matrix. What noise would hide
   keeps the shape it had.
+* *Where to begin.* Under wide priors in raw units, records can be all but impossible at the prior's
+  mean. First visits also release votes for other places (:mod:`numpyro_dppvi.methods.search`).
 * *A clip that bends nothing under the model.* A clipped score has expectation zero if it is first
   centred: record by record, outcomes are drawn from the model at x, and the score of the outcome
   that was observed is clipped about a centre of all of them together. By symmetry among the
