@@ -95,6 +95,8 @@ def test_its_pictures_are_there_and_small(name):
         assert picture.stat().st_size < 100_000
         width = int.from_bytes(picture.read_bytes()[16:20], "big")
         assert width <= 560, "a telephone shows no more without shrinking letters"
+    told = re.findall(r"!\[(.+)\]\(images/", page(name))
+    assert len(set(told)) == len(pictures), "who does not see pictures cannot tell them apart"
 
 
 @pytest.mark.parametrize("name", [name for name in TUTORIALS if name != "gallery"])
@@ -153,6 +155,10 @@ Markdown(f"x is {x}.")
 
 # %% alt="a line"
 figure, axis = plt.subplots()
+
+# %% alt=["a plane", "a point"]
+for _ in range(2):
+    figure, axis = plt.subplots()
 """
 
 
@@ -173,7 +179,9 @@ def test_a_page_shows_text_code_and_what_came_out(example):
         '\n\n```python\nimport sys\nimport matplotlib.pyplot as plt\nx = 2\nprint("said")\n'
         'print("not shown", file=sys.stderr)\n```\n\n```output\nsaid\n```\n\n'
         "```python\nx + 1\n```\n\n```output\n3\n```\n\nx is 2.\n\n"
-        "```python\nfigure, axis = plt.subplots()\n```\n\n![a line](images/example-1.png)\n"
+        "```python\nfigure, axis = plt.subplots()\n```\n\n![a line](images/example-1.png)\n\n"
+        "```python\nfor _ in range(2):\n    figure, axis = plt.subplots()\n```\n\n"
+        "![a plane](images/example-2.png)\n![a point](images/example-3.png)\n"
     )
     assert (example.parent / "images" / "example-1.png").read_bytes().startswith(b"\x89PNG")
 
@@ -188,7 +196,7 @@ def test_a_notebooks_links_lead_somewhere_and_its_text_is_folded(example):
     assert f"[link]({home}/faq.md), [another]({home}/tutorials/hello.md)" in text.source
     assert "[one more](https://x.y/z.md)" in text.source
     folded = [cell.metadata.get("jupyter", {}).get("source_hidden", False) for cell in code]
-    assert folded == [False, False, True, False]
+    assert folded == [False, False, True, False, False]
 
 
 def test_a_cell_that_fails_fails_the_page(tmp_path):

@@ -81,9 +81,13 @@ print(dppvi.recommend(model, hospitals["South"], sizes, budgets))
 # East's approval ends after half of the rounds. A schedule says whom each round visits, in which
 # order; the plan knows it, and spreads East's budget over the rounds that it takes part in. What
 # East has sent by then stays in the posterior.
+#
+# Twenty rounds cost the same budget as ten, the default: each is noisier, but the last ones are
+# nearer to where they lead. On these public data we tried eight draws of noise: after ten rounds
+# one run of the eight had not settled, after twenty all had.
 
 # %%
-num_rounds = 10
+num_rounds = 20
 
 
 def until_east_leaves(round_number, num_clients):
@@ -121,7 +125,7 @@ figure, axis = plt.subplots(figsize=(4.6, 3), layout="constrained")
 rounds = np.arange(2, num_rounds + 1)
 axis.semilogy(rounds, result.history.movement[1:], marker="o", markersize=4)
 axis.axvline(num_rounds / 2 + 0.5, color="grey", linestyle=":", label="East leaves")
-axis.set(title="movement of the posterior", xlabel="round", ylabel="nats", xticks=rounds)
+axis.set(title="movement of the posterior", xlabel="round", ylabel="nats", xticks=rounds[::3])
 legend = axis.legend(frameon=False)
 
 # %% tags=["remove-input"]
@@ -206,7 +210,7 @@ paid = {x: float(np.mean(np.where(d, 1.0, data.y_test * x / 3))) for x, d in dec
 nobody = {x: float(np.mean(data.y_test * x / 3)) for x in losses}
 print("loss   places for   cost a patient   nobody gets one   all get one")
 for x, d in decisions.items():
-    print(f"{x:>4g} {d.mean():>12.1%} {paid[x]:>16.2f} {nobody[x]:>17.2f} {1.0:>13.2f}")
+    print(f"{x:>4g} {d.mean():>12.1%} {paid[x]:>16.3f} {nobody[x]:>17.3f} {1.0:>13.3f}")
 
 # %% tags=["remove-input"]
 better = sum(paid[x] <= min(nobody[x], 1.0) for x in losses)

@@ -135,7 +135,7 @@ shape = (len(side), len(side))
 titles = ("probability of the circles", "disagreement of draws (sd)")
 shown = (chances.mean(axis=0), chances.std(axis=0))
 
-# %% alt="The plane with public points: probability of the circles, and disagreement of draws"
+# %% alt=["Circles are probable above a wavy line", "Draws disagree along that line alone"]
 for values, title, colors in zip(shown, titles, ("RdBu", "viridis"), strict=True):
     figure, axis = plt.subplots(figsize=(4, 3.4), layout="constrained")
     area = axis.contourf(side, side, values.reshape(60, 60), levels=10, cmap=colors, alpha=0.8)

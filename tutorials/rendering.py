@@ -5,7 +5,8 @@ A cell's line may say more:
 
 - ``tags=["remove-input"]``: the page shows the output alone, and the notebook folds the code.
 - ``quick="size = 100"``: what a quick run sets once the cell has run.
-- ``alt="..."``: what the cell's pictures show, for those who do not see them.
+- ``alt="..."``: what the cell's picture shows, for those who do not see it; of several pictures a
+  list, with a text for each.
 """
 
 import base64
@@ -65,12 +66,13 @@ def run(source: Path, folder: Path, quick: bool = False) -> str:
         if _HIDDEN not in cell.metadata.get("tags", ()):
             pieces.append(f"```python\n{cell.source}\n```")
         drawn = []
+        alts = _alts(cell)
         for kind, content in _shown(ran.outputs):
             if kind != "image/png":
                 pieces.append(content if kind == "text/markdown" else _block(content))
                 continue
             pictures += 1
-            drawn.append(f"![{cell.metadata['alt']}](images/{source.stem}-{pictures}.png)")
+            drawn.append(f"![{alts[len(drawn)]}](images/{source.stem}-{pictures}.png)")
             (folder / "images").mkdir(parents=True, exist_ok=True)
             place = folder / "images" / f"{source.stem}-{pictures}.png"
             place.write_bytes(base64.b64decode(content))
@@ -110,6 +112,12 @@ def _shown(outputs: list[Any]) -> Iterator[tuple[str, str]]:
             yield kind, data[kind]
     if printed:
         yield "text/plain", printed
+
+
+def _alts(cell: Cell) -> list[str]:
+    """What each picture of a cell shows."""
+    told: str | list[str] = cell.metadata.get("alt", [])
+    return [told] if isinstance(told, str) else told
 
 
 def _block(text: str) -> str:

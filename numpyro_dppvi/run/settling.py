@@ -2,8 +2,10 @@
 
 The posterior's path is read from the history, that is, from released values. Rounds can be small
 and many, and draws of the latents move every round a little: a small last round says nothing. So
-the last half of the path is cut into three blocks, and their means are compared. Where the path has
-arrived and draws still move it, rounds are averaged until that is little.
+the last half of the path is cut into three blocks, and their means are compared. Along a ridge
+(latents that only together are known) rounds creep, and draws add up to a walk of their own, in
+which a block can stand still by chance. So its last three quarters and all of it are cut up, too.
+Where the path has arrived and draws still move it, rounds are averaged until that is little.
 """
 
 import math
@@ -33,9 +35,13 @@ _CORRECTED = 1 / 8
 _MEMORY = 0.9
 # Blocks that differ by less than this many times their noise do not differ.
 _CERTAIN = 2.0
-# By what factor a block moves less than the one before it, at the least and at the most. At .98 a
-# path has 49 times its last move to go: more than that is not believed from three blocks.
+# By what factor a block moves less than the one before it, at the least and at the most: the former
+# for blocks of a sixth of the path. At .98 a path has 49 times its last move to go: more than that
+# is not believed from three blocks.
 _FASTEST, _SLOWEST = 0.3, 0.98
+# Three blocks of the path: each is this part of it, and what they say is left counts so much. Early
+# rounds tell less of what is left.
+_SHORT, _LONGER = 6, ((4, 1.0), (3, 0.5))
 _FEWEST = 6
 
 
@@ -70,9 +76,9 @@ def way(history: History, family: MeanField, damping: float) -> Way | None:
     if rounds < _FEWEST:
         return None
     # Three blocks make up the last half; second differences need two rounds before them.
-    length = rounds // 6
-    last = jax.tree.map(lambda leaf: leaf[-3 * length - 2 :], history.natural)
-    path = _path(family, last)
+    length = rounds // _SHORT
+    whole = _path(family, history.natural)
+    path = whole[-3 * length - 2 :]
     if not np.all(np.isfinite(path)):
         return None
     # A round that goes the damping's share of its way remembers the one before it: rounds are
@@ -81,23 +87,38 @@ def way(history: History, family: MeanField, damping: float) -> Way | None:
     rho = 1 - damping
     bends = np.mean(np.diff(path, 2, axis=0) ** 2, axis=0)
     variance = bends / (6 - 8 * rho + 2 * rho**2)
-    # Of the difference of two blocks' means, hence the 2.
-    noise = 2 * variance * min(1.0, (1 + rho) / (1 - rho) / length)
+
+    def noise(length: int) -> np.ndarray:
+        # Of the difference of two blocks' means, hence the 2.
+        return 2 * variance * min(1.0, (1 + rho) / (1 - rho) / length)
+
+    left, _ = _left(path, length, noise(length), _FASTEST)
+    for parts, counts in _LONGER:
+        found, ratio = _left(
+            whole, rounds // parts, noise(rounds // parts), _FASTEST ** (_SHORT / parts)
+        )
+        # From the end of the last block and not from its middle, which is long before.
+        left = np.maximum(left, np.nan_to_num(counts * found * np.sqrt(ratio)))
+    worst = (left, variance, noise(length), _lasting(path, bends))
+    far, scatter, unseen, lasting = (float(np.max(each, initial=0.0)) for each in worst)
+    unseen, slowest = unseen**0.5, _HIDDEN**length
+    return Way(far, scatter**0.5, unseen, _CERTAIN * unseen * slowest / (1 - slowest), lasting**0.5)
+
+
+def _left(
+    path: np.ndarray, length: int, noise: np.ndarray, fastest: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """How far each entry has to go from the last of three blocks, and how its moves shrink."""
     blocks = path[-3 * length :].reshape(3, length, -1).mean(axis=1)
     before, moved = np.diff(blocks, axis=0)
     # A path that falls by the same factor from block to block has moved * r / (1 - r) to go.
     # The slope of `moved` on `before`. Noise in the denominator draws it towards 0, or noise alone
     # would look like a path with a long way to go.
     ratio = before * moved / np.maximum(before**2 + noise, np.finfo(float).tiny)
-    ratio = np.clip(ratio, _FASTEST, _SLOWEST)
+    ratio = np.clip(ratio, fastest, _SLOWEST)
     # Movement that noise can explain does not count.
     sure = np.maximum(np.abs(moved) - _CERTAIN * np.sqrt(noise), 0)
-    found = (sure * ratio / (1 - ratio), variance, noise, _lasting(path, bends))
-    left, variance, noise, lasting = (float(np.max(each, initial=0.0)) for each in found)
-    unseen, slowest = noise**0.5, _HIDDEN**length
-    return Way(
-        left, variance**0.5, unseen, _CERTAIN * unseen * slowest / (1 - slowest), lasting**0.5
-    )
+    return sure * ratio / (1 - ratio), ratio
 
 
 def _lasting(path: np.ndarray, bends: np.ndarray) -> np.ndarray:
