@@ -23,7 +23,8 @@ _REGRET = 5.0  # a place counts half if a record's density is lower there by so 
 _HARDLY = 0.02  # of the best place's votes: what counts as an error where there is no noise
 _SURE = 10.0, 5.0  # errors by which a place has to be better, and once all have voted
 _BETTER = 1.5  # and so many times as good
-_COUNTS = 2.5  # errors from which on a place counts
+_AS_GOOD = 0.6  # of the best place's votes: from so many on a place counts
+_SHORT = 0.85  # of the way: beyond the best place records may say nothing
 _HOLDS = 0.7  # what a round leaves of ``Search.holds``
 _VISITS = 2  # of a client, after which a run has begun
 
@@ -127,11 +128,16 @@ def after(
     bound = jnp.where(voted > 0.999, _SURE[1], _SURE[0])
     sure = jnp.any((better > bound) & (mean > _BETTER * stay))
     moves = sure & (most_visits <= _VISITS)
-    # Often many latents could make up for what is far, each by a column of its own. All of them
-    # together, in shares that add up to 1, scatter less over records, and noise over places.
-    shares = jnp.where(better > _COUNTS, mean - stay, 0) ** 2
-    along = np.array([1.0, -1.0])[:, None, None] * lengths[:, None]
-    step = jnp.sum(shares * along, axis=(0, 1)) / jnp.maximum(jnp.sum(shares), 1e-12)
+    # Often many latents could make up for what is far, each by a column of its own. All that are
+    # about as good together, in shares that add up to 1, scatter less over records. Others do not
+    # count: censored records, say, like all places that are far enough.
+    shares = jnp.maximum(mean - _AS_GOOD * jnp.max(mean), 0)
+    shares = shares / jnp.maximum(jnp.sum(shares), 1e-12)
+    # Geometric means of lengths: too short a step is better than one too long, beyond which records
+    # may say nothing.
+    by_axis = jnp.sum(shares, axis=1)
+    log_lengths = jnp.einsum("k,skj->sj", np.log(lengths), shares) / jnp.maximum(by_axis, 1e-12)
+    step = _SHORT * jnp.array([1.0, -1.0]) @ (by_axis * jnp.exp(log_lengths))
     return search._replace(
         votes=jnp.where(moves, 0, total),
         var=jnp.where(moves, 0, noise),
