@@ -24,7 +24,7 @@ _HARDLY = 0.02  # of the best place's votes: what counts as an error where there
 _SURE = 10.0, 5.0  # errors by which a place has to be better, and once all have voted
 _BETTER = 1.5  # and so many times as good
 _AS_GOOD = 0.6  # of the best place's votes: from so many on a place counts
-_SHORT = 0.85  # of the way: beyond the best place records may say nothing
+_FIRST = 0.9  # of the best along an axis: the first step with so many ends it
 _HOLDS = 0.7  # what a round leaves of ``Search.holds``
 _VISITS = 2  # of a client, after which a run has begun
 
@@ -129,15 +129,18 @@ def after(
     sure = jnp.any((better > bound) & (mean > _BETTER * stay))
     moves = sure & (most_visits <= _VISITS)
     # Often many latents could make up for what is far, each by a column of its own. All that are
-    # about as good together, in shares that add up to 1, scatter less over records. Others do not
-    # count: censored records, say, like all places that are far enough.
+    # about as good together, in shares that add up to 1, scatter less over records. Along an axis,
+    # no step counts beyond the first that is about as good as any: records that are censored, say,
+    # like all places that are far enough.
     shares = jnp.maximum(mean - _AS_GOOD * jnp.max(mean), 0)
+    first = jnp.argmax(mean >= _FIRST * jnp.max(mean, axis=1, keepdims=True), axis=1)
+    shares = jnp.where(np.arange(len(lengths))[:, None] <= first[:, None], shares, 0)
     shares = shares / jnp.maximum(jnp.sum(shares), 1e-12)
     # Geometric means of lengths: too short a step is better than one too long, beyond which records
     # may say nothing.
     by_axis = jnp.sum(shares, axis=1)
     log_lengths = jnp.einsum("k,skj->sj", np.log(lengths), shares) / jnp.maximum(by_axis, 1e-12)
-    step = _SHORT * jnp.array([1.0, -1.0]) @ (by_axis * jnp.exp(log_lengths))
+    step = jnp.array([1.0, -1.0]) @ (by_axis * jnp.exp(log_lengths))
     return search._replace(
         votes=jnp.where(moves, 0, total),
         var=jnp.where(moves, 0, noise),
