@@ -240,7 +240,9 @@ def _in_batches(visit: Callable[[Visits], Outcome], visits: Visits, at_once: int
     """Visits on a leading axis, ``at_once`` side by side; batches of free places are left out."""
     one = jax.jit(visit if at_once is None else jax.vmap(visit))  # traced once for both uses
     shape = () if at_once is None else (at_once,)
-    batches = jax.tree.map(lambda leaf: leaf.reshape(-1, *shape, *leaf.shape[1:]), visits)
+    # Not -1, which says nothing of a leaf without entries.
+    number = visits.taken.size // (at_once or 1)
+    batches = jax.tree.map(lambda leaf: leaf.reshape(number, *shape, *leaf.shape[1:]), visits)
 
     def nothing(batch: Visits) -> Outcome:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, batch))
@@ -252,8 +254,8 @@ def _in_batches(visit: Callable[[Visits], Outcome], visits: Visits, at_once: int
         return found
 
     outcomes: Outcome = jax.lax.map(visited, batches)
-    axes = 1 + len(shape)
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[axes:]), outcomes)
+    axes, places = 1 + len(shape), visits.taken.size
+    return jax.tree.map(lambda leaf: leaf.reshape(places, *leaf.shape[axes:]), outcomes)
 
 
 def _where(taken: Array, leaf: Array) -> Array:
