@@ -177,6 +177,75 @@ def test_observed_information_does_not_throw_a_run_without_noise(seed):
     assert np.all(np.abs(mean - [*truth, np.log(1.5)]) < 3 * std), (mean, std)
 
 
+def weighed(times, factor=1.5):
+    """Ages and pressures as they are measured, and Weibull times; and the exact deviations.
+
+    Of the level at the columns' means, the two slopes, and the logarithm of the shape.
+    """
+    rng = np.random.default_rng(times)
+    means, spreads = np.array([[60.0, 120.0], [15.0, 20.0]])
+    columns = means + spreads * rng.normal(size=(5000, 2))
+    truth = np.array([0.3, *(np.array([0.5, -0.4]) / spreads)])
+    x = np.column_stack([np.ones(5000), columns])
+    eta = x @ truth - truth[1:] @ means
+    y = np.exp(eta) * rng.weibull(factor, 5000)
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    data = [{"x": x[a : a + 1000], "y": y[a : a + 1000]} for a in range(0, 5000, 1000)]
+    # Beside the level, a shape's logarithm has the information pi^2 / 6 + (1 - gamma)^2.
+    std = np.array([1 / factor, *(1 / factor / spreads), 1 / np.sqrt(1.82)]) / np.sqrt(5000)
+    return data, np.array([*truth, np.log(factor)]), means, std
+
+
+@grid("seed", [0, 1, 2, 3, 4, 5, 6, 7], quick=[0])
+def test_outcomes_that_cannot_be_drawn_in_raw_units(seed):
+    """Their own scales scatter, and hid once that the columns are far from zero."""
+    data, truth, means, exact = weighed(seed)
+    width = np.array([30.0, 3.0, 3.0], np.float32)
+    found = fitted(
+        times_by_factor, data, 3.0, model_kwargs={"width": width}, insecure_noise_seed=seed
+    )
+    assert float(found.state.server.memory.ratios.stage) > 0  # it has looked for them
+    mean, covariance = moments(found)
+    centred = np.eye(4)
+    centred[0, 1:3] = means
+    off = centred @ mean - truth
+    std = np.sqrt(np.diag(centred @ covariance @ centred.T))
+    assert np.all(np.abs(off) < 4 * std), off / std
+    assert np.all(std < 4 * exact), std / exact
+
+
+def test_a_squared_score_is_the_same_information_at_the_truth():
+    """Of a Weibull time, at some places by ten times as much as the observed one or as little."""
+    count, at = 20_000, np.array([0.4, 0.3])
+    times = np.exp(at[0]) * np.random.default_rng(0).weibull(np.exp(at[1]), count)
+
+    def average(squared, loc):
+        told = some_told(1e6)._replace(
+            loc=jnp.asarray(loc, jnp.float32),
+            squared=jnp.asarray(squared),
+            info_clip=jnp.asarray(1e9),
+            white=jnp.eye(2),
+        )
+
+        def part(time):
+            def density(theta):
+                u = jnp.exp(theta[1]) * (jnp.log(time) - theta[0])
+                return theta[1] + u - jnp.exp(u)
+
+            return fisher_scoring._as_observed(told, jax.grad(density))["information"]
+
+        parts = jax.jit(jax.vmap(part))(jnp.asarray(times, jnp.float32))
+        return np.asarray(unpack(jnp.mean(parts, axis=0))) / np.sqrt(0.3) * 1e9
+
+    observed, squared = average(0.0, at), average(1.0, at)
+    # Means of twenty thousand squares, whose own deviations are about five times as large.
+    np.testing.assert_allclose(squared, observed, atol=0.15 * np.max(observed))
+    np.testing.assert_allclose(average(0.25, at), 0.75 * observed + 0.25 * squared, rtol=1e-3)
+    # Where times are taken for much longer than they are, only squares tell.
+    far = at + np.array([3.0, 0.0])
+    assert average(0.0, far)[0, 0] < 0.1 * observed[0, 0] < 0.2 * average(1.0, far)[0, 0]
+
+
 UNAWARE = dppvi.FisherScoring(noise_aware=False)
 
 
@@ -454,6 +523,7 @@ def test_a_clipped_score_has_no_expectation_under_the_model():
         prior_sd=jnp.ones(2),
         look=ratios.nothing(2).look,
         along=jnp.zeros(()),
+        squared=jnp.zeros(()),
         near=jnp.zeros((2, 2)),
         steps=jnp.zeros(0),
     )
@@ -504,6 +574,7 @@ def some_told(clip, along=0.0):
         prior_sd=jnp.ones(2),
         look=ratios.nothing(2).look,
         along=jnp.asarray(along),
+        squared=jnp.zeros(()),
         near=jnp.zeros((2, 2)),
         steps=jnp.zeros(0),
     )

@@ -11,7 +11,16 @@ from scipy.stats import norm
 import numpyro_dppvi as dppvi
 from benchmarks import believe
 from numpyro_dppvi.families import FullNormal, FullNormalCoordinates, MeanField
-from numpyro_dppvi.methods import kinds, moving, noisy_factors, noisy_scores, pull, shapes, white
+from numpyro_dppvi.methods import (
+    kinds,
+    moving,
+    noisy_factors,
+    noisy_scores,
+    pull,
+    ratios,
+    shapes,
+    white,
+)
 from numpyro_dppvi.methods.remembered import nothing
 from numpyro_dppvi.methods.visits import Received
 
@@ -41,7 +50,7 @@ def picked_up(received, memory, axes):
 
 def remembered(**changes):
     family = MeanField((("w", FullNormal((SIZE,))),))
-    memory = nothing(family, family.natural(family.standard()), 2, searches=False)
+    memory = nothing(family, family.natural(family.standard()), 2, searches=False, drawn=True)
     return memory._replace(**{name: jnp.asarray(value) for name, value in changes.items()})
 
 
@@ -255,7 +264,7 @@ def test_scores_begin_hardly_beside_the_prior_mean():
     wide = family.natural(
         {"w": FullNormalCoordinates(jnp.zeros(2), jnp.log(jnp.array([3000.0, 1])), jnp.zeros(1))}
     )
-    loc = np.asarray(nothing(family, wide, 1, searches=False).loc)
+    loc = np.asarray(nothing(family, wide, 1, searches=False, drawn=True).loc)
     assert np.all((loc > 0) & (loc < 0.01))
 
 
@@ -456,3 +465,32 @@ def test_a_latent_that_is_hardly_known_at_first_is_not_thrown_far():
         off += [abs(float(mean[name]) - truth[name]) / float(sd[name]) for name in truth]
     # In twelve other runs 1 of 60 was above 3; it was 6 to 780 in five of six.
     assert np.max(off) < 5, off
+
+
+def histograms(rng, spread, records=20_000):
+    """Of scales by octaves: a column far from zero, one about zero, all scattered alike."""
+    columns = np.stack([4 + rng.normal(size=records), rng.normal(size=records)])
+    scales = np.log2(np.abs(columns)) + spread * rng.normal(size=records)
+    edges = np.arange(ratios.BINS + 1) - ratios.BINS // 2
+    return jnp.asarray([np.histogram(row, edges)[0] for row in scales], jnp.float32)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
+def test_a_column_of_one_scale_is_told_from_one_about_zero(spread):
+    """However much outcomes scatter what they show of it, up to an octave."""
+    counts = histograms(np.random.default_rng(0), spread)
+    records, noise = jnp.asarray(20_000.0), jnp.asarray(100.0**2)
+    found = ratios.narrow(counts, noise, records, jnp.zeros(()))
+    assert found.tolist() == [True, False]
+    # By the mean of drawn outcomes, nothing scatters.
+    drawn = ratios.narrow(counts, noise, records, jnp.ones(()))
+    assert drawn.tolist() == [spread < 0.6, False]
+
+
+def test_noise_makes_no_column_one_of_one_scale():
+    """Of 200 columns about zero, in noise that could hide the tenth of the records."""
+    rng = np.random.default_rng(1)
+    counts = np.stack([np.asarray(histograms(rng, 1.0, 1000)[1]) for _ in range(200)])
+    noisy = jnp.asarray(counts + 50 * rng.normal(size=counts.shape))
+    found = ratios.narrow(noisy, jnp.asarray(50.0**2), jnp.asarray(1000.0), jnp.zeros(()))
+    assert np.mean(np.asarray(found)) < 0.15, np.mean(np.asarray(found))

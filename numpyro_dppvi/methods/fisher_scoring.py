@@ -211,7 +211,9 @@ class FisherScoring(values.Usual):
         alone = entering.alone(family, entries)
         # Where outcomes are few, as binary ones, a record is never all but impossible.
         searches = not space.can_draw or space.few_outcomes is None
-        return remembered.nothing(alone, marginal, num_factors, searches=searches)
+        return remembered.nothing(
+            alone, marginal, num_factors, searches=searches, drawn=space.can_draw
+        )
 
     def told(self, memory: Memory, place: Array | int) -> Told:
         """Where to take scores, in which coordinates, and how to share out the release."""
@@ -372,7 +374,9 @@ def _centred(
 def _as_observed(told: Told, score: Callable[[Array], Array]) -> PyTree:
     """What one record adds to a release whose outcomes cannot be drawn.
 
-    Its score is clipped about 0, and its information is the observed one. Nothing says how many
+    Its score is clipped about 0. Its information is the observed one, at first with a share of the
+    score's square: both have the same mean at the truth, but far from it the former can vanish,
+    where Newton's steps by it would be thrown, and the latter cannot. Nothing says how many
     scores would be clipped under the model, so the clip follows those that come near it: if tails
     are like an exponential density's, a fraction p beyond a third of the clip is p^3 beyond it.
 
@@ -391,11 +395,13 @@ def _as_observed(told: Told, score: Callable[[Array], Array]) -> PyTree:
     unit = white / jnp.maximum(norm, 1e-30)
     answer = -told.white.T @ slope @ told.white
     lost = jnp.where(norm > told.clip, 1 - told.along, 0) * jnp.outer(unit, unit @ answer)
-    info = shrink * (answer - lost)
+    clipped = shrink * white
+    # Of the square, too, what responds: E[clip(z) z'] is the derivative of E[clip(z)].
+    info = (1 - told.squared) * shrink * (answer - lost) + told.squared * jnp.outer(clipped, white)
     near = 1.0 * (norm > told.clip / _NEAR)
     return _contribution(
         told,
-        score=white * shrink,
+        score=clipped,
         info=(info + info.T) / 2,
         over=(jnp.zeros_like(near), near),
         scales=jnp.sqrt(jnp.abs(jnp.diagonal(slope))) * told.prior_sd,

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
-from numpyro_dppvi.methods import moving, ratios
+from numpyro_dppvi.methods import moving
 from numpyro_dppvi.methods.kinds import Kinds
-from numpyro_dppvi.methods.remembered import Memory, must_wait
+from numpyro_dppvi.methods.remembered import Memory, must_wait, of_one_scale
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric, turned
 
 # Chosen by simulation (docs/believe.md says on which studies).
-_TRUST = 2.0  # the longest step, in white length
+_TRUST = 2.0, 1.0  # the longest step, in white length; of outcomes that cannot be drawn
 _STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
@@ -110,7 +110,8 @@ def changes(
         width = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0))
         way = sure @ (axes.back @ (mean - here))
         length = jnp.sqrt(jnp.sum(way**2))
-        way = axes.white @ way * jnp.minimum(1.0, _TRUST / jnp.maximum(length, 1e-12))
+        longest = jnp.where(memory.drawn > 0, *_TRUST)
+        way = axes.white @ way * jnp.minimum(1.0, longest / jnp.maximum(length, 1e-12))
         # What is not sure is mixed along white axes. A little of one that is known well can be a
         # hundred prior widths of one that is hardly known: the prior holds q, but not the step.
         to = jnp.clip(here + way, jnp.minimum(here, mean) - width, jnp.maximum(here, mean) + width)
@@ -153,14 +154,14 @@ def responses_in(memory: Memory, axes: White) -> tuple[Array, Array]:
     nothing seem to say that all is well, and intervals are many times too narrow. So these respond
     by no more than what was seen, noise and all.
     """
-    alike = ratios.narrow(memory.counts, memory.counted)
-    alike = jnp.where(alike & (jnp.sum(alike) > 1), 1.0, 0.0)[order_of(memory.shape)]
-    among = alike[:, None] * alike * axes.information(memory.seen)
-    values, vectors = jnp.linalg.eigh(among + jnp.diag(1 - alike))
+    narrow = of_one_scale(memory)
+    narrow = jnp.where(narrow & (jnp.sum(narrow) > 1), 1.0, 0.0)[order_of(memory.shape)]
+    among = narrow[:, None] * narrow * axes.information(memory.seen)
+    values, vectors = jnp.linalg.eigh(among + jnp.diag(1 - narrow))
     # Of many latents in much noise, what was seen says nothing: its eigenvalues spread as far as
     # the edge of the noise, 2 sqrt(k) errors of an entry. Then the shape is believed after all.
     p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
     noise = turn**2 @ (1 / jnp.maximum(p, 1e-9))
-    edge = 2 * jnp.sum(alike * noise) / jnp.sqrt(jnp.maximum(jnp.sum(alike), 1))
+    edge = 2 * jnp.sum(narrow * noise) / jnp.sqrt(jnp.maximum(jnp.sum(narrow), 1))
     doubt = 1 / (1 + (edge / _EDGE) ** 4)
     return 1 - doubt * (1 - jnp.clip(values, _DOUBTED, 1)), vectors

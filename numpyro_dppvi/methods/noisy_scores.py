@@ -50,6 +50,7 @@ from numpyro_dppvi.methods.remembered import (
     any_shape,
     must_wait,
     nobody,
+    of_one_scale,
     partial,
 )
 from numpyro_dppvi.methods.shapes import longer, shrunk
@@ -77,7 +78,9 @@ _FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, 
 _LOOK_SHARE = 0.4  # of a visit's squared norm, where columns far from zero are looked for
 # An observed information's error at the first visit, and by what it falls a visit: far away it says
 # little of where a step will end.
-_ROUGH = 0.4, 0.7
+_ROUGH = 0.2, 0.7
+# The share of squared scores in it, likewise: of a wrong model they are no information.
+_SQUARED = 0.7, 0.8
 _ONE = 0.02  # the least error of one client's information, taken for everybody's
 _LEAST = 0.1  # information of all records, in units of the prior's, below which none is looked for
 
@@ -107,6 +110,7 @@ def told(memory: Memory, place: Array | int) -> Told:
         # Of outcomes that cannot be drawn, no observed score counts as clipped, and in the place of
         # drawn ones all that are beyond a third of the clip: together a misfit below 0.
         along=jnp.clip(-memory.misfit / _ALONG - 1, 0, 1),
+        squared=_SQUARED[0] * _SQUARED[1] ** visits * (1 - memory.drawn),
         near=memory.prior_sd[:, None] * memory.near,
         steps=search.steps(memory.search, memory.loc.size),
     )
@@ -121,7 +125,7 @@ def _look(memory: Memory, visits: Array) -> Look:
     """Where a client looks for columns far from zero, at its second visit and perhaps its third."""
     known = memory.ratios
     looks = (
-        ratios.first(_scales(memory), memory.counts, memory.counted),
+        ratios.first(_scales(memory), of_one_scale(memory)),
         ratios.second(known),
         known.look,
     )

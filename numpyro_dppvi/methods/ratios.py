@@ -22,6 +22,9 @@ from numpyro_dppvi._typing import Array
 
 BINS = 44
 _NARROW = 0.8  # what two octaves have to hold of a latent that is looked at
+# Of outcomes that cannot be drawn: so many octaves, of which the fewest are taken that hold so much
+# of the narrowest latent; and what they have to hold of others, if they are more than two.
+_OCTAVES, _NARROWEST, _AS_NARROW = (2, 4, 6), 0.93, 0.84
 _STEPS = (0.1, 0.005)  # widths of bins at the first and the second look
 _SPREADS = (0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # that are looked for, in bins
 _SEEN = 3.0  # a ratio is taken for seen if it stands out by so many deviations of noise
@@ -107,20 +110,36 @@ def place(look: Look, scores: Array) -> Array:
     return jnp.where(look.step > 0, bins, -1)
 
 
-def first(scales: Array, counts: Array, counted: Array) -> Look:
+def first(scales: Array, alike: Array) -> Look:
     """The first look, after histograms of the records' scales by octaves.
 
     Args:
         scales: Information of each latent, in units of the prior.
-        counts: Histograms of the records' scales.
-        counted: Records in them.
+        alike: Which latents' records have about one scale.
     """
-    return _of(narrow(counts, counted), jnp.sqrt(scales), 0 * scales, _STEPS[0])
+    return _of(alike, jnp.sqrt(scales), 0 * scales, _STEPS[0])
 
 
-def narrow(counts: Array, counted: Array) -> Array:
-    """Latents whose records have about one scale, from histograms of scales by octaves."""
-    return jnp.max(counts[:, 1:] + counts[:, :-1], axis=1) > _NARROW * counted
+def narrow(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Array:
+    """Latents whose records have about one scale, from histograms of scales by octaves.
+
+    The mean scale of drawn outcomes is that of a column. An outcome that cannot be drawn has a
+    scale of its own, which scatters all latents' scales alike, by as much as the narrowest shows.
+
+    Args:
+        counts: The histograms.
+        counts_var: Variance of their noise.
+        counted: Records in them.
+        drawn: Whether outcomes can be drawn.
+    """
+    below = jnp.cumsum(jnp.pad(counts, ((0, 0), (1, 0))), axis=1)
+    held = jnp.stack([jnp.max(below[:, k:] - below[:, :-k], axis=1) for k in _OCTAVES])
+    fewest = jnp.argmax(jnp.max(held, axis=1) > _NARROWEST * counted)
+    fewest = jnp.where(drawn > 0, 0, fewest)
+    # Four octaves hold most of a column about zero, too: what noise can make of that is not enough.
+    noise = jnp.sqrt(jnp.array(_OCTAVES)[fewest] * counts_var)
+    enough = jnp.where(fewest > 0, _AS_NARROW * counted + noise, _NARROW * counted)
+    return held[fewest] > enough
 
 
 def second(known: Ratios) -> Look:

@@ -16,6 +16,9 @@ from numpyro_dppvi.methods.search import Search
 from numpyro_dppvi.methods.tails import Tails
 from numpyro_dppvi.methods.visits import ByClient, Received
 
+# Chosen by simulation (docs/believe.md says on which studies).
+_ROOM = 2.0  # by how much higher the first clip is where outcomes cannot be drawn
+
 
 class Told(NamedTuple):
     """What the server tells a client; made of releases only.
@@ -30,6 +33,8 @@ class Told(NamedTuple):
         look: Where to look for columns far from zero, at visits that do.
         along: How much of a clipped score is to answer in its own direction, where outcomes cannot
             be drawn: 1 as long as many are clipped, then 0.
+        squared: The share of the square of its score in a record's information, where outcomes
+            cannot be drawn.
         near: Where else the truth may be: ``loc + near @ z`` with standard normal z, shape
             ``(d, d)``.
     """
@@ -42,6 +47,7 @@ class Told(NamedTuple):
     prior_sd: Array
     look: Look
     along: Array
+    squared: Array
     near: Array
     steps: Array
 
@@ -142,6 +148,7 @@ class Memory(NamedTuple):
         differences: By how much clients differ.
         near: A root of the posterior's covariance, short enough for an expansion about ``loc``.
         search: Where records would have the run begin.
+        drawn: Whether outcomes can be drawn, 1 or 0.
     """
 
     loc: Array
@@ -169,6 +176,7 @@ class Memory(NamedTuple):
     differences: Differences
     near: Array
     search: Search
+    drawn: Array
 
     @property
     def own(self) -> Own:
@@ -181,7 +189,9 @@ class Memory(NamedTuple):
 
 
 @in_own_precision
-def nothing(family: MeanField, q: Natural, num_factors: int, *, searches: bool) -> Memory:
+def nothing(
+    family: MeanField, q: Natural, num_factors: int, *, searches: bool, drawn: bool
+) -> Memory:
     """What is remembered before the first visit: the prior.
 
     Args:
@@ -189,6 +199,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int, *, searches: bool) 
         q: The prior.
         num_factors: How many factors there are: the clients, or 1 with a trusted aggregator.
         searches: Whether records vote for where the run begins.
+        drawn: Whether outcomes can be drawn.
     """
     ((name, normal),) = family.members
     size = normal.size
@@ -197,6 +208,9 @@ def nothing(family: MeanField, q: Natural, num_factors: int, *, searches: bool) 
     # Beside the prior's mean: where logits are all 0, densities made of |x| have no derivative.
     # By no more than that: of a wide prior in raw units, a thousandth is several logits.
     loc = normal.location(family.coordinates(q)[name]) + 1e-6 * prior_sd
+    # What is clipped of scores about drawn outcomes bends nothing. Of others all is lost, and a
+    # release of low clips has little noise: later ones would hardly count beside it.
+    by = 1.0 if drawn else _ROOM
     return Memory(
         loc=loc,
         prior_sd=prior_sd,
@@ -205,8 +219,8 @@ def nothing(family: MeanField, q: Natural, num_factors: int, *, searches: bool) 
         shape=jnp.eye(size),
         seen=square,
         shape_known=square,
-        clip=jnp.sqrt(size * one),
-        info_clip=1.5 * one,
+        clip=by * jnp.sqrt(size * one),
+        info_clip=1.5 / by * one,
         misfit=zero,
         misfit_known=zero,
         tails=tails.nothing(),
@@ -231,6 +245,7 @@ def nothing(family: MeanField, q: Natural, num_factors: int, *, searches: bool) 
         differences=differences.nothing(),
         near=square,
         search=search.nothing(loc / prior_sd, searches),
+        drawn=one if drawn else zero,
     )
 
 
@@ -264,3 +279,8 @@ def must_wait(received: Received, memory: Memory) -> Array:
 def any_shape(memory: Memory) -> Array:
     """Whether any information was released."""
     return jnp.trace(memory.shape_known) > 0
+
+
+def of_one_scale(memory: Memory) -> Array:
+    """Latents whose records have about one scale."""
+    return ratios.narrow(memory.counts, memory.counts_var, memory.counted, memory.drawn)
