@@ -8,6 +8,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from models.logistic_regression import logistic_regression
 from numpyro_dppvi.methods import kinds
+from tests.grids import grid
 
 SIZE = 3
 
@@ -55,7 +56,7 @@ def test_a_kind_is_clients_with_the_same_rows_side_by_side():
     assert kinds.of(matrices, numbers).number == 6
 
 
-@pytest.mark.parametrize("method", [dppvi.FisherScoring(), dppvi.DPOptimization()], ids=str)
+@grid("method", [dppvi.FisherScoring(), dppvi.DPOptimization()], quick=[1], ids=str)
 def test_all_clients_side_by_side_may_be_named_in_any_order(method):
     rng = np.random.default_rng(1)
     X = rng.normal(size=(160, 2)).astype(np.float32)

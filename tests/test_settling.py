@@ -15,6 +15,7 @@ from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.protocol.planning import MOST_TO_SETTLE
 from numpyro_dppvi.run import settling
 from numpyro_dppvi.run.history import History, status_of
+from tests.grids import grid
 
 FAMILY = MeanField((("x", DiagonalNormal((2,))),))
 
@@ -76,7 +77,7 @@ class TestTheWay:
             early += 4 * 0.96 ** (ends[0] if ends else 160) > 0.5
         assert not early
 
-    @pytest.mark.parametrize(("slow", "most"), [(0.995, 6), (0.99, 1)])
+    @grid(("slow", "most"), [(0.995, 6), (0.99, 1)], quick=[0])
     def test_a_creep_that_draws_make_a_walk_of_is_seen(self, slow, most):
         """Fixed seed; of their last halves alone, 19 and 10 of 20 such paths seemed to arrive."""
         rng, early = np.random.default_rng(3), 0
@@ -234,6 +235,7 @@ class TestRuns:
         assert "or center the data's columns" in str(result.status)
         assert str(result.status).endswith("or write num_rounds=640.")
 
+    @pytest.mark.slow
     def test_the_ridge_of_a_dose_response_model_is_no_end(self):
         """From the last half alone it was declared settled after 36 rounds, .13 off."""
         rng = np.random.default_rng(19)
