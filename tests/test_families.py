@@ -933,6 +933,10 @@ def test_a_normal_seen_from_another_has_the_moments_of_what_it_is_mapped_to(make
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), same, outer)
 
 
+COVARIANCE = np.array([[1.0, 0.6], [0.6, 2.0]], np.float32)
+WIDTHS = np.array([0.5, 1.0, 3.0], np.float32)
+
+
 class TestSharedMember:
     """Latents of one normal vector."""
 
@@ -1010,6 +1014,34 @@ class TestSharedMember:
         expected[0, 0] = 0.25
         expected[5:, 5:] = precision
         np.testing.assert_allclose(np.linalg.inv(vector.covariance_matrix), expected, atol=1e-12)
+
+    @pytest.mark.parametrize(
+        "prior",
+        [
+            lambda: dist.Normal(jnp.arange(6.0).reshape(3, 2), 0.5).to_event(2),
+            lambda: dist.Normal(1.0, jnp.arange(1.0, 7.0).reshape(3, 2)),
+            lambda: dist.Normal(0.0, jnp.array([0.5, 2.0])).expand([3, 2]).to_event(2),
+            lambda: dist.Normal(jnp.arange(3.0)[:, None], jnp.array([0.5, 2.0])),
+            lambda: dist.MultivariateNormal(jnp.ones(2), COVARIANCE).expand([3]).to_event(1),
+            lambda: dist.MultivariateNormal(jnp.arange(6.0).reshape(3, 2), COVARIANCE),
+            lambda: dist.MultivariateNormal(jnp.zeros(2), WIDTHS[:, None, None] * COVARIANCE),
+        ],
+        ids=["means", "widths", "a row's", "outer", "plate", "plate of means", "plate of widths"],
+    )
+    def test_a_matrix_of_latents_has_its_prior(self, prior):
+        """Whatever its parameters' shapes are; once these had to be scalars."""
+        prior = prior()
+        parts = (Part("b", ()), Part("W", (3, 2)))
+        family = MeanField((("all", FullNormal((7,))),), (("all", parts),))
+        exact, rest = family.of_distributions({"b": dist.Normal(0.0, 1.0), "W": prior})
+        assert not rest
+        vector = FullNormal((7,)).distribution(family.coordinates(exact)["all"])
+        W = np.random.default_rng(0).normal(size=(2, 3, 2))
+        rows = np.column_stack([np.zeros(2), W.reshape(2, 6)])
+        own = np.sum(np.asarray(prior.log_prob(W)).reshape(2, -1), axis=1)
+        np.testing.assert_allclose(
+            np.diff(vector.log_prob(rows)), np.diff(own), rtol=1e-3, atol=1e-3
+        )
 
     def test_latents_know_their_member(self):
         assert self.FAMILY.member_of("W") == "all"

@@ -23,6 +23,7 @@ from numpyro_dppvi.families.base import LocatedFamily, NormalFamily
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.full_normal import FullNormal
 from numpyro_dppvi.families.precision import in_own_precision, rounded
+from numpyro_dppvi.families.reading import in_a_row
 
 
 class Part(NamedTuple):
@@ -235,7 +236,11 @@ class MeanField:
     ) -> tuple[Natural, frozenset[str]]:
         """The product of distributions by latent, and the latents whose are not in the family."""
         found = {
-            place.latent: _alone(place).of_distribution(distributions[place.latent])
+            place.latent: _alone(place).of_distribution(
+                distributions[place.latent]
+                if place.offset is None
+                else in_a_row(distributions[place.latent], place.shape)
+            )
             for place in self._places()
         }
         rest = frozenset(latent for latent, natural in found.items() if natural is None)

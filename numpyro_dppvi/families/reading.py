@@ -1,5 +1,6 @@
 """Takes NumPyro distributions apart: base distributions, bijections and parameters."""
 
+import math
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +13,7 @@ from numpyro.distributions.transforms import (
     IndependentTransform,
     Transform,
 )
+from scipy.linalg import block_diag
 
 from numpyro_dppvi._typing import Array
 
@@ -21,6 +23,28 @@ def plain(distribution: dist.Distribution | None) -> dist.Distribution | None:
     while isinstance(distribution, (dist.Independent, dist.ExpandedDistribution)):
         distribution = distribution.base_dist
     return distribution
+
+
+def in_a_row(
+    distribution: dist.Distribution | None, shape: tuple[int, ...]
+) -> dist.Distribution | None:
+    """The distribution of all entries in one row, if it is normal; others as they are.
+
+    Args:
+        distribution: Of a latent's base values.
+        shape: That of the latent, which the distribution's parameters may only broadcast to.
+    """
+    found, size = plain(distribution), math.prod(shape)
+    if isinstance(found, dist.Normal):
+        loc, scale = (np.broadcast_to(x, shape).reshape(size) for x in (found.loc, found.scale))
+        return dist.Normal(loc, scale)
+    if isinstance(found, dist.MultivariateNormal) and len(shape) > 1:
+        # Along the last axis they are dependent, over the others they are not: blocks.
+        blocks = np.broadcast_to(found.precision_matrix, (*shape, shape[-1]))
+        blocks = blocks.reshape(-1, *blocks.shape[-2:])
+        loc = np.broadcast_to(found.loc, shape).reshape(size)
+        return dist.MultivariateNormal(loc, precision_matrix=block_diag(*blocks))
+    return found
 
 
 def split(distribution: dist.Distribution) -> tuple[dist.Distribution, tuple[Transform, ...]]:
