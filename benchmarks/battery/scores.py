@@ -49,6 +49,8 @@ def held_out(task: Problem, draws: Records) -> float:
         part = {name: found[start : start + _ROWS] for name, found in task.held_out.items()}
         sites = log_likelihood(task.model, dict(draws), **part, **task.kwargs)
         density = np.sum([np.asarray(site, np.float64) for site in sites.values()], axis=0)
+        # At a draw whose rate overflows, a count's density is inf - inf: it is impossible there.
+        density = np.where(np.isnan(density), -np.inf, density)
         total += float(np.sum(logsumexp(density, axis=0) - np.log(len(density))))
     return total / len(task.constant)
 
