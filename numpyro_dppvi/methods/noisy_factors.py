@@ -10,7 +10,7 @@ from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.methods import moving
 from numpyro_dppvi.methods.kinds import Kinds
-from numpyro_dppvi.methods.remembered import Memory, must_wait, of_one_scale
+from numpyro_dppvi.methods.remembered import Memory, of_one_scale
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric, turned
 
@@ -22,7 +22,7 @@ _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 
 
 def changes(
-    received: Received, memory: Memory, alike: Kinds, noise_aware: bool
+    received: Received, memory: Memory, alike: Kinds, noise_aware: bool, waits: Array
 ) -> tuple[Natural, Array, Array]:
     """Changes of visited clients' factors, where scores go next, and q's covariance.
 
@@ -31,6 +31,7 @@ def changes(
         memory: What is remembered, the releases included.
         alike: Clients of whose scores as much is known.
         noise_aware: As of ``noisy_scores.take``.
+        waits: Whether the server waits, so that scores stay where they are.
     """
     ((name, _),) = received.family.members
     size, sd, num_records = memory.loc.size, memory.prior_sd, received.num_records
@@ -41,7 +42,7 @@ def changes(
     p = jnp.maximum(p, 1e-9)
     sure = (turn * (p / (p + math.sqrt(size)))) @ turn.T
     half = (turn * (p / jnp.sqrt(p**2 + size))) @ turn.T
-    here, waits = memory.loc / sd, must_wait(received, memory)
+    here = memory.loc / sd
     responses, ways = responses_in(memory, axes)
     responses = jnp.where(noise_aware, responses, 1)
     response = (ways * responses) @ ways.T

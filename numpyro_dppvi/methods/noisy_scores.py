@@ -82,6 +82,7 @@ _ROUGH = 0.2, 0.7
 # The share of squared scores in it, likewise: of a wrong model they are no information.
 _SQUARED = 0.7, 0.8
 _ONE = 0.02  # the least error of one client's information, taken for everybody's
+_ENOUGH = 0.099  # of all records, whose releases have to wait for the server to move by them
 _LEAST = 0.1  # information of all records, in units of the prior's, below which none is looked for
 
 # A part of the releases in its own units, and its noise: (sums, number of the part, scale).
@@ -174,13 +175,17 @@ def take(
     memory = _counted(received, released, memory, said, part, scored)
     any_scored = jnp.any(scored)
     memory = _where(any_scored, _waiting(received, released, memory, said, part, scored), memory)
-    # Where clients differ, the server learns and moves once all were asked.
-    everybody = memory.waiting.records > 0.999 * received.total_records
-    moves = any_scored & (everybody | ~must_wait(received, memory))
+    # Where clients differ, the server learns and moves once all were asked; elsewhere once enough
+    # were: what a small client releases is mostly noise, and a step by it can lead anywhere.
+    waiting = memory.waiting.records / received.total_records
+    must = must_wait(received, memory)
+    moves = any_scored & ((waiting > 0.999) | (~must & (waiting > _ENOUGH)))
     memory = _where(moves, _learnt(received, memory, said, centred), memory)
     memory = _where(any_scored, _scored(received, released, memory, said, part, scored), memory)
     memory = moving.outside(memory, axes)
-    change, loc, covariance = noisy_factors.changes(received, memory, alike, noise_aware)
+    change, loc, covariance = noisy_factors.changes(
+        received, memory, alike, noise_aware, must | (any_scored & ~moves)
+    )
     asked = jnp.sum(jnp.where(scored, received.num_records, 0)) / received.total_records
     memory = moving.kept(memory)._replace(
         near=noisy_factors.near(memory, covariance, reach),
