@@ -246,6 +246,37 @@ def test_a_squared_score_is_the_same_information_at_the_truth():
     assert average(0.0, far)[0, 0] < 0.1 * observed[0, 0] < 0.2 * average(1.0, far)[0, 0]
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_server_moves_once_a_tenth_of_the_records_was_asked(number):
+    """Of twenty equal clients two are a tenth. What one says is remembered until then."""
+    data, _ = study(normal, sizes=(50,) * 20)
+
+    def some(round_number, num_clients):
+        return np.arange(num_clients if round_number == 0 else number)[None]
+
+    found = fitted(normal, data, 3.0, num_rounds=2, schedule=some).state.server.memory
+    assert float(found.waiting.records) == (50 if number == 1 else 0)
+    assert np.any(np.abs(found.loc) > 1e-3) == (number == 2), found.loc
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_small_clients_lead_no_run_astray(seed):
+    """Fifty hospitals of a hundred patients; two of these six once ended nine deviations off."""
+    data, truth, means, _ = weighed(seed)
+    whole = {name: np.concatenate([client[name] for client in data]) for name in data[0]}
+    small = [{name: rows[a : a + 100] for name, rows in whole.items()} for a in range(0, 5000, 100)]
+    width = np.array([30.0, 3.0, 3.0], np.float32)
+    mean, covariance = moments(
+        fitted(times_by_factor, small, 3.0, model_kwargs={"width": width}, insecure_noise_seed=seed)
+    )
+    centred = np.eye(4)
+    centred[0, 1:3] = means
+    off = centred @ mean - truth
+    std = np.sqrt(np.diag(centred @ covariance @ centred.T))
+    assert np.all(np.abs(off) < 5 * std), off / std
+
+
 UNAWARE = dppvi.FisherScoring(noise_aware=False)
 
 
