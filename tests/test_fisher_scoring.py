@@ -246,15 +246,15 @@ def test_a_squared_score_is_the_same_information_at_the_truth():
     assert average(0.0, far)[0, 0] < 0.1 * observed[0, 0] < 0.2 * average(1.0, far)[0, 0]
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@grid("number", [1, 2], quick=[0])
 def test_the_server_moves_once_a_tenth_of_the_records_was_asked(number):
     """Of twenty equal clients two are a tenth. What one says is remembered until then."""
-    data, _ = study(normal, sizes=(50,) * 20)
+    data, _ = study(logistic, sizes=(50,) * 20)
 
     def some(round_number, num_clients):
         return np.arange(num_clients if round_number == 0 else number)[None]
 
-    found = fitted(normal, data, 3.0, num_rounds=2, schedule=some).state.server.memory
+    found = fitted(logistic, data, 3.0, num_rounds=2, schedule=some).state.server.memory
     assert float(found.waiting.records) == (50 if number == 1 else 0)
     assert np.any(np.abs(found.loc) > 1e-3) == (number == 2), found.loc
 

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROGRAMS = """
 import jax
@@ -18,6 +20,7 @@ for name, one in sorted(EXAMPLES.items()):
 """
 
 
+@pytest.mark.slow
 def test_programs_do_not_depend_on_the_order_of_sets():
     """Sums in another order round otherwise, and the same seeds would give other numbers."""
     with (
