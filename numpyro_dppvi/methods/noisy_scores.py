@@ -82,7 +82,9 @@ _ROUGH = 0.2, 0.7
 # The share of squared scores in it, likewise: of a wrong model they are no information.
 _SQUARED = 0.7, 0.8
 _ONE = 0.02  # the least error of one client's information, taken for everybody's
-_ENOUGH = 0.099  # of all records, whose releases have to wait for the server to move by them
+# Of all records, those whose releases have to wait for the server to move by them: about a tenth,
+# and each of ten clients has so many, also where their records cannot be shared out evenly.
+_ENOUGH = 0.085
 _LEAST = 0.1  # information of all records, in units of the prior's, below which none is looked for
 
 # A part of the releases in its own units, and its noise: (sums, number of the part, scale).
