@@ -167,7 +167,7 @@ forest(posterior, ["slope", "cuts"], [-0.7, cuts], "slope and cut points")
 # ## Survival with censoring
 #
 # Whoever was lost to follow-up has survived up to then: that goes into a `factor`. Its outcomes
-# cannot be drawn from the model, which makes intervals of `FisherScoring()` somewhat too narrow.
+# cannot be drawn from the model, which costs `FisherScoring()` some width.
 
 
 # %%
