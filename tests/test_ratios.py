@@ -94,20 +94,72 @@ def test_what_is_found_without_noise_are_means_and_spreads():
         [np.median(np.abs(np.delete(lengths, i, axis=1)), axis=1) for i in range(4)], axis=1
     )
     truth = lengths / others
-    # To half a bin of the first look, a quarter of one of the second, and a tenth of a spread.
+    # To half a bin of the first look, a quarter of one of the second, and half a step between the
+    # spreads that are looked for, which are 1.4 times apart.
     np.testing.assert_allclose(mean, truth.mean(axis=0), atol=0.05)
     np.testing.assert_allclose(finer, truth.mean(axis=0), atol=0.00125)
-    np.testing.assert_allclose(np.sqrt(own), truth.std(axis=0), rtol=0.1)
+    np.testing.assert_allclose(np.sqrt(own), truth.std(axis=0), rtol=0.19)
 
 
 def test_noise_alone_is_not_taken_for_a_column():
-    """4 deviations among 440 correlated templates a histogram: about one in a hundred."""
+    """All records in one place fit worse than none by some 5 deviations: under one in a hundred."""
     rng = np.random.default_rng(0)
     found = [
         np.isfinite(find(known(look(), 30 * rng.normal(size=(4, BINS)), 30.0, 500))[1])
         for _ in range(50)
     ]
     assert np.mean(found) < 0.03
+
+
+def test_columns_are_found_in_noise_that_hides_some_of_their_bins():
+    """A thousand records, epsilon 3: noise of 60 a bin beside 150 records in the fullest one."""
+    rng = np.random.default_rng(0)
+    means, spreads = np.array([1.0, 1.25, 0.8, -1.1]), np.array([0.1, 0.25, 0.2, 0.2])
+    edges = (np.arange(BINS + 1) - BINS // 2) * 0.1
+    found, ratio = [], []
+    for _ in range(50):
+        ratios_of = means[:, None] + spreads[:, None] * rng.normal(size=(4, 1000))
+        counts = np.stack([np.histogram(row, edges)[0] for row in ratios_of])
+        mean, var = find(known(look(), counts + 60 * rng.normal(size=counts.shape), 60.0, 1000))
+        found.append(np.isfinite(var))
+        ratio.append(np.where(found[-1], mean / means, np.nan))
+    # All but one in twenty, where .80 were found by single bins' deviations and the mass in them.
+    assert np.mean(found) > 0.95
+    assert np.nanmax(np.abs(np.array(ratio) - 1)) < 0.3
+
+
+def test_records_on_both_sides_of_zero_are_no_column_far_from_it():
+    """A column of ones and minus ones, or one about zero whose scales happen to be alike."""
+    rng = np.random.default_rng(0)
+    edges = (np.arange(BINS + 1) - BINS // 2) * 0.1
+    found = []
+    for _ in range(50):
+        sides = np.sign(rng.normal(size=(2, 1000)))
+        spread = rng.normal(size=(2, 1000))
+        counts = [np.histogram(row, edges)[0] for row in [*(sides + 0.1 * spread), *spread]]
+        noisy = np.stack(counts) + 60 * rng.normal(size=(4, BINS))
+        found.append(np.isfinite(find(known(look(), noisy, 60.0, 1000))[1]))
+    assert np.mean(found) < 0.03
+
+
+def test_noise_does_not_keep_a_narrow_column_from_being_looked_at():
+    """Of a column whose spread is three tenths of its mean, which two octaves hold nine tenths of."""
+    rng = np.random.default_rng(0)
+    edges = np.arange(BINS + 1)
+    values = np.concatenate([1 + 0.3 * rng.normal(size=(3, 1000)), rng.normal(size=(3, 1000))])
+    octaves = np.log2(np.abs(values)) + 20.5
+    counts = np.stack([np.histogram(row, edges)[0] for row in octaves])
+    chosen = [
+        ratios.narrow(
+            jnp.asarray(counts + 60 * rng.normal(size=counts.shape), jnp.float32),
+            jnp.asarray(60.0**2),
+            jnp.asarray(1000.0),
+            jnp.ones(()),
+        )
+        for _ in range(50)
+    ]
+    # With no allowance for noise, down to .86 of them were looked at.
+    assert np.mean(chosen, axis=0)[:3].min() > 0.95
 
 
 def test_columns_about_zero_are_not_looked_at():

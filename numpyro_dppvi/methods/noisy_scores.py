@@ -75,7 +75,7 @@ _MOST_LEVEL = 6.0  # of a shape that is right, at most 1
 _LEVEL_DRIFT = 0.2  # relative change of the level in a round
 _DOUBT = 1.5  # the misfit counts from so many of its standard deviations on
 _FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, relatively
-_LOOK_SHARE = 0.4  # of a visit's squared norm, where columns far from zero are looked for
+_LOOK_SHARE = 0.8  # of a visit's squared norm, where columns far from zero are looked for
 # An observed information's error at the first visit, and by what it falls a visit: far away it says
 # little of where a step will end.
 _ROUGH = 0.2, 0.7

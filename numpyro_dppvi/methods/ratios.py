@@ -11,27 +11,31 @@ narrow, and once more, twenty times closer, where ratios lie within a bin. Only 
 record; clients call it.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 from scipy.special import ndtr
 
 from numpyro_dppvi._typing import Array
 
 BINS = 44
-_NARROW = 0.8  # what two octaves have to hold of a latent that is looked at
+# What two octaves have to hold of a latent that is looked at, and what they have to hold at least
+# where noise may have taken so many of its deviations off. To look in vain costs less than not to.
+_NARROW, _MISSED = (0.8, 0.6), 1.5
 # Of outcomes that cannot be drawn: so many octaves, of which the fewest are taken that hold so much
 # of the narrowest latent; and what they have to hold of others, if they are more than two.
 _OCTAVES, _NARROWEST, _AS_NARROW = (2, 4, 6), 0.93, 0.84
 _STEPS = (0.1, 0.005)  # widths of bins at the first and the second look
 _SPREADS = (0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # that are looked for, in bins
-_SEEN = 3.0  # a ratio is taken for seen if it stands out by so many deviations of noise
-_MASS = 0.55  # and if so many of the records have it
+# That may have a ratio, the others being elsewhere, and what is believed of each.
+_SHARES, _BELIEFS = (1.0, 0.9, 0.8, 0.7, 0.6), (0.9, 0.025, 0.025, 0.025, 0.025)
 _WIDE = 0.35  # and if it spreads no further, in units of its mean
 _CLOSE = 0.06  # what spreads less is looked at once more
-_MISFIT = 0.03  # of the records: what a histogram may differ from a normal one
+_MISFIT = 0.02  # of the records: what a histogram may differ from a normal one
 
 
 class Look(NamedTuple):
@@ -138,7 +142,11 @@ def narrow(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Ar
     fewest = jnp.where(drawn > 0, 0, fewest)
     # Four octaves hold most of a column about zero, too: what noise can make of that is not enough.
     noise = jnp.sqrt(jnp.array(_OCTAVES)[fewest] * counts_var)
-    enough = jnp.where(fewest > 0, _AS_NARROW * counted + noise, _NARROW * counted)
+    enough = jnp.where(
+        fewest > 0,
+        _AS_NARROW * counted + noise,
+        jnp.maximum(_NARROW[0] * counted - _MISSED * noise, _NARROW[1] * counted),
+    )
     return held[fewest] > enough
 
 
@@ -157,34 +165,55 @@ def _of(chosen: Array, unit: Array, centre: Array, step: float) -> Look:
 def found(known: Ratios) -> tuple[Array, Array]:
     """Means and variances of ratios; infinite variances where none was found.
 
-    A matched filter over places and spreads, averaged over what fits about as well as the best.
+    Means over what fits: a place and a spread of a normal to which all records belong, or most,
+    against records on both sides of zero alike, and against none.
     """
+    before = known.mean, known.var
+    # Where nothing was looked at, it would only take time.
+    found: tuple[Array, Array] = jax.lax.cond(known.stage > 0, _fitted, lambda _: before, known)
+    return found
+
+
+def _fitted(known: Ratios) -> tuple[Array, Array]:
     spread = jnp.repeat(jnp.array(_SPREADS), 4 * BINS)
     middle = jnp.tile((jnp.arange(4 * BINS) + 0.5) / 4, len(_SPREADS))
     shape = _templates()
-    fit = known.counts @ (shape / jnp.sqrt(jnp.sum(shape**2, axis=0)))
-    doubt = known.counts_var + (_MISFIT * known.counted) ** 2
-    weight = jax.nn.softmax(jnp.maximum(fit, 0) ** 2 / (2 * jnp.maximum(doubt, 1e-6)), axis=1)
-    at = weight @ middle
-    var = weight @ (spread**2 + middle**2) - at**2
-    near = jnp.abs(jnp.arange(BINS) + 0.5 - at[:, None]) < 3 * jnp.sqrt(var)[:, None] + 1
-    records, noise = jnp.maximum(known.counted, 1), jnp.sqrt(known.counts_var)
-    mass = jnp.sum(jnp.where(near, known.counts, 0), axis=1) / records
-    error = noise * jnp.sqrt(jnp.sum(near, axis=1)) / records
-    # Records elsewhere are about one ratio away: a rare indicator's information is theirs. If all
-    # records lie within a bin even at the last look, there are at most as many as noise can hide.
-    outside = jnp.maximum(1 - _MISFIT - mass - 2 * error, 0)
-    outside = outside + jnp.where((known.stage > 1) & (var < 1), error, 0)
-    mean = known.look.centre + (at - BINS // 2) * known.look.step
-    var = var * known.look.step**2 + outside
-    seen = (
-        (known.look.step > 0)
-        & (jnp.max(fit, axis=1) > _SEEN * noise)
-        & (mass > _MASS)
-        & (var < (_WIDE * mean) ** 2)
-        & (var < known.var)
-    )
+    step = known.look.step[:, None]
+    mean = known.look.centre[:, None] + (middle - BINS // 2) * step
+    shares, beliefs = jnp.array(_SHARES)[:, None, None], jnp.array(_BELIEFS)[:, None, None]
+    by_way = _evidence(known, shape, shares) + jnp.log(beliefs)
+    by_way = jnp.where(spread * step > _WIDE * jnp.abs(mean), -jnp.inf, by_way)
+    ways = jnp.sum(jnp.isfinite(by_way[0]), axis=1)
+    evidence = logsumexp(by_way, axis=(0, 2))
+    weight = jnp.where(jnp.isfinite(by_way), jnp.exp(by_way - evidence[:, None]), 0)
+    # The middle of a first look is zero.
+    across = shape.reshape(BINS, len(_SPREADS), -1)[:, :, ::-1].reshape(BINS, -1)
+    across = (shape + jnp.where(known.stage < 2, across, 0)) / 2
+    others = logsumexp(_evidence(known, across, jnp.ones(())), axis=1) - math.log(len(middle))
+    others = jnp.logaddexp(others, 0.0)
+    at = jnp.sum(weight * middle, axis=(0, 2))
+    doubt = jnp.sum(weight * (middle - at[:, None]) ** 2, axis=(0, 2))
+    # Records elsewhere are about one ratio away: a rare indicator's information is theirs. A mean
+    # of logarithms, or a little doubt about them would outweigh what is seen of all the others.
+    own = step**2 * (spread**2 + doubt[:, None]) + 1 - shares
+    var = jnp.exp(jnp.sum(weight * jnp.log(jnp.where(weight > 0, own, 1)), axis=(0, 2)))
+    # If all records lie within a bin even at the last look, as many may lie elsewhere as noise can
+    # hide.
+    width = jnp.sqrt(var) / jnp.where(step > 0, step, 1)[:, 0]
+    near = jnp.abs(jnp.arange(BINS) + 0.5 - at[:, None]) < 3 * width[:, None] + 1
+    error = jnp.sqrt(known.counts_var * jnp.sum(near, axis=1)) / jnp.maximum(known.counted, 1)
+    var = var + jnp.where((known.stage > 1) & (width < 1), error, 0)
+    seen = (step[:, 0] > 0) & (ways > 0) & (var < known.var)
+    seen = seen & (evidence - jnp.log(jnp.maximum(ways, 1)) > others)
+    mean = known.look.centre + (at - BINS // 2) * step[:, 0]
     return jnp.where(seen, mean, known.mean), jnp.where(seen, var, known.var)
+
+
+def _evidence(known: Ratios, shape: Array, share: Array) -> Array:
+    """Log densities of noisy histograms if a share of the records has this shape, over if none."""
+    expected = share * known.counted
+    fit = expected * (known.counts @ shape) - expected**2 * jnp.sum(shape**2, axis=0) / 2
+    return fit / jnp.maximum(known.counts_var + (_MISFIT * known.counted) ** 2, 1e-6)
 
 
 def _templates() -> Array:
