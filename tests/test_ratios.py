@@ -143,7 +143,7 @@ def test_records_on_both_sides_of_zero_are_no_column_far_from_it():
 
 
 def test_noise_does_not_keep_a_narrow_column_from_being_looked_at():
-    """Of a column whose spread is three tenths of its mean, which two octaves hold nine tenths of."""
+    """Two octaves hold nine tenths of a column whose spread is three tenths of its mean."""
     rng = np.random.default_rng(0)
     edges = np.arange(BINS + 1)
     values = np.concatenate([1 + 0.3 * rng.normal(size=(3, 1000)), rng.normal(size=(3, 1000))])
