@@ -87,7 +87,7 @@ class FullNormal:
         # With covariance P^-1 = L L', the mean is P^-1 (P m) = L L' (P m).
         tril = cholesky_of_inverse(-2 * unpack(natural.quadratic))
         loc = _einsum("...ij,...kj,...k", tril, tril, natural.linear)
-        return _of_tril(loc, tril)
+        return of_tril(loc, tril)
 
     def statistics(self, coordinates: FullNormalCoordinates) -> NormalNatural:
         """(E[x], E[x x'])."""
@@ -141,7 +141,7 @@ class FullNormal:
     ) -> FullNormalCoordinates:
         """(m + L loc, L times the Cholesky factor of ``inner``)."""
         loc = self.from_white(coordinates, inner.loc)
-        return _of_tril(loc, _einsum("...ij,...jk", scale_tril(coordinates), scale_tril(inner)))
+        return of_tril(loc, _einsum("...ij,...jk", scale_tril(coordinates), scale_tril(inner)))
 
     def white_slope(self, coordinates: FullNormalCoordinates, slope: Array) -> Array:
         """L' slope."""
@@ -214,7 +214,7 @@ def scale_tril(coordinates: FullNormalCoordinates) -> Array:
     return jnp.exp(coordinates.log_scale)[..., None] * unit
 
 
-def _of_tril(loc: Array, tril: Array) -> FullNormalCoordinates:
+def of_tril(loc: Array, tril: Array) -> FullNormalCoordinates:
     """The coordinates with this mean and Cholesky factor."""
     diagonal = jnp.diagonal(tril, axis1=-2, axis2=-1)
     rows, columns = np.tril_indices(loc.shape[-1], -1)

@@ -1,8 +1,10 @@
 """Several latents in one normal vector: factors and marginals of a part of the vector."""
 
 import math
+from collections.abc import Sequence
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions.transforms import ReshapeTransform
 
@@ -10,19 +12,41 @@ from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import (
     FullNormal,
     FullNormalCoordinates,
+    of_tril,
     pack,
     scale_tril,
     unpack,
 )
+from numpyro_dppvi.families.precision import in_own_precision
 
 
-def embedded(natural: NormalNatural, offset: int, whole: FullNormal) -> NormalNatural:
+@in_own_precision
+def embedded(natural: NormalNatural, entries: Sequence[int], whole: FullNormal) -> NormalNatural:
     """A factor of some entries of a vector as a factor of the whole vector."""
-    size, end = whole.size, offset + natural.linear.shape[-1]
+    size, dtype, block = whole.size, natural.linear.dtype, np.ix_(entries, entries)
     # Zeros elsewhere: a factor of some entries says nothing about the others.
-    linear = jnp.zeros(size).at[offset:end].set(natural.linear)
-    matrix = jnp.zeros((size, size)).at[offset:end, offset:end].set(unpack(natural.quadratic))
+    linear = jnp.zeros(size, dtype).at[np.asarray(entries)].set(natural.linear)
+    matrix = jnp.zeros((size, size), dtype).at[block].set(unpack(natural.quadratic))
     return NormalNatural(linear, pack(matrix))
+
+
+@in_own_precision
+def block(natural: NormalNatural, entries: Sequence[int]) -> NormalNatural:
+    """Inverse of :func:`embedded`, for factors that say nothing about other entries."""
+    matrix = unpack(natural.quadratic)[np.ix_(entries, entries)]
+    return NormalNatural(natural.linear[np.asarray(entries)], pack(matrix))
+
+
+@in_own_precision
+def marginal_of(coordinates: FullNormalCoordinates, entries: Sequence[int]) -> NormalNatural:
+    """The natural parameters of the marginal of some entries of a vector."""
+    # With R the rows of L of these entries the covariance is R R', and R' = Q U gives U'U: its
+    # Cholesky factor without the squares of R, which would take half of the digits.
+    rows = scale_tril(coordinates)[np.asarray(entries)]
+    upper = jnp.linalg.qr(rows.T, mode="r")
+    tril = (upper * jnp.sign(jnp.diagonal(upper))[:, None]).T
+    part = FullNormal((len(entries),))
+    return part.natural(of_tril(coordinates.loc[np.asarray(entries)], tril))
 
 
 def marginal(

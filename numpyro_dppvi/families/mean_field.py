@@ -257,6 +257,59 @@ class MeanField:
             },
         )
 
+    def within(self, latents: frozenset[str]) -> "MeanField":
+        """The family of marginals in which shared members have no more than the named latents.
+
+        Members with none of these stay as they are.
+        """
+        shared, members = dict(self.shared), dict(self.members)
+        for name, parts in self.shared:
+            kept = tuple(part for part in parts if part.latent in latents)
+            if kept and kept != parts:
+                shared[name] = kept
+                members[name] = FullNormal((sum(math.prod(part.shape) for part in kept),))
+        return MeanField(tuple(members.items()), tuple(shared.items()))
+
+    def marginal(self, natural: Natural, part: "MeanField") -> Natural:
+        """The marginal of a distribution in a family that :meth:`within` has made of this one."""
+        cut = self._entries_of(part)
+        coordinates = self._coordinates(natural) if cut else None
+        return Natural(
+            {
+                name: joint.marginal_of(coordinates[name], cut[name])
+                if coordinates is not None and name in cut
+                else leaf
+                for name, leaf in natural.items()
+            }
+        )
+
+    def block(self, factor: Natural, part: "MeanField") -> Natural:
+        """A factor that says nothing about the other latents, in such a family."""
+        cut = self._entries_of(part)
+        return Natural(
+            {n: joint.block(leaf, cut[n]) if n in cut else leaf for n, leaf in factor.items()}
+        )
+
+    def embedded(self, factor: Natural, part: "MeanField") -> Natural:
+        """Inverse of :meth:`block`."""
+        cut, members = self._entries_of(part), dict(self.members)
+        return Natural(
+            {
+                n: joint.embedded(leaf, cut[n], members[n]) if n in cut else leaf
+                for n, leaf in factor.items()
+            }
+        )
+
+    def _entries_of(self, part: "MeanField") -> dict[str, list[int]]:
+        """By member, the entries that such a family has kept, where it has not kept all."""
+        kept = {place.latent for place in part._places()}
+        entries: dict[str, list[int]] = {}
+        for place in self._places():
+            if place.offset is not None and place.latent in kept:
+                end = place.offset + math.prod(place.shape)
+                entries.setdefault(place.member, []).extend(range(place.offset, end))
+        return {n: e for n, e in entries.items() if len(e) < dict(self.members)[n].size}
+
     def by_latent(self, by_member: Mapping[str, Array]) -> dict[str, Array]:
         """Draws by latent from draws by member: splits shared members into their latents."""
         found = {}
@@ -306,7 +359,8 @@ def _product(family: MeanField, by_latent: Mapping[str, MemberNatural]) -> Natur
     for place in family._places():
         natural = by_latent.get(place.latent)
         if natural is not None and place.offset is not None:
-            natural = joint.embedded(natural, place.offset, place.family)
+            entries = range(place.offset, place.offset + math.prod(place.shape))
+            natural = joint.embedded(natural, entries, place.family)
         if natural is not None:
             whole[place.member] = factors.multiply(whole[place.member], natural)
     return whole

@@ -31,7 +31,5 @@ def prior_factor(family: MeanField, space: LatentSpace) -> PriorFactor:
     exact, rest = family.of_distributions({lt.name: lt.base_prior for lt in space.latents})
     # Refining the factor of such a prior also moves its parents' factors, because the objective
     # E_q[log p(latent | parents)] depends on both.
-    latents = rest.union(
-        *(space.parents[name] for name in rest), *space.pseudo_observations.values()
-    )
+    latents = space.seen_by(rest)
     return PriorFactor(exact, rest, frozenset(family.member_of(name) for name in latents))

@@ -297,6 +297,11 @@ class LatentSpace:
             return None
         return {name: np.reshape(ranges[0], (-1, *value.shape)).astype(value.dtype)}
 
+    def seen_by(self, rest: frozenset[str]) -> frozenset[str]:
+        """The latents that the priors of some, and observed sites without records, depend on."""
+        parents = (self.parents[name] for name in rest)
+        return rest.union(*parents, *self.pseudo_observations.values())
+
     def log_prior(self, base: Mapping[str, Array], names: frozenset[str]) -> Array:
         """Log density of the named latents' base values, and of observed sites without records.
 

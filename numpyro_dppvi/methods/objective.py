@@ -278,10 +278,15 @@ def prior_loss(
     coordinates: Coordinates,
     names: frozenset[str],
 ) -> Array:
-    """-E_q[log p(theta)] over the named latents, in nats."""
+    """-E_q[log p(theta)] over the named latents, in nats.
+
+    Latents that these priors do not depend on may be missing from the family.
+    """
     points = _points(rule, rng_key, enumeration.continuous(family), coordinates)
+    # The model is run with any value of these.
+    others = {latent.name: jnp.zeros(latent.base_shape) for latent in space.latents}
 
     def given(values: Mapping[str, Array]) -> Array:
-        return -_mean(lambda base: space.log_prior({**base, **values}, names), points)
+        return -_mean(lambda base: space.log_prior({**others, **base, **values}, names), points)
 
     return enumeration.expectation(family, coordinates, given)

@@ -257,7 +257,8 @@ def take(
     solver = method.solver(params.learning_rate)
 
     def prior_loss(key: PRNGKey, coordinates: Coordinates) -> Array:
-        return _prior_loss(problem, params.prior_of(problem), params.exact_prior, key, coordinates)
+        parts = params.prior_of(problem)
+        return _prior_loss(problem, problem.family, parts, params.exact_prior, key, coordinates)
 
     before = factors.picked(state.factors, targets)
     received = Received(
@@ -426,13 +427,23 @@ def merge(
 
 def _prior_loss(
     problem: Problem,
+    family: MeanField,
     parts: PriorFactor,
     cavity: Natural,
     rng_key: PRNGKey,
     coordinates: Coordinates,
 ) -> Array:
-    """The loss of a cavity and of the priors that lie outside the family."""
-    loss = objective.cavity_loss(problem.family, cavity, coordinates)
+    """The loss of a cavity and of the priors that lie outside the family.
+
+    Args:
+        problem: What is compiled in.
+        family: That of q, or of its marginal over the latents that these priors depend on.
+        parts: The prior.
+        cavity: The rest of q.
+        rng_key: Key for draws of the latents.
+        coordinates: Where q is.
+    """
+    loss = objective.cavity_loss(family, cavity, coordinates)
     if not parts.refined:
         return loss
     rule = PRIOR_EXPECTATION
@@ -440,7 +451,7 @@ def _prior_loss(
         most = min(_MOST_DRAWS, _EXACTLY // problem.space.size)
         rule = objective.MonteCarlo(max(rule.num_draws, most))
     return loss + objective.prior_loss(
-        problem.space, problem.family, rule, rng_key, coordinates, parts.rest
+        problem.space, family, rule, rng_key, coordinates, parts.rest
     )
 
 
@@ -468,8 +479,16 @@ def refine_prior(
     # As for a client with the factor prior / exact and the inexact densities as its likelihood:
     # the exact part stays in the cavity, where it is neither fitted nor lost.
     # q / (prior / exact) = exact * all clients' factors.
-    family, own, parts = problem.family, params.precision, params.prior_of(problem)
-    cavity = factors.divide(q, factors.divide(prior, parts.exact))
+    own, parts = params.precision, params.prior_of(problem)
+    # The expected log density r of those priors is a function of the marginal of q over the latents
+    # x that they depend on. With q = q(x) q(y | x) and a cavity c(x) c(y | x), the divergence is
+    # KL(q(x) || c(x) exp r) + E KL(q(y | x) || c(y | x)): the second is 0 at q(y | x) = c(y | x),
+    # and the factor is one of x alone. Of y a step of Adam would change nothing but by noise and
+    # rounding, as large as q's precision there, which may be 1e10 times that of a wide prior.
+    family = problem.family.within(problem.space.seen_by(parts.rest))
+    mine = problem.family.block(factors.divide(prior, parts.exact), family)
+    q = problem.family.marginal(q, family)
+    cavity = factors.divide(q, mine)
     cavity, here = precision.rounded((cavity, family.coordinates(q)), own)
 
     # Adam's steps have no units but latents have, and may differ by orders of magnitude. So steps
@@ -481,7 +500,7 @@ def refine_prior(
         return Coordinates({**inner, **moved})
 
     def loss(key: PRNGKey, inner: Coordinates) -> Array:
-        return _prior_loss(problem, parts, cavity, key, at(inner))
+        return _prior_loss(problem, family, parts, cavity, key, at(inner))
 
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps, alpha=0.02))
     # Fresh draws at every step, and a rate that falls to a fiftieth, so that their noise averages
@@ -493,6 +512,7 @@ def refine_prior(
         start = Coordinates({**here, **{name: standard[name] for name in white}})
         end = at(local_solve.solve(keys, start, jax.grad(loss, argnums=1), optimizer))
     change = factors.divide(family.natural(precision.as_wide_as(q, end)), q)
+    change = problem.family.embedded(change, family)
     # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
     change = Natural(
         {
