@@ -18,10 +18,13 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.families import (
     DiagonalNormal,
+    FullNormal,
     FullNormalCoordinates,
     MeanField,
     NormalNatural,
+    Part,
     factors,
+    full_normal,
 )
 from numpyro_dppvi.methods import visits
 from numpyro_dppvi.protocol import algorithm, server
@@ -303,6 +306,61 @@ def test_a_prior_is_refined_alike_in_any_units():
     """Dollars or ten thousands of them: what else is in the joint normal goes along."""
     for large, one in zip(refined(1e4), refined(1.0), strict=True):
         np.testing.assert_allclose(large, one, rtol=1e-3, atol=1e-3)
+
+
+def test_refining_a_prior_leaves_latents_alone_that_it_does_not_depend_on():
+    """However narrow q is, and however much it knows together: the level's prior is exact."""
+
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(0, 1000))
+        spread = numpyro.sample("spread", dist.HalfCauchy(2.5))
+        numpyro.sample("y", dist.Normal(level, spread), obs=y)
+
+    data = {"y": np.zeros(4, np.float32)}
+    space = latents.from_model(model, data)
+    space, family = guides.approximation(AutoMultivariateNormal(model), model, space, data, {})
+    ((name, member),) = family.members
+    problem, params = problem_of(space, family)
+    prior = server.first_prior(problem, params, jax.random.key(0))
+    narrow = FullNormalCoordinates(
+        jnp.array([500.0, 3.0]), jnp.log(jnp.array([0.01, 1e-4])), jnp.array([0.8])
+    )
+    change = server.refine_prior(
+        problem, params, {name: member.natural(narrow)}, prior, jax.random.key(1)
+    )[name]
+    matrix = full_normal.unpack(change.quadratic)
+    assert change.linear[0] == matrix[0, 0] == matrix[0, 1] == 0
+    assert jnp.isfinite(matrix[1, 1])
+    # And its factor is that of the exact prior, to the last digit.
+    assert full_normal.unpack(prior[name].quadratic)[0, 0] == jnp.float32(-0.5e-6)
+
+
+def test_marginals_and_factors_of_some_latents_of_a_joint_normal():
+    parts = (Part("a", ()), Part("b", (2,)), Part("c", ()))
+    family = MeanField((("w", FullNormal((4,))),), (("w", parts),))
+    part = family.within(frozenset({"a", "c"}))
+    assert part.members == (("w", FullNormal((2,))),)
+    assert family.within(frozenset({"a", "b", "c"})) == family == family.within(frozenset())
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(4, 4))
+    precision, loc = root @ root.T + np.eye(4), rng.normal(size=4)
+    natural = {
+        "w": NormalNatural(
+            jnp.asarray(precision @ loc, jnp.float32),
+            full_normal.pack(jnp.asarray(-precision / 2, jnp.float32)),
+        )
+    }
+    found = part.coordinates(family.marginal(natural, part))["w"]
+    kept = np.ix_([0, 3], [0, 3])
+    covariance = np.linalg.inv(precision)[kept]
+    tril = full_normal.scale_tril(found)
+    np.testing.assert_allclose(found.loc, loc[[0, 3]], atol=1e-4)
+    np.testing.assert_allclose(tril @ tril.T, covariance, rtol=1e-3, atol=1e-5)
+    one = {"w": part.members[0][1].natural(found)}
+    whole = family.embedded(one, part)
+    assert np.count_nonzero(full_normal.unpack(whole["w"].quadratic)) == 4
+    back = family.block(whole, part)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), back, one)
 
 
 @pytest.mark.parametrize("width", [pytest.param(1.0, marks=pytest.mark.slow), 2e4])

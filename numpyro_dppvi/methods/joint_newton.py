@@ -26,10 +26,16 @@ from numpyro_dppvi.families import (
 from numpyro_dppvi.methods.local_solve import GradientFn
 from numpyro_dppvi.methods.objective import MonteCarlo
 
-# A step that is taken back is tried again at a quarter of its length; each that holds doubles it.
+# A step that is taken back is tried again at a quarter of its length; each that holds doubles it,
+# up to the whole length, and beyond that while steps would go further still.
 SHORTER, LONGER = 0.25, 2.0
 # Nats by which a step's end may rise more than its beginning fell: draws' noise does not reach it.
 WORSE = 1.0
+# By how much q narrows, step by step, until a visit has found a place with a finite slope. Under a
+# wide prior in raw units an expected rate exp(x'b) is infinite: a solve may begin anywhere.
+NARROWER = 0.25
+# Standard deviations, and nats of their logarithm: a solve that has gone further goes on.
+FAR = 1.0
 
 
 class Place(NamedTuple):
@@ -37,6 +43,16 @@ class Place(NamedTuple):
 
     loc: Array
     tril: Array
+
+    def narrower(self) -> "Place":
+        """The same mean, and less around it."""
+        return Place(self.loc, NARROWER * self.tril)
+
+    def is_far(self, other: "Place") -> Array:
+        """Whether another place is further away than some standard deviations, or far narrower."""
+        away = solve_triangular(self.tril, other.loc - self.loc, lower=True)
+        turned = jnp.diagonal(solve_triangular(self.tril, other.tril, lower=True))
+        return (jnp.max(jnp.abs(away)) > FAR) | (jnp.max(jnp.abs(jnp.log(turned))) > FAR)
 
 
 class _Walk(NamedTuple):
@@ -47,7 +63,10 @@ class _Walk(NamedTuple):
         before: The last place that has held.
         slope: The slope there, along white axes.
         hessian: The whole loss's Hessian there, along white axes.
-        trust: The share of a step that is trusted.
+        trust: The share of a step that is trusted; above 1, of the farthest step.
+        short: Whether the last step would have gone further.
+        begin: The first place with a finite slope.
+        begun: Whether there was one.
     """
 
     at: Place
@@ -55,6 +74,9 @@ class _Walk(NamedTuple):
     slope: Array
     hessian: Array
     trust: Array
+    short: Array
+    begin: Place
+    begun: Array
 
 
 class JointLocal(NamedTuple):
@@ -131,20 +153,19 @@ class JointLocal(NamedTuple):
         return _from_lower(hessian @ (noise.T @ noise / len(noise) - jnp.eye(len(hessian))))
 
 
-def solve(local: JointLocal, q: Natural, keys: Any, shares: Array, farthest: float) -> Coordinates:
-    """Takes one step a key; NaN if the last one's gradient was not finite.
+def solve(local: JointLocal, first: Place, keys: Any, shares: Array, farthest: float) -> Place:
+    """Takes one step a key; NaN if no gradient was finite.
 
     Args:
         local: The local problem.
-        q: Where it begins.
+        first: Where it begins.
         keys: A block of keys a Hessian, shape ``(num_blocks, steps)``.
         shares: The shares of Newton's steps that are taken, of the same shape.
         farthest: The longest step.
     """
-    first = local.place(q)
     eye = jnp.eye(len(first.loc), dtype=first.loc.dtype)
 
-    def block(walk: _Walk, steps: tuple[Any, Array]) -> tuple[_Walk, Array]:
+    def block(walk: _Walk, steps: tuple[Any, Array]) -> tuple[_Walk, None]:
         begin = walk.at
         hessian = local.second(jax.random.fold_in(steps[0][0], 1), begin)
 
@@ -154,24 +175,50 @@ def solve(local: JointLocal, q: Natural, keys: Any, shares: Array, farthest: flo
             turned = solve_triangular(begin.tril, at.tril, lower=True)
             return turned.T @ hessian @ turned
 
-        def step(walk: _Walk, now: tuple[Any, Array]) -> tuple[_Walk, Array]:
+        def step(walk: _Walk, now: tuple[Any, Array]) -> tuple[_Walk, None]:
             key, share = now
             (slope, free), (of_records, seen) = local.free(walk.at), local.records(key, walk.at)
             # Two Hessians: that of the block is the metric of the mean's step; that of this step's
             # own draws, less their known error, moves the precision.
             whole = free + seen - local.off(key, at_place(walk.at))
-            at, _, slope, whole, trust = held = _held(walk, slope + of_records, whole)
+            held = _held(walk, slope + of_records, whole)
+            at, trust = held.at, held.trust
             metric = local.free(at)[1] + at_place(at)
-            step = at.tril @ _step(slope, metric, at, share * trust, first, trust * farthest)
-            after = Place(at.loc - step, at.tril @ _narrowed(whole, share * trust))
-            finite = factors.is_finite((slope, after))
-            return held._replace(at=factors.select(finite, after, at)), finite
+            share = share * jnp.minimum(trust, 1.0)
+            widest = factors.select(walk.begun, walk.begin, at)
+            step, short = _step(held.slope, metric, at, share, widest, trust * farthest)
+            after = Place(at.loc - at.tril @ step, at.tril @ _narrowed(held.hessian, share))
+            finite = factors.is_finite((slope + of_records, whole))
+            return onwards(walk, held._replace(short=short), after, finite), None
 
         return jax.lax.scan(step, walk, steps)
 
-    start = _Walk(first, first, jnp.zeros_like(first.loc), eye, jnp.ones((), first.loc.dtype))
-    walk, finite = jax.lax.scan(block, start, (keys, shares))
-    return local.tree(jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), walk.at))
+    one, no = jnp.ones((), first.loc.dtype), jnp.zeros((), bool)
+    start = _Walk(first, first, jnp.zeros_like(first.loc), eye, one, no, first, no)
+    walk, _ = jax.lax.scan(block, start, (keys, shares))
+    return factors.select(walk.begun, walk.at, jax.tree.map(lambda x: x * jnp.nan, first))
+
+
+def onwards(walk: Any, held: Any, after: Any, finite: Array) -> Any:
+    """The walk after a step, of one normal or of independent ones.
+
+    Args:
+        walk: The walk before the step.
+        held: What has held of it.
+        after: The place after the step.
+        finite: Whether the slope before the step was.
+    """
+    good = factors.is_finite(after)
+    begun = walk.begun | (finite & good)
+    # As in local_solve.solve: one overflow costs a step, and not the visit.
+    moved = held._replace(
+        at=factors.select(good, after, held.at),
+        begin=factors.select(walk.begun, walk.begin, held.at),
+        begun=begun,
+    )
+    narrower = held.at.narrower()
+    # At a slope that is not finite there is nothing to go back to.
+    return factors.select(begun, moved, walk._replace(at=narrower, before=narrower))
 
 
 def bent(slope: Callable[[Array], Array], at: Array, direction: Array) -> Array:
@@ -211,8 +258,23 @@ def _held(walk: _Walk, slope: Array, hessian: Array) -> _Walk:
     at, slope, hessian = factors.select(
         holds, (end, slope, hessian), (begin, walk.slope, walk.hessian)
     )
-    trust = walk.trust * jnp.where(holds, LONGER, SHORTER)
-    return _Walk(at, at, slope, hessian, jnp.minimum(trust, 1.0))
+    trust = trusted(walk.trust, holds, walk.short)
+    return walk._replace(at=at, before=at, slope=slope, hessian=hessian, trust=trust)
+
+
+def trusted(trust: Array, holds: Array, short: Array) -> Array:
+    """The share of the next step that is trusted.
+
+    q is narrow where a spread in the model is too small, and steps of its own standard deviations
+    would creep. One whose slopes at both ends say that it held may be followed by a longer one.
+
+    Args:
+        trust: That of the last one.
+        holds: Whether it held.
+        short: Whether it would have gone further.
+    """
+    longer = jnp.where(short, trust * LONGER, jnp.clip(trust * LONGER, None, 1.0))
+    return jnp.where(holds, longer, jnp.minimum(trust, 1.0) * SHORTER)
 
 
 def _from_lower(matrix: Array) -> Array:
@@ -222,8 +284,8 @@ def _from_lower(matrix: Array) -> Array:
 
 def _step(
     slope: Array, hessian: Array, at: Place, share: Array, first: Place, farthest: Array | float
-) -> Array:
-    """A share of the Newton step along white axes, or as much of it as is trusted."""
+) -> tuple[Array, Array]:
+    """A share of the Newton step along white axes, or what is trusted; and if that is less."""
     # As newton._axes: in q's units a kink's precision is 1 once q has it, and a saddle is left.
     found = hessian + jnp.diag(jnp.maximum(0.5 - jnp.diagonal(hessian), 0))
     values, vectors = jnp.linalg.eigh(found)
@@ -235,7 +297,8 @@ def _step(
     # beginning of the visit.
     by_hessian = jnp.linalg.norm(across / jnp.sqrt(values))
     by_q = jnp.linalg.norm(solve_triangular(first.tril, at.tril @ whole, lower=True))
-    return whole * jnp.minimum(share, farthest / jnp.minimum(by_hessian, by_q))
+    most = farthest / jnp.minimum(by_hessian, by_q)
+    return whole * jnp.minimum(share, most), most < share
 
 
 def _narrowed(hessian: Array, share: Array) -> Array:

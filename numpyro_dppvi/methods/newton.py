@@ -12,9 +12,11 @@ which the answer is known: that error is taken off (a control variate). It is ne
 the posterior is nearly normal.
 
 A step at whose end the loss climbs more than it fell at its beginning is taken back, and shorter
-ones follow: one unlucky draw under heavy tails would throw q far away.
+ones follow: one unlucky draw under heavy tails would throw q far away. A visit that ends far from
+where it began goes on: its factor would be sure of a place that it only passed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ from numpyro_dppvi._typing import Array, Coordinates, Natural
 from numpyro_dppvi.families import DiagonalNormal, FullNormal, MeanField, factors
 from numpyro_dppvi.families.diagonal_normal import NormalCoordinates
 from numpyro_dppvi.methods import joint_newton, objective
-from numpyro_dppvi.methods.joint_newton import LONGER, SHORTER, WORSE, bent
+from numpyro_dppvi.methods.joint_newton import WORSE, bent, onwards
 from numpyro_dppvi.methods.local_solve import GradientFn, Solver
 from numpyro_dppvi.methods.objective import MonteCarlo
 
@@ -37,6 +39,8 @@ _STEPS_A_HESSIAN = 10
 # The share of a Newton step that is taken falls as 2 / (2 + t): the first ones go far, and the
 # draws of the last ones average out.
 _FALLS_AFTER = 2.0
+# Solves of a visit, at most: more than one only where it has far to go.
+_MOST_SOLVES = 20
 # A step goes no further than this many of q's standard deviations, or of those that the Hessian
 # gives along it, if these are larger.
 _FARTHEST = 1.0
@@ -53,6 +57,16 @@ class _Place(NamedTuple):
     loc: Array
     log_scale: Array
 
+    def narrower(self) -> "_Place":
+        """The same means, and less around them."""
+        return _Place(self.loc, self.log_scale + np.log(joint_newton.NARROWER))
+
+    def is_far(self, other: "_Place") -> Array:
+        """Whether another place is further away than some standard deviations, or far narrower."""
+        away = (other.loc - self.loc) / jnp.exp(self.log_scale)
+        moved = jnp.maximum(jnp.abs(away), jnp.abs(other.log_scale - self.log_scale))
+        return jnp.max(moved) > joint_newton.FAR
+
 
 class _Walk(NamedTuple):
     """A place, and the way to it.
@@ -61,13 +75,19 @@ class _Walk(NamedTuple):
         at: The place.
         before: The last place that has held.
         slope: The slope there.
-        trust: The share of a step that is trusted.
+        trust: The share of a step that is trusted; above 1, of the farthest step.
+        short: Whether the last step would have gone further.
+        begin: The first place with a finite slope.
+        begun: Whether there was one.
     """
 
     at: _Place
     before: _Place
     slope: _Place
     trust: Array
+    short: Array
+    begin: _Place
+    begun: Array
 
 
 @dataclass(frozen=True)
@@ -90,7 +110,9 @@ class Newton:
         if _is_joint(family):
             end = _solve_jointly(family, cavity, records_gradient, self.draws, q, keys)
         elif _is_for(family):
-            end = _solve(_Local(family, cavity, records_gradient, self.draws), q, keys)
+            local = _Local(family, cavity, records_gradient, self.draws)
+            first = local.place(family.coordinates(q))
+            end = local.coordinates(_until_near(lambda *at: _solve(local, *at), first, keys))
         else:
             return self.otherwise.change(family, q, own, keys, records_gradient)
         return factors.divide(family.natural(end), q)
@@ -127,7 +149,32 @@ def _solve_jointly(
     ((name, member),) = family.members
     local = joint_newton.JointLocal(name, member, family, cavity[name], records_gradient, draws)
     shares = _shares(len(keys))
-    return joint_newton.solve(local, q, keys.reshape(shares.shape), shares, _FARTHEST)
+
+    def solve(first: joint_newton.Place, keys: Any) -> joint_newton.Place:
+        return joint_newton.solve(local, first, keys.reshape(shares.shape), shares, _FARTHEST)
+
+    return local.tree(_until_near(solve, local.place(q), keys))
+
+
+def _until_near(solve: Callable[[Any, Any], Any], first: Any, keys: Any) -> Any:
+    """Goes on, with other draws, until a solve ends near where it began.
+
+    A factor is made of where a solve ends. One that has not arrived is sure of where it was on its
+    way, other clients believe that, and what they believe holds it there when it goes on.
+    """
+
+    def is_left(solved: tuple[Array, Any, Array]) -> Array:
+        number, _, far = solved
+        return far & (number < _MOST_SOLVES)
+
+    def once_more(solved: tuple[Array, Any, Array]) -> tuple[Array, Any, Array]:
+        number, here, _ = solved
+        end = solve(here, jax.vmap(jax.random.fold_in, (0, None))(keys, number))
+        # Of one that has failed this is false.
+        return number + 1, end, end.is_far(here)
+
+    end = solve(first, keys)
+    return jax.lax.while_loop(is_left, once_more, (jnp.ones((), int), end, end.is_far(first)))[1]
 
 
 def _shares(number: int) -> Array:
@@ -209,16 +256,13 @@ class _Local(NamedTuple):
         return times * ((hessian * off) @ times)
 
 
-def _solve(local: _Local, q: Natural, keys: Any) -> Coordinates:
-    """Takes one step a key; NaN if the last one's gradient was not finite."""
+def _solve(local: _Local, first: _Place, keys: Any) -> _Place:
+    """Takes one step a key; NaN if no gradient was finite."""
     shares = _shares(len(keys))
-    first = local.place(local.family.coordinates(q))
-    # Of the visit, and not of each step: a q that narrows too soon would hold its own mean there.
-    widest = jnp.exp(first.log_scale)
     # Natural parameters are pairs, too, (P m, -P / 2): here ``place`` only lays them end to end.
     precision = -2 * local.place(local.cavity).log_scale
 
-    def block(walk: _Walk, steps: tuple[Any, Array]) -> tuple[_Walk, Array]:
+    def block(walk: _Walk, steps: tuple[Any, Array]) -> tuple[_Walk, None]:
         begin = walk.at
         scale = jnp.exp(begin.log_scale)
         # Draws of its own: a control variate must not know those that it is to correct.
@@ -227,30 +271,31 @@ def _solve(local: _Local, q: Natural, keys: Any) -> Coordinates:
         # in units of q's standard deviations; the entropy has none in locations.
         axes = _axes(scale, hessian + jnp.diag(scale**2 * precision))
 
-        def step(walk: _Walk, now: tuple[Any, Array]) -> tuple[_Walk, Array]:
+        def step(walk: _Walk, now: tuple[Any, Array]) -> tuple[_Walk, None]:
             key, share = now
             here = jax.tree.map(jnp.add, local.free(walk.at), local.records(key, walk.at))
-            at, _, slope, trust = held = _held(walk, here)
-            share = share * trust
+            held = _held(walk, here)
+            at, slope, trust = held.at, held.slope, held.trust
+            share = share * jnp.minimum(trust, 1.0)
             narrower = slope.log_scale - local.off(
                 key, hessian, jnp.exp(at.log_scale - begin.log_scale)
             )
-            after = _Place(
-                at.loc - _step(axes, slope.loc, share, trust * _FARTHEST, widest),
-                at.log_scale - _narrowed(narrower, share),
-            )
-            # As in local_solve.solve: one overflow costs a step, and not the visit.
-            finite = factors.is_finite((here, after))
-            return held._replace(at=factors.select(finite, after, at)), finite
+            # Of the visit, and not of each step: a q that narrows too soon would hold its own mean
+            # there.
+            widest = jnp.exp(jnp.where(walk.begun, walk.begin.log_scale, at.log_scale))
+            step, short = _step(axes, slope.loc, share, trust * _FARTHEST, widest)
+            after = _Place(at.loc - step, at.log_scale - _narrowed(narrower, share))
+            held = held._replace(short=short)
+            return onwards(walk, held, after, factors.is_finite(here)), None
 
         return jax.lax.scan(step, walk, steps)
 
     blocks = keys.reshape(shares.shape)
     flat = jax.tree.map(jnp.zeros_like, first)
-    walk = _Walk(first, first, flat, jnp.ones((), first.loc.dtype))
-    walk, finite = jax.lax.scan(block, walk, (blocks, shares))
-    end = jax.tree.map(lambda x: jnp.where(finite[-1, -1], x, jnp.nan), walk.at)
-    return local.coordinates(end)
+    one, no = jnp.ones((), first.loc.dtype), jnp.zeros((), bool)
+    walk = _Walk(first, first, flat, one, no, first, no)
+    walk, _ = jax.lax.scan(block, walk, (blocks, shares))
+    return factors.select(walk.begun, walk.at, jax.tree.map(lambda x: x * jnp.nan, first))
 
 
 def _held(walk: _Walk, here: _Place) -> _Walk:
@@ -265,8 +310,8 @@ def _held(walk: _Walk, here: _Place) -> _Walk:
     finite = factors.is_finite(here)
     holds = finite & (along(here) <= jnp.maximum(-along(walk.slope), 0) + WORSE)
     at, slope = factors.select(holds, (walk.at, here), (walk.before, walk.slope))
-    trust = walk.trust * jnp.where(holds, LONGER, SHORTER)
-    return _Walk(at, at, slope, jnp.minimum(trust, 1.0))
+    trust = joint_newton.trusted(walk.trust, holds, walk.short)
+    return walk._replace(at=at, before=at, slope=slope, trust=trust)
 
 
 class _Axes(NamedTuple):
@@ -294,8 +339,10 @@ def _axes(scale: Array, hessian: Array) -> _Axes:
     return _Axes(scale, vectors, jnp.maximum(jnp.abs(values), least))
 
 
-def _step(axes: _Axes, slope: Array, share: Array, farthest: Array, widest: Array) -> Array:
-    """A share of the Newton step, or as much of it as is trusted."""
+def _step(
+    axes: _Axes, slope: Array, share: Array, farthest: Array, widest: Array
+) -> tuple[Array, Array]:
+    """A share of the Newton step, or what of it is trusted; and if that is less."""
     # With S the standard deviations and S A S = V D V', the step A^-1 g is S V D^-1 V'S g.
     across = axes.vectors.T @ (axes.scale * slope)
     whole = axes.scale * (axes.vectors @ (across / axes.values))
@@ -303,7 +350,8 @@ def _step(axes: _Axes, slope: Array, share: Array, farthest: Array, widest: Arra
     # those of the coordinate that goes furthest. The smaller number counts, which is by the wider.
     by_hessian = jnp.linalg.norm(across / jnp.sqrt(axes.values))
     by_q = jnp.max(jnp.abs(whole) / widest)
-    return whole * jnp.minimum(share, farthest / jnp.minimum(by_hessian, by_q))
+    most = farthest / jnp.minimum(by_hessian, by_q)
+    return whole * jnp.minimum(share, most), most < share
 
 
 def _narrowed(slope: Array, share: Array) -> Array:

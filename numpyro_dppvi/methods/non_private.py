@@ -22,7 +22,8 @@ class NonPrivate(values.Usual):
     """Partitioned variational inference without privacy (paper, Algorithm 1).
 
     Args:
-        num_local_steps: Optimiser steps a visit, on all of the client's records.
+        num_local_steps: Optimiser steps a visit, on all of the client's records. As many Newton's
+            steps follow, up to 19 times, while a visit has far to go.
         optimizer: Any optax optimiser, whose state starts afresh at every visit, or
             :class:`NaturalGradient`. ``None`` is Newton's steps, which know how latents depend on
             each other; Adam for other guides than normals and for more than 256 latents.
