@@ -308,19 +308,24 @@ def test_a_prior_is_refined_alike_in_any_units():
         np.testing.assert_allclose(large, one, rtol=1e-3, atol=1e-3)
 
 
-def test_refining_a_prior_leaves_latents_alone_that_it_does_not_depend_on():
-    """However narrow q is, and however much it knows together: the level's prior is exact."""
+def level_and_spread(width, prior):
+    """A normal's mean and spread in one joint normal; the spread's prior is refined."""
 
     def model(y):
-        level = numpyro.sample("level", dist.Normal(0, 1000))
-        spread = numpyro.sample("spread", dist.HalfCauchy(2.5))
+        level = numpyro.sample("level", dist.Normal(0, width))
+        spread = numpyro.sample("spread", prior)
         numpyro.sample("y", dist.Normal(level, spread), obs=y)
 
     data = {"y": np.zeros(4, np.float32)}
     space = latents.from_model(model, data)
     space, family = guides.approximation(AutoMultivariateNormal(model), model, space, data, {})
+    return family, *problem_of(space, family)
+
+
+def test_refining_a_prior_leaves_latents_alone_that_it_does_not_depend_on():
+    """However narrow q is, and however much it knows together: the level's prior is exact."""
+    family, problem, params = level_and_spread(1000, dist.HalfCauchy(2.5))
     ((name, member),) = family.members
-    problem, params = problem_of(space, family)
     prior = server.first_prior(problem, params, jax.random.key(0))
     narrow = FullNormalCoordinates(
         jnp.array([500.0, 3.0]), jnp.log(jnp.array([0.01, 1e-4])), jnp.array([0.8])
@@ -366,17 +371,8 @@ def test_marginals_and_factors_of_some_latents_of_a_joint_normal():
 @pytest.mark.parametrize("width", [pytest.param(1.0, marks=pytest.mark.slow), 2e4])
 def test_the_first_factor_of_a_prior_is_found_however_far_it_is(width):
     """Of HalfNormal(c), seen on log s: the best normal is N(log c - 1/2, 1/2)."""
-
-    def model(y):
-        level = numpyro.sample("level", dist.Normal(0, width))
-        spread = numpyro.sample("spread", dist.HalfNormal(width))
-        numpyro.sample("y", dist.Normal(level, spread), obs=y)
-
-    data = {"y": np.zeros(4, np.float32)}
-    space = latents.from_model(model, data)
-    space, family = guides.approximation(AutoMultivariateNormal(model), model, space, data, {})
+    family, problem, params = level_and_spread(width, dist.HalfNormal(width))
     ((name, member),) = family.members
-    problem, params = problem_of(space, family)
     normal = member.distribution(
         family.coordinates(server.first_prior(problem, params, jax.random.key(0)))[name]
     )
