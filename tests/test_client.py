@@ -202,7 +202,8 @@ def test_one_client_at_a_time_is_the_compiled_round(name):
     exact = in_turn and not in_haste and not jax.tree.leaves(state.server.memory)
     found = (known, [each.state for each in clients])
     for a, b in zip(*map(jax.tree.leaves, (found, (state.server, apart))), strict=True):
-        slack = 0 if exact else 1e-14 * np.max(np.abs(b), initial=0)
+        # Scores released beside a look are what is left of noise that is many times as large.
+        slack = 0 if exact else 3e-14 * np.max(np.abs(b), initial=0)
         np.testing.assert_allclose(a, b, rtol=0, atol=slack)
     for m, each in enumerate(clients if state.ledger.budgets else ()):
         assert each.ledger.composition(0) == state.ledger.composition(m)
