@@ -99,6 +99,7 @@ def test_a_conjugate_model_gives_the_closed_form(x64, sizes, schedule):
     np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_damped_rounds_approach_the_closed_form_geometrically(x64):
     y = np.random.default_rng(1).normal(1.0, 2.0, size=(12, 2))
     data = [{"y": y[:5]}, {"y": y[5:]}]
@@ -539,6 +540,7 @@ def test_clients_and_rounds_get_noise_of_their_own():
     assert np.abs(off_diagonal).max() < 0.25  # five standard errors of 1 / sqrt(400)
 
 
+@pytest.mark.slow
 def test_a_share_is_a_part_of_the_damping():
     X, y = logistic_data(60)
     records = [{"X": X[:30], "y": y[:30]}, {"X": X[30:], "y": y[30:]}]

@@ -28,7 +28,6 @@ from numpyro_dppvi.methods import objective, visits
 from numpyro_dppvi.privacy import clipped_sum
 from numpyro_dppvi.protocol import algorithm, server
 from numpyro_dppvi.protocol.problem import Problem
-from tests.grids import grid
 
 
 @pytest.fixture
@@ -156,7 +155,8 @@ def some_coordinates(seed):
 
 
 @pytest.mark.usefixtures("x64")
-@grid("rule", [dppvi.methods.Automatic(), dppvi.methods.SphericalCubature()], quick=[1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [dppvi.methods.Automatic(), dppvi.methods.SphericalCubature()])
 def test_gradients_of_records_are_those_of_the_summed_expectation(rule):
     """Against the closed form, and against a finite difference in the first log odds."""
     data = regression_data()
@@ -245,6 +245,7 @@ def spike_and_slab_guide(y):
     numpyro.sample("w", dist.Normal(0.0, 1.0))
 
 
+@pytest.mark.slow
 def test_a_prior_that_depends_on_a_discrete_latent_is_projected():
     """The best product of a Bernoulli and a normal has a closed form, up to a fixed point."""
     space, family = approximation(spike_and_slab, spike_and_slab_guide, {"y": np.zeros(4)})

@@ -953,7 +953,8 @@ class TestSharedMember:
             [draws[part.latent].reshape(num_draws, -1) for part in self.PARTS], 1
         )
 
-    @grid("how", ["draws", "sample"], quick=[1])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("how", ["draws", "sample"])
     def test_draws_are_the_vectors_cut_into_its_parts(self, coordinates, how):
         shape = 20_000 if how == "draws" else (20_000,)
         draw = jax.jit(getattr(self.FAMILY, how), static_argnums=2)
@@ -1015,7 +1016,7 @@ class TestSharedMember:
         expected[5:, 5:] = precision
         np.testing.assert_allclose(np.linalg.inv(vector.covariance_matrix), expected, atol=1e-12)
 
-    @pytest.mark.parametrize(
+    @grid(
         "prior",
         [
             lambda: dist.Normal(jnp.arange(6.0).reshape(3, 2), 0.5).to_event(2),
@@ -1026,6 +1027,7 @@ class TestSharedMember:
             lambda: dist.MultivariateNormal(jnp.arange(6.0).reshape(3, 2), COVARIANCE),
             lambda: dist.MultivariateNormal(jnp.zeros(2), WIDTHS[:, None, None] * COVARIANCE),
         ],
+        quick=[2, 6],
         ids=["means", "widths", "a row's", "outer", "plate", "plate of means", "plate of widths"],
     )
     def test_a_matrix_of_latents_has_its_prior(self, prior):

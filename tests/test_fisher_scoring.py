@@ -162,7 +162,8 @@ def times_by_factor(x, y, width):
         numpyro.factor("y", log_shape + u - jnp.exp(u))
 
 
-@grid("seed", [2, 4, 19, 27, 34, 45], quick=[0, 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 4, 19, 27, 34, 45])
 def test_observed_information_does_not_throw_a_run_without_noise(seed):
     """Far from the mode such densities are all but linear or explode: Newton's steps go astray."""
     data, truth = study(normal, seed)
@@ -196,7 +197,8 @@ def weighed(times, factor=1.5):
     return data, np.array([*truth, np.log(factor)]), means, std
 
 
-@grid("seed", [0, 1, 2, 3, 4, 5, 6, 7], quick=[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
 def test_outcomes_that_cannot_be_drawn_in_raw_units(seed):
     """Their own scales scatter, and hid once that the columns are far from zero."""
     data, truth, means, exact = weighed(seed)
@@ -214,6 +216,7 @@ def test_outcomes_that_cannot_be_drawn_in_raw_units(seed):
     assert np.all(std < 4 * exact), std / exact
 
 
+@pytest.mark.slow
 def test_a_squared_score_is_the_same_information_at_the_truth():
     """Of a Weibull time, at some places by ten times as much as the observed one or as little."""
     count, at = 20_000, np.array([0.4, 0.3])
@@ -246,7 +249,8 @@ def test_a_squared_score_is_the_same_information_at_the_truth():
     assert average(0.0, far)[0, 0] < 0.1 * observed[0, 0] < 0.2 * average(1.0, far)[0, 0]
 
 
-@grid("number", [1, 2], quick=[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
 def test_the_server_moves_once_a_tenth_of_the_records_was_asked(number):
     """Of twenty equal clients two are a tenth. What one says is remembered until then."""
     data, _ = study(logistic, sizes=(50,) * 20)
@@ -829,6 +833,7 @@ def test_probabilities_are_those_of_the_posterior_about_the_location():
     np.testing.assert_allclose(found.mean(), expected, atol=4 * found.std() / np.sqrt(4000))
 
 
+@pytest.mark.slow
 def test_where_the_truth_may_be_is_the_posteriors_covariance():
     """Of a client's next visit; shortened where it is wider than an expansion reaches."""
     data, _ = study(logistic)

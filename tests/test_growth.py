@@ -11,6 +11,7 @@ import numpyro_dppvi as dppvi
 from models.logistic_regression import logistic_regression
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.protocol import rounds
+from tests.grids import grid
 
 # More than two blocks of clients whose factors are added up, in which the visited one's is anew.
 FEW, MANY = 521, 1042
@@ -55,7 +56,7 @@ def operations(num_clients, method):
     return lowered(num_clients, method).cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("method", [dppvi.FisherScoring(), dppvi.DPOptimization()], ids=str)
+@grid("method", [dppvi.FisherScoring(), dppvi.DPOptimization()], quick=[1], ids=str)
 def test_a_visit_takes_no_more_operations_among_more_clients(method):
     """Once a round all factors are added up; a matrix a client and visit would be far more."""
     more = operations(MANY, method) - operations(FEW, method)
@@ -64,6 +65,7 @@ def test_a_visit_takes_no_more_operations_among_more_clients(method):
     assert more <= (8 + 4 * ENTRIES) * (MANY - FEW)
 
 
+@pytest.mark.slow
 def test_what_is_remembered_of_clients_is_changed_in_place():
     """Arrays of all clients are copied before the first visit, and not at each of them."""
     program = lowered(FEW, dppvi.FisherScoring()).compile().as_text()

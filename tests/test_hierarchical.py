@@ -302,6 +302,7 @@ def refined(unit):
     return end.loc / scales, end.log_scale - jnp.log(scales), end.lower
 
 
+@pytest.mark.slow
 def test_a_prior_is_refined_alike_in_any_units():
     """Dollars or ten thousands of them: what else is in the joint normal goes along."""
     for large, one in zip(refined(1e4), refined(1.0), strict=True):
@@ -368,7 +369,8 @@ def test_marginals_and_factors_of_some_latents_of_a_joint_normal():
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), back, one)
 
 
-@pytest.mark.parametrize("width", [pytest.param(1.0, marks=pytest.mark.slow), 2e4])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1.0, 2e4])
 def test_the_first_factor_of_a_prior_is_found_however_far_it_is(width):
     """Of HalfNormal(c), seen on log s: the best normal is N(log c - 1/2, 1/2)."""
     family, problem, params = level_and_spread(width, dist.HalfNormal(width))

@@ -135,6 +135,7 @@ def test_a_missing_entry_is_what_the_model_says(model):
     assert all(np.all(np.isfinite(slope)) for slope in slopes.values())
 
 
+@pytest.mark.slow
 def test_the_posterior_is_that_of_the_known_entries():
     """The closed form of a normal mean with a normal prior, over two hospitals."""
     tables = {"A": {"x": X[:15], "y": Y[:15]}, "B": {"x": X[15:], "y": Y[15:]}}

@@ -75,6 +75,7 @@ def test_one_undamped_round_of_single_steps_is_the_closed_form(x64, guide):
     np.testing.assert_allclose(result.posterior.stddev["mean"], stddev, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_gamma_that_is_conjugate_comes_out_whole_too(x64):
     """The log likelihood is linear in (log rate, rate): many mirrored draws do not matter."""
     data = clients(lambda rng, size: rng.poisson(1.7, size))

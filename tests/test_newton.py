@@ -43,7 +43,8 @@ def run(model, data, guide=None, **changes):
     return dppvi.fit(model, guide, data, **{**arguments, **changes})
 
 
-@grid("draws", [2, 10], quick=[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", [2, 10])
 def test_of_a_quadratic_the_draws_leave_no_error(data, draws):
     """One visit; from two draws alone a precision would be off by its own size."""
     method = dppvi.NonPrivate(expectation=dppvi.MonteCarlo(draws))
@@ -55,6 +56,7 @@ def test_of_a_quadratic_the_draws_leave_no_error(data, draws):
     np.testing.assert_allclose(found.stddev["b"], np.diag(precision) ** -0.5, rtol=0.005)
 
 
+@pytest.mark.slow
 def test_a_kink_has_a_width_that_no_second_derivative_shows():
     """The posterior of a Laplace distribution's location, whose Hessian is zero: by a grid."""
 
@@ -88,6 +90,7 @@ def test_where_the_log_density_is_not_concave_q_ends_at_a_mode():
     assert result.status.outcome is dppvi.run.Outcome.COMPLETED
 
 
+@pytest.mark.slow
 def test_other_families_settle_too():
     def model(y):
         rate = numpyro.sample("rate", dist.Gamma(2, 1))
@@ -105,6 +108,7 @@ def test_other_families_settle_too():
     assert result.posterior.mean["rate"] == pytest.approx(shape / 81, abs=0.1 * sd)
 
 
+@pytest.mark.slow
 def test_more_latents_than_a_hessian_is_worth_take_steps_of_adam(data, monkeypatch):
     fewer = run(line, data, num_rounds=1, method=dppvi.NonPrivate(7)).posterior
     monkeypatch.setattr(newton, "MOST_LATENTS", 1)
@@ -114,6 +118,7 @@ def test_more_latents_than_a_hessian_is_worth_take_steps_of_adam(data, monkeypat
     assert np.abs(fewer.mean["b"]).max() > 0.8
 
 
+@pytest.mark.slow
 def test_steps_that_cannot_be_cut_into_tens_are_all_taken(data):
     for steps in (1, 13, 20):
         result = run(line, data, num_rounds=1, method=dppvi.NonPrivate(steps))
@@ -310,7 +315,8 @@ def test_nor_by_other_draws(clients, seed):
     np.testing.assert_allclose(widths, 1, atol=WIDE)
 
 
-@grid("kind", [scores, passes, counts], quick=[2])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [scores, passes, counts])
 def test_nor_independent_normals(kind):
     result, off, widths = of_children(kind, joint=False, clients=1)
     assert result.status.outcome is dppvi.run.Outcome.COMPLETED

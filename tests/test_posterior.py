@@ -157,6 +157,7 @@ class TestLogDensity:
         expected += np.asarray(posterior.distribution("shares").log_prob(some["shares"]))
         np.testing.assert_allclose(found, expected, rtol=1e-4)
 
+    @pytest.mark.slow
     def test_its_mean_is_minus_the_entropy(self, posterior, draws):
         """Over unconstrained latents, where the entropy has a closed form."""
         base = posterior.family.entropy(COORDINATES)
@@ -589,6 +590,7 @@ def test_a_result_goes_through_numpyros_predictive(result):
     assert result.posterior.predictive(KEY, 3, X=X_TEST)["y"].shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_the_log_density_of_latents_that_know_of_each_other_is_the_joint_one():
     """At base values u with one normal distribution over all, less the bijection's Jacobian."""
 

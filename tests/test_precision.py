@@ -100,6 +100,7 @@ def fitted():
     )
 
 
+@pytest.mark.slow
 def test_calendar_years_are_fitted(fitted):
     """The slope, the intercept at 2005, and how sure they are, as if 2005 had been subtracted."""
     draws = np.asarray(fitted.posterior.sample(jax.random.key(1), (4000,))["w"], float)

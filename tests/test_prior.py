@@ -62,9 +62,8 @@ fit = functools.partial(
 )
 
 
-@pytest.mark.parametrize(
-    "schedule", [dppvi.sequential, pytest.param(dppvi.synchronous, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [dppvi.sequential, dppvi.synchronous])
 def test_studies_in_sequence_are_one_study_on_all_data(schedule):
     with jax.enable_x64(True):
         prior, seen = None, 0
@@ -106,6 +105,7 @@ def test_it_is_factor_zero_and_nothing_else_is_added_or_refined(first):
     jax.tree.map(np.testing.assert_array_equal, start.natural, first.posterior.natural)
 
 
+@pytest.mark.slow
 def test_global_vi_takes_it_too(first):
     second = quick(
         hierarchical,

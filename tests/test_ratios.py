@@ -13,7 +13,7 @@ from numpyro_dppvi.methods.ratios import BINS, Look
 MEANS, SPREADS = np.array([1.0, 37.0, 7.4, -140.0]), np.array([0.0, 0.7, 0.1, 4.0])
 
 
-find, shape_of = jax.jit(ratios.found), jax.jit(ratios.shape)
+with_found, shape_of = jax.jit(ratios.with_found), jax.jit(ratios.shape)
 look_first, look_again = jax.jit(ratios.first), jax.jit(ratios.second)
 
 
@@ -39,13 +39,14 @@ def counted(asked, records):
 
 def known(asked, counts, std, counted, stage=1):
     empty = ratios.nothing(len(counts))
-    return empty._replace(
+    seen = empty._replace(
         stage=jnp.asarray(float(stage)),
         look=asked,
         counts=jnp.asarray(counts, jnp.float32),
         counts_var=jnp.asarray(std**2, jnp.float32),
         counted=jnp.asarray(float(counted)),
     )
+    return with_found(seen)
 
 
 def test_a_ratio_depends_on_the_columns_and_not_on_the_outcome():
@@ -83,12 +84,13 @@ def test_latents_that_are_not_looked_at_are_in_no_bin():
 def test_what_is_found_without_noise_are_means_and_spreads():
     made, x = scores(4000)
     asked = look()
-    mean, var = find(known(asked, counted(asked, made), 0.0, 4000))
-    second = look_again(known(asked, counted(asked, made), 0.0, 4000))
+    first = known(asked, counted(asked, made), 0.0, 4000)
+    mean = first.found.mean
+    second = look_again(first)
     assert np.all(second.step > 0)
     counts = counted(second, made)
     empty = known(second, counts, 0.0, 4000, stage=2)
-    finer, own = find(empty._replace(mean=mean, var=var))
+    finer, own = with_found(empty._replace(earlier=first.found)).found
     lengths = x / np.asarray(asked.unit)
     others = np.stack(
         [np.median(np.abs(np.delete(lengths, i, axis=1)), axis=1) for i in range(4)], axis=1
@@ -105,7 +107,7 @@ def test_noise_alone_is_not_taken_for_a_column():
     """All records in one place fit worse than none by some 5 deviations: under one in a hundred."""
     rng = np.random.default_rng(0)
     found = [
-        np.isfinite(find(known(look(), 30 * rng.normal(size=(4, BINS)), 30.0, 500))[1])
+        np.isfinite(known(look(), 30 * rng.normal(size=(4, BINS)), 30.0, 500).found.var)
         for _ in range(50)
     ]
     assert np.mean(found) < 0.03
@@ -120,7 +122,8 @@ def test_columns_are_found_in_noise_that_hides_some_of_their_bins():
     for _ in range(50):
         ratios_of = means[:, None] + spreads[:, None] * rng.normal(size=(4, 1000))
         counts = np.stack([np.histogram(row, edges)[0] for row in ratios_of])
-        mean, var = find(known(look(), counts + 60 * rng.normal(size=counts.shape), 60.0, 1000))
+        noisy = counts + 60 * rng.normal(size=counts.shape)
+        mean, var = known(look(), noisy, 60.0, 1000).found
         found.append(np.isfinite(var))
         ratio.append(np.where(found[-1], mean / means, np.nan))
     # All but one in twenty, where .80 were found by single bins' deviations and the mass in them.
@@ -138,7 +141,7 @@ def test_records_on_both_sides_of_zero_are_no_column_far_from_it():
         spread = rng.normal(size=(2, 1000))
         counts = [np.histogram(row, edges)[0] for row in [*(sides + 0.1 * spread), *spread]]
         noisy = np.stack(counts) + 60 * rng.normal(size=(4, BINS))
-        found.append(np.isfinite(find(known(look(), noisy, 60.0, 1000))[1]))
+        found.append(np.isfinite(known(look(), noisy, 60.0, 1000).found.var))
     assert np.mean(found) < 0.03
 
 
@@ -184,7 +187,7 @@ def test_the_shape_is_what_is_shared_and_what_is_a_columns_own():
     found = known(asked, counted(asked, made), 0.0, 4000)
     lengths = x / np.asarray(asked.unit)
     shape = np.asarray(shape_of(asked.unit**2, found)) / np.outer(asked.unit, asked.unit)
-    mean, var = map(np.asarray, find(found))
+    mean, var = map(np.asarray, found.found)
     np.testing.assert_allclose(shape, np.outer(mean, mean) + np.diag(var), rtol=1e-5)
     np.testing.assert_allclose(shape, lengths.T @ lengths / 4000, atol=0.1)
     # Before anything is found it is the scales.

@@ -226,6 +226,7 @@ def _choose(n, k):
     return float(np.prod([(n - i) / (i + 1) for i in range(k)]))
 
 
+@pytest.mark.slow
 def test_a_category_that_was_seen_is_not_summed_over():
     records = CASES[missing_category]
     space = latents.from_model(missing_category, records)
@@ -391,10 +392,10 @@ def marked_from_outside(histories):
     scan(step, jnp.zeros(histories.shape[0], int), histories.T)
 
 
-CHAIN_OF_TWELVE = pytest.param(chain_of_twelve, marks=pytest.mark.slow)
+LONG = [chain_of_twelve, the_same_by_scan]
 
 
-@named([CHAIN_OF_TWELVE, the_same_by_scan, marked_from_outside])
+@named([*(pytest.param(model, marks=pytest.mark.slow) for model in LONG), marked_from_outside])
 def test_a_long_chain_is_summed_step_by_step(model):
     """Too many paths for one table; four entries a step, against the forward algorithm."""
     steps = 12

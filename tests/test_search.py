@@ -9,7 +9,6 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.methods import search
-from tests.grids import grid
 
 SIZE = 3
 
@@ -112,7 +111,8 @@ def prices(y):
         numpyro.sample("y", dist.Normal(mean, spread), obs=y)
 
 
-@grid("model", [days, prices], quick=[1])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [days, prices])
 def test_records_that_are_impossible_at_the_priors_mean_are_found(model):
     """At epsilon 3. Runs from the prior's mean end 20 or more deviations off, or do not settle."""
     rng = np.random.default_rng(2)

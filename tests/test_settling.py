@@ -15,7 +15,6 @@ from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.protocol.planning import MOST_TO_SETTLE
 from numpyro_dppvi.run import settling
 from numpyro_dppvi.run.history import History, status_of
-from tests.grids import grid
 
 FAMILY = MeanField((("x", DiagonalNormal((2,))),))
 
@@ -67,6 +66,7 @@ class TestTheWay:
             assert settling.way(history(means), FAMILY, 1.0).noise == pytest.approx(0.1, rel=0.6)
         assert late <= 1
 
+    @pytest.mark.slow
     def test_noise_does_not_hide_a_path(self):
         """Fixed seed; none of twenty runs ends half a standard deviation and more too early."""
         rng = np.random.default_rng(1)
@@ -77,7 +77,8 @@ class TestTheWay:
             early += 4 * 0.96 ** (ends[0] if ends else 160) > 0.5
         assert not early
 
-    @grid(("slow", "most"), [(0.995, 6), (0.99, 1)], quick=[0])
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("slow", "most"), [(0.995, 6), (0.99, 1)])
     def test_a_creep_that_draws_make_a_walk_of_is_seen(self, slow, most):
         """Fixed seed; of their last halves alone, 19 and 10 of 20 such paths seemed to arrive."""
         rng, early = np.random.default_rng(3), 0
@@ -98,6 +99,7 @@ class TestTheWay:
 
 
 class TestDraws:
+    @pytest.mark.slow
     def test_rounds_are_averaged_where_draws_move_q(self):
         """Fixed seed; draws scatter this q by .09, and rounds remember each other."""
         rng, start, slow = np.random.default_rng(2), 3.0, 0.75
@@ -130,6 +132,7 @@ class TestDraws:
         assert np.all(np.diff(left) < 0)
         assert left[-1] < settling.CLOSE
 
+    @pytest.mark.slow
     def test_of_one_draw_a_step_the_mean_is_exact_nearly(self):
         y = np.random.default_rng(0).normal(3, 1, 90)
         one = dppvi.NonPrivate(expectation=dppvi.methods.MonteCarlo(1))
@@ -268,6 +271,7 @@ class TestRuns:
         assert result.status.rounds == result.status.num_rounds == 10
         assert result.status.left is None
 
+    @pytest.mark.slow
     def test_changes_are_damped_where_several_are_made_at_once(self):
         data = {"y": np.zeros(20)}
         arguments = {"num_rounds": 1, "method": dppvi.NonPrivate(1)}
@@ -300,6 +304,7 @@ class TestCheckpoints:
         again = run(far_from_zero, data, checkpoint=path)
         assert again.status.rounds == whole.status.rounds
 
+    @pytest.mark.slow
     def test_without_privacy_more_rounds_may_follow_at_any_time(self, tmp_path):
         data, path = columns(0.0), tmp_path / "run.npz"
         first = run(far_from_zero, data, checkpoint=path)

@@ -97,6 +97,7 @@ def test_the_start_is_narrow_and_near_the_prior(x64, name, aggregated):
         np.testing.assert_allclose(found, begin, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_locations_are_drawn_with_the_spread_that_is_said(x64):
     def wide(y):
         mu = numpyro.sample("mu", dist.Normal(3.0, 2.0).expand([20_000]).to_event(1))
@@ -190,13 +191,14 @@ def test_damping_forgets_it_geometrically(x64):
     assert np.all(np.abs(begin - prior) > 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "aggregated"),
     [
         (dppvi.VirtualClients, True),
-        pytest.param(dppvi.methods.LocalAveraging, False, marks=pytest.mark.slow),
-        pytest.param(dppvi.methods.LocalAveraging, True, marks=pytest.mark.slow),
-        pytest.param(dppvi.VirtualClients, False, marks=pytest.mark.slow),
+        (dppvi.methods.LocalAveraging, False),
+        (dppvi.methods.LocalAveraging, True),
+        (dppvi.VirtualClients, False),
     ],
 )
 def test_shards_forget_it_where_nothing_is_clipped(x64, method, aggregated):

@@ -63,6 +63,7 @@ def test_a_run_without_incidents():
     assert str(result.status) == "All 12 rounds ran and every merge was accepted."
 
 
+@pytest.mark.slow
 def test_a_committee_is_not_told_to_run_more_rounds():
     result = run(dppvi.BayesianCommitteeMachine(), budget=dppvi.PrivacyBudget(8.0))
     assert result.history.movement[-1] > 1
@@ -115,6 +116,7 @@ def test_solves_that_end_in_no_numbers_are_told_and_the_budget_is_spent(private)
     assert_prior(result)
 
 
+@pytest.mark.slow
 def test_a_failure_that_noise_hides_is_not_told():
     """Whether a solve before the noise failed is the client's secret."""
     method = dppvi.methods.ParameterPerturbation(num_local_steps=2, optimizer=optax.sgd(np.inf))
@@ -258,6 +260,7 @@ def test_a_spread_of_effects_that_nobody_has_seen_is_no_success():
     assert "LocScaleReparam" in str(status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "said"), [(0.3, True), (1000.0, False)])
 def test_a_run_says_it_of_effects(epsilon, said):
     def groups(g, y):
@@ -283,6 +286,7 @@ def test_a_run_says_it_of_effects(epsilon, said):
     assert (result.status.untold == (("effects", ("tau",)),)) is said
 
 
+@pytest.mark.slow
 def test_steps_that_cannot_come_from_the_prior_are_no_success():
     """The caution before the run is told again after it."""
 

@@ -286,6 +286,7 @@ def made_up(model, data):
     return Posterior(natural, family, space, model, {}, {}, shapes(data))
 
 
+@pytest.mark.slow
 def test_a_density_has_the_plates_dimensions_and_an_outcome_its_own_too():
     data = {"X": np.ones((4, 2)), "y": np.zeros((4, 2))}
     exported = made_up(multivariate, data).to_arviz(

@@ -124,6 +124,7 @@ def test_a_fit_is_refused_too(transform, tmp_path):
     assert not (tmp_path / "ledger").exists()
 
 
+@pytest.mark.slow
 def test_a_change_of_zero_is_no_failure():
     """Records that say nothing: a column of zeros under a likelihood that sees nothing else."""
 

@@ -191,6 +191,7 @@ def test_every_sum_is_bounded_by_its_clients_own_clip(x64):
     np.testing.assert_allclose(found, 0.75 * shortened * SIZES, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_every_batch_is_drawn_and_divided_by_its_clients_own_probability(x64):
     _, steps = one_step(dppvi.PoissonSampling(PROBS), UNLIMITED)
     num_draws = 500

@@ -1064,14 +1064,9 @@ OWN = {
     "score": {"builtin", "distribution"},
     "mean": {"tracer"},
 }
-# What takes many seconds for many values.
+# What takes many seconds. Mistakes in fits are in test_bad_input.py, too.
 DEAR_TOO = ("silo.Study", "plan_privacy, sampled", "plan_privacy, fixed size")
 DEAR |= {name: CALLS.pop(name) for name in (*DEAR_TOO, "privacy.plan_selection")}
-# What takes many seconds even for few values. Mistakes in fits are in test_bad_input.py, too, and
-# those in plans above.
-DEAREST = {"fit", "load", "pvi", "select", "Posterior.to_arviz", "Posterior.to_arviz, one of each"}
-DEAREST |= {"silo.Study, prepared", "silo.run_study", "silo.load_prior", "recommend", "score"}
-DEAREST |= {"score, ledger_file", "Posterior.log_density, one value"}
 
 
 @pytest.fixture
@@ -1106,17 +1101,10 @@ class TestEveryArgument:
     def test_is_accepted_or_refused_in_a_sentence(self, name):
         assert not faults(CALLS[name], {**FEW, **MANY})
 
-    @pytest.mark.parametrize(
-        "name",
-        [pytest.param(name, marks=pytest.mark.slow if name in DEAREST else ()) for name in DEAR],
-    )
-    def test_that_is_dear_to_try_likewise(self, name):
-        assert not faults(DEAR[name], FEW)
-
     @pytest.mark.slow
     @pytest.mark.parametrize("name", DEAR)
-    def test_that_is_dear_to_try_likewise_for_many_values(self, name):
-        assert not faults(DEAR[name], MANY)
+    def test_that_is_dear_to_try_likewise(self, name):
+        assert not faults(DEAR[name], {**FEW, **MANY})
 
     @pytest.mark.parametrize("name", [*CALLS, *DEAR])
     def test_is_right_to_begin_with(self, name):

@@ -530,6 +530,7 @@ def test_a_model_is_refused_for_its_true_reason(model):
         assert (words[0] in said) == (words[0] in REASONS[model])
 
 
+@pytest.mark.slow
 def test_a_public_array_of_numpy_may_be_indexed_by_a_column():
     """As in the radon study: ``uranium[county]``; other uses of it stay NumPy's."""
     county, uranium = np.arange(N) % 3, np.array([0.5, -0.5, 1.0])

@@ -297,18 +297,18 @@ def _looked(
     stage = jnp.maximum(jnp.max(stages), known.stage)
     # A new look begins with empty histograms, and keeps what the one before has found.
     new, mine = stage > known.stage, (stages == stage) & (stages > 0)
-    mean, var = ratios.found(known)
     look = jax.tree.map(lambda leaf: leaf[jnp.argmax(mine)], said.look)
     before = jax.tree.map(lambda leaf: jnp.where(new, 0, leaf), known)
-    return Ratios(
+    now = Ratios(
         stage=stage,
         look=jax.tree.map(lambda now, old: jnp.where(new, now, old), look, known.look),
         counts=before.counts + counts_of(mine),
         counts_var=before.counts_var + jnp.sum(jnp.where(mine, std**2, 0)),
         counted=before.counted + jnp.sum(jnp.where(mine, received.num_records, 0)),
-        mean=jnp.where(new, mean, known.mean),
-        var=jnp.where(new, var, known.var),
+        earlier=jax.tree.map(lambda now, old: jnp.where(new, now, old), known.found, known.earlier),
+        found=known.found,
     )
+    return ratios.with_found(now)
 
 
 def _scales(memory: Memory) -> Array:
@@ -455,7 +455,7 @@ def _learnt(received: Received, memory: Memory, said: Told, centred: float) -> M
     memory, seen, known = _average(received, memory, axes)
     shape = shrunk(axes, seen, known)
     # Looks tell more than what noise left of the information so far.
-    far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(ratios.found(memory.ratios)[1]))
+    far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
     shape = jnp.where(far, ratios.shape(_scales(memory), memory.ratios), shape)
 
     fractions = (waiting.flags / records + 1) / 2

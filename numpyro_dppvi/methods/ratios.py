@@ -54,6 +54,18 @@ class Look(NamedTuple):
     step: Array
 
 
+class Found(NamedTuple):
+    """What looks have found.
+
+    Attributes:
+        mean: Means of ratios, shape ``(d,)``.
+        var: Their variances over records; infinite where nothing was found.
+    """
+
+    mean: Array
+    var: Array
+
+
 class Ratios(NamedTuple):
     """What is known of ratios.
 
@@ -63,8 +75,8 @@ class Ratios(NamedTuple):
         counts: Its noisy histograms, shape ``(d, BINS)``.
         counts_var: Variance of their noise.
         counted: Records in them.
-        mean: Means of ratios that earlier looks found, shape ``(d,)``.
-        var: Their variances over records; infinite where nothing was found.
+        earlier: What looks before the current one found.
+        found: What all of them found. To work it out is long to compile, so it is kept.
     """
 
     stage: Array
@@ -72,21 +84,22 @@ class Ratios(NamedTuple):
     counts: Array
     counts_var: Array
     counted: Array
-    mean: Array
-    var: Array
+    earlier: Found
+    found: Found
 
 
 def nothing(size: int) -> Ratios:
     """Nothing is known."""
     zero, none = jnp.zeros(()), jnp.zeros(size)
+    found = Found(none, none + jnp.inf)
     return Ratios(
         zero,
         Look(none, none, none, none),
         jnp.zeros((size, BINS)),
         zero,
         zero,
-        none,
-        none + jnp.inf,
+        found,
+        found,
     )
 
 
@@ -152,7 +165,7 @@ def narrow(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Ar
 
 def second(known: Ratios) -> Look:
     """The second look, where the first one found ratios within a bin."""
-    mean, var = found(known)
+    mean, var = known.found
     return _of(var < _CLOSE**2, known.look.unit, mean, _STEPS[1])
 
 
@@ -162,19 +175,18 @@ def _of(chosen: Array, unit: Array, centre: Array, step: float) -> Look:
     return jax.tree.map(lambda leaf: jnp.where(jnp.sum(chosen) > 1, leaf, 0), look)
 
 
-def found(known: Ratios) -> tuple[Array, Array]:
-    """Means and variances of ratios; infinite variances where none was found.
+def with_found(known: Ratios) -> Ratios:
+    """With what the histograms of the current look show.
 
     Means over what fits: a place and a spread of a normal to which all records belong, or most,
     against records on both sides of zero alike, and against none.
     """
-    before = known.mean, known.var
     # Where nothing was looked at, it would only take time.
-    found: tuple[Array, Array] = jax.lax.cond(known.stage > 0, _fitted, lambda _: before, known)
-    return found
+    found = jax.lax.cond(known.stage > 0, _fitted, lambda known: known.earlier, known)
+    return known._replace(found=found)
 
 
-def _fitted(known: Ratios) -> tuple[Array, Array]:
+def _fitted(known: Ratios) -> Found:
     spread = jnp.repeat(jnp.array(_SPREADS), 4 * BINS)
     middle = jnp.tile((jnp.arange(4 * BINS) + 0.5) / 4, len(_SPREADS))
     shape = _templates()
@@ -203,10 +215,11 @@ def _fitted(known: Ratios) -> tuple[Array, Array]:
     near = jnp.abs(jnp.arange(BINS) + 0.5 - at[:, None]) < 3 * width[:, None] + 1
     error = jnp.sqrt(known.counts_var * jnp.sum(near, axis=1)) / jnp.maximum(known.counted, 1)
     var = var + jnp.where((known.stage > 1) & (width < 1), error, 0)
-    seen = (step[:, 0] > 0) & (ways > 0) & (var < known.var)
+    seen = (step[:, 0] > 0) & (ways > 0) & (var < known.earlier.var)
     seen = seen & (evidence - jnp.log(jnp.maximum(ways, 1)) > others)
     mean = known.look.centre + (at - BINS // 2) * step[:, 0]
-    return jnp.where(seen, mean, known.mean), jnp.where(seen, var, known.var)
+    mean, var = jnp.where(seen, mean, known.earlier.mean), jnp.where(seen, var, known.earlier.var)
+    return Found(mean, var)
 
 
 def _evidence(known: Ratios, shape: Array, share: Array) -> Array:
@@ -232,7 +245,7 @@ def shape(scales: Array, known: Ratios) -> Array:
 
     What is shared times the mean ratios, and what each latent has of its own.
     """
-    mean, var = found(known)
+    mean, var = known.found
     seen = jnp.isfinite(var)
     way = jnp.where(seen, known.look.unit * mean, 0)
     own = jnp.where(seen, known.look.unit**2 * jnp.where(seen, var, 0), scales)

@@ -44,6 +44,7 @@ def test_a_median_stands_before_its_quartiles():
     assert cost.spread([1.0, 2.0, 3.0, 4.0, 5.0]) == "3.00 (1.50 to 4.50)"
 
 
+@pytest.mark.slow
 def test_rounds_go_on_from_one_another():
     run = cost.rounds(logistic_regression, cost.made_up([8, 9], 2), dppvi.DPOptimization())
     first, second = run()[0], run()[0]

@@ -173,6 +173,7 @@ class TestFixedSize:
         assert bound == pytest.approx(FIXED_SIZE[case][1], rel=1e-4)
         assert epsilon([(poisson(prob, noise), releases)], delta) < found < bound
 
+    @pytest.mark.slow
     def test_is_worth_the_cost_beyond_poisson(self):
         # Data sets that real batches of fixed size tell apart better than the Poisson number (that
         # of the paper's Fourier accountant) allows: it is no bound for them. All other records
@@ -206,6 +207,7 @@ class TestFixedSize:
                 found = distribution.get_delta_for_epsilon(side * at)
                 assert exact - 1e-8 <= found <= exact + 1e-7
 
+    @pytest.mark.slow
     def test_no_other_data_are_worse(self):
         # One old, one new and one typical other record in the unit ball, 200 times: the profile
         # lies above what they give. In one dimension, where the densities are known.
