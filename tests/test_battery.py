@@ -194,6 +194,7 @@ def test_it_is_read_adds_up_and_has_gradients(name):
     assert isinstance(family, families.MeanField)
 
 
+@pytest.mark.slow
 def test_what_obs_mask_leaves_out_counts_for_nothing():
     records = first_rows(MORE["missing by obs_mask"])
     space = latents.from_model(missing_by_obs_mask, records)

@@ -120,6 +120,7 @@ def test_a_microbatch_size_changes_no_bit_of_a_run(model, method):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_sums_that_are_not_released_agree_up_to_rounding():
     method = dppvi.NonPrivate(num_local_steps=2)
     whole = after_rounds(logistic_regression, method)

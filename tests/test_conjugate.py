@@ -114,6 +114,7 @@ def test_every_family_gives_the_closed_form(x64):
         np.testing.assert_allclose(ratio, 1, atol=0.02, err_msg=name)
 
 
+@pytest.mark.slow
 def test_priors_of_the_guides_family_are_factors_as_they_are(x64):
     """Nothing is fitted: not even the last digit differs."""
     algorithm = dppvi.pvi(

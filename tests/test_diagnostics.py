@@ -71,6 +71,7 @@ def test_residuals_halve_as_the_distance_to_the_fixed_point_does(exact):
     np.testing.assert_allclose(found.residual[-1], np.sqrt(np.mean(jeffreys)) / DAMPING, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_shares_are_those_of_the_records(exact):
     _, found = exact
     assert found.contributors == ("prior", "client 0", "client 1", "client 2")

@@ -295,6 +295,7 @@ def test_another_prior_on_the_same_integers_is_exact():
     np.testing.assert_allclose(probs, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_value_is_an_integer_as_the_model_draws_it():
     seen = set()
 
@@ -364,6 +365,7 @@ def test_a_private_run_finds_a_strong_signal(private):
     np.testing.assert_allclose(private.posterior.natural["included"], product["included"], 1e-4)
 
 
+@pytest.mark.slow
 def test_a_records_gradient_is_clipped_over_all_latents():
     example = GUIDED["variable selection"]
     space, family = approximation(example.model, example.guide, example.records)

@@ -62,6 +62,7 @@ def test_a_model_is_asked_in_the_precision_in_which_it_was_read():
         assert space.entering == {"level", "spread"}  # a scan hides what its steps depend on
 
 
+@pytest.mark.slow
 def test_a_factor_of_some_entries_times_q_has_their_marginal_times_that_factor():
     rng = np.random.default_rng(0)
     family, entries = MeanField((("x", FullNormal((5,))),)), np.array([1, 2, 4])

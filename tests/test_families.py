@@ -1027,7 +1027,7 @@ class TestSharedMember:
             lambda: dist.MultivariateNormal(jnp.arange(6.0).reshape(3, 2), COVARIANCE),
             lambda: dist.MultivariateNormal(jnp.zeros(2), WIDTHS[:, None, None] * COVARIANCE),
         ],
-        quick=[2, 6],
+        quick=[6],
         ids=["means", "widths", "a row's", "outer", "plate", "plate of means", "plate of widths"],
     )
     def test_a_matrix_of_latents_has_its_prior(self, prior):

@@ -406,6 +406,7 @@ def test_the_status_says_that_outcomes_lie_further_out_than_the_model_says():
     assert status.outcome is dppvi.run.Outcome.BENT
 
 
+@pytest.mark.slow
 def test_diagnose_and_citation_take_it():
     result = fitted(normal, study(normal)[0], 3.0)
     found = dppvi.diagnose(result)

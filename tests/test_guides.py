@@ -437,6 +437,7 @@ def test_parameters_of_a_vector_are_those_of_numpyros_guide():
         np.testing.assert_allclose(shift, 0, atol=0.06)
 
 
+@pytest.mark.slow
 def test_cubature_over_another_family_is_refused_before_anything_is_released():
     method = dppvi.DPOptimization(expectation=dppvi.methods.SphericalCubature())
     words = r"'noise' has a Gamma: write expectation=MonteCarlo\(32\)"

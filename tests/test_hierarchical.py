@@ -323,6 +323,7 @@ def level_and_spread(width, prior):
     return family, *problem_of(space, family)
 
 
+@pytest.mark.slow
 def test_refining_a_prior_leaves_latents_alone_that_it_does_not_depend_on():
     """However narrow q is, and however much it knows together: the level's prior is exact."""
     family, problem, params = level_and_spread(1000, dist.HalfCauchy(2.5))

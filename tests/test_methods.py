@@ -563,7 +563,8 @@ def test_a_stale_start_is_what_tells_asynchronous_from_sequential():
     assert distance < 0.5 * further
 
 
-@grid("prior", ["same", "split"], quick=[1])
+@pytest.mark.slow
+@pytest.mark.parametrize("prior", ["same", "split"])
 def test_a_committee_is_exact_in_a_conjugate_family(x64, normal_data, prior):
     local = dppvi.DPOptimization(clip_norm=UNBOUNDED, **PRECISE)
     result = fit(

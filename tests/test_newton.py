@@ -364,6 +364,7 @@ def everywhere(slope):
         yield each.coordinates(factors.multiply(q, change))["b"]
 
 
+@pytest.mark.slow
 def test_a_visit_begins_nearer_where_its_slope_is_infinite():
     """Of a hundred counts of 20 and the rate exp(b), E exp(b) = exp(m + s^2 / 2)."""
 

@@ -294,6 +294,7 @@ class TestPredictiveInBatches:
         # The same draws of the latents; only the noise of the outcomes is another.
         np.testing.assert_allclose(found["mean"], whole["mean"], rtol=1e-5)
 
+    @pytest.mark.slow
     def test_batches_have_noise_of_their_own(self, fitted):
         found = fitted.predictive(KEY, 500, X=self.X_LARGE, batch_size=2)["y"]
         found = found - found.mean(axis=0)
@@ -345,6 +346,7 @@ class TestPredictiveInBatches:
         with pytest.raises(ValueError, match="num_samples must be a whole number of at least 1"):
             fitted.predictive(KEY, 0, X=self.X_LARGE)
 
+    @pytest.mark.slow
     def test_a_missing_entry_gets_no_prediction_that_looks_like_one(self, fitted):
         missing = X_TEST.at[0, 0].set(jnp.nan)
         words = "X must hold finite numbers, got NaN, and the model does not say"

@@ -183,6 +183,7 @@ def test_quadrature_is_the_integral_over_the_predictor(model):
     np.testing.assert_allclose(exact, numeric, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_record_that_sees_no_latent_has_a_finite_gradient():
     space, rows = read(logistic)
     family = guides.family_of(None, logistic, space)

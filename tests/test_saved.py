@@ -120,6 +120,7 @@ def test_public_arguments_that_no_open_format_holds_are_asked_for(tmp_path):
     assert dppvi.load(path, model, model_kwargs=kwargs).model_kwargs == kwargs
 
 
+@pytest.mark.slow
 def test_a_posterior_of_a_fit_can_be_saved_whichever_way_it_came(tmp_path):
     arguments = {"method": dppvi.NonPrivate(num_local_steps=1)}
     data = {"X": np.ones((4, 2)), "y": np.array([0, 1, 1, 0])}

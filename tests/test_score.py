@@ -107,7 +107,7 @@ def exact(posterior, parts):
 
 
 class TestWithoutNoise:
-    @grid("model", [classes, yes_or_no, sizes_of, counts, penalised], quick=range(1, 5))
+    @grid("model", [classes, yes_or_no, sizes_of, counts, penalised], quick=[1, 4])
     def test_the_mean_is_that_of_numpyros_log_likelihood(self, posteriors, model):
         data, posterior = held_back(model), posteriors[model]
         each = exact(posterior, data)
@@ -139,7 +139,8 @@ class TestWithoutNoise:
         found = score(posterior, data)
         assert found.accuracy.value == pytest.approx(np.mean(observed == likeliest), abs=1e-4)
 
-    @grid("model", [classes, yes_or_no, sizes_of, counts], quick=[0, 1])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("model", [classes, yes_or_no, sizes_of, counts])
     def test_the_default_range_holds_what_the_posterior_expects(self, posteriors, model):
         found = score(posteriors[model], held_back(model))
         low, high = found.score_range

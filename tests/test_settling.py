@@ -145,6 +145,7 @@ class TestDraws:
         residual = dppvi.diagnose(result).residual
         assert residual[-20:].mean() > 0.3 * residual[40:60].mean()
 
+    @pytest.mark.slow
     def test_draws_that_still_matter_at_the_end_are_said(self):
         y = np.random.default_rng(0).normal(3, 1, 90)
         one = dppvi.NonPrivate(expectation=dppvi.methods.MonteCarlo(1))

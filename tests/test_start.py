@@ -81,6 +81,7 @@ def begun(name, key=0, init_scale=INIT_SCALE, aggregated=False, guide=None, mode
     return state, algorithm.posterior(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "aggregated"),
     [*((name, False) for name in METHODS), ("averaging", True), ("virtual", True)],

@@ -241,7 +241,8 @@ def test_where_releases_do_not_tell_of_noise_the_budget_does():
     assert str(little) == "All 2 rounds ran and every merge was accepted."
 
 
-@grid("method", [None, dppvi.DPOptimization(), dppvi.FisherScoring()], quick=[0, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [None, dppvi.DPOptimization(), dppvi.FisherScoring()])
 def test_a_budget_for_next_to_nothing_is_no_success(method):
     data = {"y": np.random.default_rng(0).normal(2, 1.5, size=(300, 2))}
     arguments = {"rng_key": jax.random.key(0), "clients": 3, "progress_bar": False}

@@ -108,6 +108,7 @@ def test_a_client_may_join_late(shards):
     assert plan.noise_std[0] == always.noise_std[0]
 
 
+@pytest.mark.slow
 def test_who_has_spent_all_is_refused_and_the_others_go_on(shards, monkeypatch):
     def without_the_first(round_number, num_clients):
         # Two rounds as planned, then one too many for client 0, then without it.

@@ -125,6 +125,7 @@ def in_threads(call, number):
         return list(pool.map(call, range(number)))
 
 
+@pytest.mark.slow
 def test_models_that_are_read_in_threads_do_not_see_each_other():
     """NumPyro's stack of handlers is one for all threads: 67 of 100 fits failed."""
 

@@ -133,6 +133,7 @@ class TestScores:
             assert np.all(np.abs(np.mean(values, axis=0) - mean) < 0.25 * sd)
             np.testing.assert_allclose(np.std(values, axis=0), sd, rtol=0.17)
 
+    @pytest.mark.slow
     @a_linear_one
     def test_central_descent_ends_at_the_mode_without_noise_and_clips(self, both, monkeypatch):
         (plain, _), _ = both
@@ -148,6 +149,7 @@ class TestScores:
             np.testing.assert_allclose(found[name][0], value, atol=2e-3)
         assert np.all(np.linalg.eigvalsh(precision) > 0)
 
+    @pytest.mark.slow
     @a_linear_one
     def test_central_descent_with_noise_is_another_each_seed(self, both):
         (plain, _), _ = both

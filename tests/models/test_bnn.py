@@ -65,6 +65,7 @@ def test_its_weights_are_its_latents(model, space):
     }
 
 
+@pytest.mark.slow
 def test_prior_and_rows_add_up_to_the_density(model, space):
     weights, records = some_weights(model), simulated(12, 0)
     rows = jax.jit(jax.vmap(space.log_likelihood, (None, 0)))(weights, records)

@@ -266,6 +266,7 @@ class TestFixedSize:
         )
         assert distribution.get_epsilon_for_delta(1e-5) == pytest.approx(exact, rel=1e-3)
 
+    @pytest.mark.slow
     def test_a_mixed_history_is_composed(self):
         def renyi(history):
             relation = dpa.NeighboringRelation.REPLACE_ONE
@@ -369,6 +370,7 @@ class TestOrders:
 
     SLACK = 1 + 5e-5
 
+    @pytest.mark.slow
     @settings(deadline=None, max_examples=15)
     @given(st.floats(0.01, 0.5), noises, counts, st.sampled_from(RELATIONS), st.data())
     def test_less_noise_more_releases_and_larger_batches_cost_more(

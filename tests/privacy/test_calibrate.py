@@ -308,6 +308,7 @@ def test_few_evaluations_are_enough(epsilon, sampler, evaluations):
     assert 1 < len(evaluations) <= 6
 
 
+@pytest.mark.slow
 def test_clients_of_other_sizes_need_one_evaluation_each(evaluations):
     budget, sampler = PrivacyBudget(1.0, 1e-5), PoissonSampling(0.1)
     sizes = [900, 930, 960, 990, 1000]
