@@ -11,9 +11,10 @@ from numpyro.infer.autoguide import AutoNormal
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import latents, privacy
 from numpyro_dppvi._typing import LayerProduct
+from numpyro_dppvi.methods import record_gradients
 from numpyro_dppvi.privacy import arithmetic
 from tests.grids import grid
-from tests.test_record_gradients import ROWS, gradients_of
+from tests.test_record_gradients import ROWS, gradients_of, space_and_family
 
 RNG = np.random.default_rng(0)
 # Compiled as one, as in a round.
@@ -26,6 +27,13 @@ def network(X, g, y):
     w2 = numpyro.sample("w2", dist.Normal(0, 1).expand([4]).to_event(1))
     with numpyro.plate("n", len(y)):
         numpyro.sample("y", dist.Bernoulli(logits=jnp.tanh(X @ w1 + b1) @ w2), obs=y)
+
+
+def nothing_else(X, g, y):
+    """All latents are in one layer."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 2]).to_event(2))
+    with numpyro.plate("n", len(y)):
+        numpyro.sample("y", dist.Categorical(logits=X @ w), obs=y.astype(int))
 
 
 def used_twice(X, g, y):
@@ -45,12 +53,72 @@ def test_a_first_layer_is_found_and_a_later_one_is_not():
     assert names_of(used_twice) is None
 
 
-@grid("num_draws", [1, 4, 5], quick=[0, 2])
-def test_gradients_are_those_of_the_loss(num_draws):
-    found, expected = gradients_of(network, AutoNormal, dppvi.MonteCarlo(num_draws))
+def one_by_one(monkeypatch):
+    """Draws are added up one after the other, as beside many other latents."""
+    monkeypatch.setattr(record_gradients, "_MOST_FLOATS_AT_ONCE", -1)
+
+
+@pytest.mark.parametrize("model", [network, nothing_else])
+@pytest.mark.parametrize("at_once", [True, False])
+@grid("num_draws", [1, 4, 5, 17], quick=[0, 2, 3])
+def test_gradients_are_those_of_the_loss(model, at_once, num_draws, monkeypatch):
+    if not at_once:
+        one_by_one(monkeypatch)
+    found, expected = gradients_of(model, AutoNormal, dppvi.MonteCarlo(num_draws))
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("at_once", [True, False])
+@grid("num_draws", [1, 4, 5], quick=[1, 2])
+def test_a_hostile_record_is_left_out_and_moves_no_other(bad, at_once, num_draws, monkeypatch):
+    """To the last bit: as if it were padding, of which whatever it holds is left out, too."""
+    if not at_once:
+        one_by_one(monkeypatch)
+    space, family = space_and_family(network, AutoNormal)
+
+    @jax.jit
+    def total(rows, mask):
+        key, rule = jax.random.key(3), dppvi.MonteCarlo(num_draws)
+        at = jax.tree.map(lambda leaf: leaf + 0.3, family.standard())
+        each = record_gradients.of_rows(space, family, rule, key, at, rows)
+        return privacy.clipped_sum(each, mask, 2.5)
+
+    ones = np.ones(9, bool)
+    without, hostile = np.arange(9) != 4, ROWS["X"].copy()
+    hostile[4] = bad
+    expected = jax.tree.leaves(total(ROWS, without))
+    assert all(np.all(np.isfinite(leaf)) and np.any(leaf) for leaf in expected)
+    for mask in (without,) if bad == 1e30 else (without, ones):
+        found = total(ROWS | {"X": hostile}, mask)
+        for a, b in zip(jax.tree.leaves(found), expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_gradient_that_is_not_finite_at_one_draw_is_finite_in_none_of_its_sums():
+    """And in no other record's, though their sums are products of matrices."""
+    each = RNG.normal(size=(6, 5, 4)).astype(np.float32)
+    usual = [np.asarray(part) for part in record_gradients._paired(jnp.asarray(each))]
+    for bad in (np.nan, np.inf, -np.inf):
+        each[2, 3] = bad
+        for part, same in zip(record_gradients._paired(jnp.asarray(each)), usual, strict=True):
+            assert not np.any(np.isfinite(part[2]))
+            np.testing.assert_array_equal(np.delete(part, 2, 0), np.delete(same, 2, 0))
+
+
+@pytest.mark.parametrize("num_draws", [1, 2, 5, 16, 17])
+def test_differences_of_pairs_are_rounded_once(num_draws):
+    """As by a subtraction, however large and nearly equal their terms are."""
+    each = RNG.normal(size=(6, num_draws, 4)).astype(np.float32)
+    each[:, 1::2] = each[:, : num_draws // 2 * 2 : 2] * 1e6 + each[:, 1::2]
+    each[:, ::2] *= 1e6
+    pairs, along = record_gradients._paired(jnp.asarray(each))
+    mirrored = np.zeros((6, -(-num_draws // 2), 4), np.float32)
+    mirrored[:, : num_draws // 2] = each[:, 1::2]
+    np.testing.assert_array_equal(pairs, each[:, ::2] - mirrored)
+    np.testing.assert_allclose(along, each.mean(axis=1), rtol=1e-5, atol=1)
 
 
 @jax.jit

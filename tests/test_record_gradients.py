@@ -42,11 +42,15 @@ def spread(X, g, y):
 QUADRATURE, DRAWS = dppvi.methods.GaussHermite(6), dppvi.MonteCarlo
 
 
-def gradients_of(model, guide, rule, rows=ROWS):
-    """By ``of_rows``, and by differentiating the loss of each record."""
+def space_and_family(model, guide):
     shapes = jax.eval_shape(lambda: {name: jnp.asarray(leaf) for name, leaf in ROWS.items()})
     space = latents.from_model(model, shapes)
-    family = guides.family_of(guide(model), model, space)
+    return space, guides.family_of(guide(model), model, space)
+
+
+def gradients_of(model, guide, rule, rows=ROWS):
+    """By ``of_rows``, and by differentiating the loss of each record."""
+    space, family = space_and_family(model, guide)
     at = jax.tree.map(
         lambda leaf: leaf + 0.3 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape),
         family.standard(),

@@ -100,6 +100,9 @@ class NormalFamily(Protocol):
     def location(self, coordinates: MemberCoordinates) -> Array:
         """The mean."""
 
+    def from_white(self, coordinates: MemberCoordinates, noise: Array) -> Array:
+        """Points m + L z, of white noise z with one leading axis."""
+
     def white_slope(self, coordinates: MemberCoordinates, slope: Array) -> Array:
         """L' slope if x = m + L z with z standard normal; its square is <slope, x>'s variance."""
 

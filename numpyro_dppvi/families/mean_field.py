@@ -181,6 +181,11 @@ class MeanField:
         slopes = self.by_member(slope)
         return {name: f.white_slope(coordinates[name], slopes[name]) for name, f in self.members}
 
+    def from_white(self, coordinates: Coordinates, white: Mapping[str, Array]) -> dict[str, Array]:
+        """Points m + L z by latent, of white noise z by member; for normal families."""
+        found = {n: family.from_white(coordinates[n], white[n]) for n, family in self.members}
+        return self.by_latent(found)
+
     def linear_gradient(
         self,
         coordinates: Coordinates,
