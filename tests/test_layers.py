@@ -121,6 +121,24 @@ def test_differences_of_pairs_are_rounded_once(num_draws):
     np.testing.assert_allclose(along, each.mean(axis=1), rtol=1e-5, atol=1)
 
 
+@pytest.mark.parametrize("num_latents", [1, 5, 50])
+def test_sums_whose_terms_cancel_move_a_total_by_no_more_than_the_clip(num_latents):
+    """What is added up is written down, so that the norm is one of the numbers that are summed."""
+    rng = np.random.default_rng(2)
+    weights = np.repeat(rng.normal(size=(1, num_latents)), 3, axis=0) * [[1], [1 + 1e-7], [1e-7]]
+    sizes = 10.0 ** rng.uniform(0, 9, size=(64, 1, 1)) * np.array([[[1.0], [-1.0], [0.3]]])
+    pairs = sizes * rng.normal(size=(64, 1, num_latents))
+
+    @jax.jit
+    def total(pairs, weights, mask):
+        return privacy.clipped_sum(record_gradients._added_up(pairs, weights), mask, 2.5)
+
+    arrays = jnp.asarray(pairs, jnp.float32), jnp.asarray(weights, jnp.float32)
+    for number in range(64):
+        alone = np.asarray(total(*arrays, jnp.arange(64) == number))
+        assert np.linalg.norm(alone) <= 2.5
+
+
 @jax.jit
 def squared_norms(each):
     return arithmetic.squared_norms([each], jnp.float32)

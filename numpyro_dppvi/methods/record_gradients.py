@@ -6,7 +6,6 @@ E[g z'] in L (Bonnet 1964). A record that sees nothing but a'x + b has g = f'(a'
 all it takes is two products of its slope a, and what they are multiplied by.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -229,9 +228,7 @@ def _in_pairs(
         if name in layers.names:
             return _of_layer(at[name], inputs[name], *_paired(behind[name]), noise[name])
         pairs, along = _paired(gradients[name])
-        each = _pairs_of_noise(at[name], noise[name])
-        terms = [pairs[:, number] * mine for number, mine in enumerate(each)]
-        return NormalCoordinates(along, functools.reduce(jnp.add, terms))
+        return NormalCoordinates(along, _added_up(pairs, _pairs_of_noise(at[name], noise[name])))
 
     return Gradient({name: of_member(name) for name, _ in family.members})
 
@@ -261,6 +258,20 @@ def _paired(gradients: Array) -> tuple[Array, Array]:
     mixed = jnp.matmul(each, flat, precision=jax.lax.Precision.HIGHEST)
     mixed = mixed.reshape(*mixed.shape[:2], *gradients.shape[2:])
     return mixed[:, :-1], mixed[:, -1]
+
+
+def _added_up(pairs: Array, weights: Array) -> Array:
+    """The sums of records' differences of pairs, by their weights."""
+    if len(weights) == 1:
+        return pairs[:, 0] * weights[0]
+
+    # By a loop, which writes them down: were they made anew for a record's norm and for the sum,
+    # they could be rounded otherwise, by far more than the clip's margin where terms cancel.
+    def add(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + pair[0] * pair[1], None
+
+    each = jnp.moveaxis(pairs, 1, 0), weights
+    return jax.lax.scan(add, jnp.zeros_like(pairs[:, 0]), each)[0]
 
 
 def _pairs_of_noise(at: NormalCoordinates, noise: Array) -> Array:
