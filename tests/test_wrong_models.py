@@ -629,3 +629,54 @@ def test_options_of_a_guide_that_are_ignored_are_told(kind, options, named):
 def test_a_guide_without_options_is_no_news(kind):
     space = latents.from_model(BERNOULLI, {"X": X, "y": FINE})
     guides.family_of(kind(BERNOULLI), BERNOULLI, space)
+
+
+# ---------------------------------------------------------------------------------------------
+# Columns that are put in order by what other records have. Of columns of whole numbers, and beside
+# a binary outcome, all that a record alone shows may be a constant.
+
+BY_OTHERS = {
+    "less the mean": lambda age: age - age.mean(),
+    "less the mean, tenths": lambda age: (age - age.mean()) / 10,
+    "standardised": lambda age: (age - age.mean()) / age.std(),
+    "standardised, guarded": lambda age: (age - age.mean()) / (age.std() + 1e-6),
+    "over the spread": lambda age: age / age.std(),
+    "over the largest": lambda age: age / (age.max() + 1e-6),
+    "from the least": lambda age: age - age.min(),
+    "ranks": lambda age: jnp.argsort(jnp.argsort(age)) / 3,
+}
+BY_THEMSELVES = {
+    "public numbers": lambda age: (age - 60) / 10,
+    "logarithm": jnp.log1p,
+    "over forty": lambda age: jnp.where(age > 0.4, age, 0.0),
+}
+
+
+def additive(change, age, outcome):
+    """Whether a model of so changed ages is taken; the other columns are a number and a mark."""
+
+    def model(age, smoker, y):
+        b = numpyro.sample("b", dist.Normal(0, 1).expand([3]).to_event(1))
+        at = b[0] + b[1] * change(age) + b[2] * smoker
+        with numpyro.plate("records", len(y)):
+            numpyro.sample("y", outcome(at), obs=y)
+
+    y = np.zeros(5, bool) if outcome is dist.BernoulliLogits else np.zeros(5, np.float32)
+    records = {"age": np.zeros(5, age), "smoker": np.zeros(5, bool), "y": y}
+    space = latents.from_model(model, records)
+    why = ""
+    try:
+        latents.check_additive(space, {}, 5)
+    except dppvi.UnsupportedModelError as refused:
+        why = str(refused)
+    assert "not the sum over each" in (why or "not the sum over each"), why
+    return not why
+
+
+@pytest.mark.parametrize("outcome", [dist.BernoulliLogits, dist.Normal])
+@pytest.mark.parametrize("age", [np.int32, np.float32])
+def test_what_a_column_is_among_others_is_refused(age, outcome):
+    taken = [name for name, change in BY_OTHERS.items() if additive(change, age, outcome)]
+    assert not taken
+    refused = [name for name, change in BY_THEMSELVES.items() if not additive(change, age, outcome)]
+    assert not refused

@@ -25,9 +25,12 @@ from numpyro_dppvi.latents.space import NUM_TOGETHER, Latent, LatentSpace, sever
 
 # Several made-up values of the latents, because a term may vanish at one of them.
 _NUM_THETAS = 4
-# Relative to the sum of absolute contributions: far above rounding errors and far below the effect
-# of mixing records.
-_TOLERANCE = 1e-3
+# And several sets of rows, likewise; by the largest of their integers.
+_LARGEST = (1, 1, 3, 3)
+# Relative to the sum of absolute contributions: far above rounding errors. The larger one is for
+# models in which rounding grows (a nearly singular matrix a record), and the other order of the
+# same rows shows by how much: so many times that is rounding.
+_TOLERANCE, _LARGE_TOLERANCE, _TIMES_MOVED = 1e-4, 1e-3, 30
 
 _RANDOM = (
     "depends on random numbers other than the latents (dropout, say), but must be the same at "
@@ -131,7 +134,8 @@ def _equal(array: Any, known: np.ndarray) -> bool:
 def _mixed(space: LatentSpace, missing: frozenset[str]) -> tuple[str | None, str]:
     """A site whose density is not a sum over records, and why; ``None`` if there is none."""
     rng = np.random.default_rng(0)
-    rows = {name: made_up(rng, s) for name, s in several(space.row, NUM_TOGETHER).items()}
+    # Zeros and ones are possible in most columns, and hide what is divided by the largest.
+    sets = [_some_rows(rng, space.row, largest=largest) for largest in _LARGEST]
     theta = {latent.name: _thetas(rng, latent) for latent in space.latents}
     # Whatever a record's own discrete latents are: then the sum over them is over each record, too.
     summed = space.summation.summed
@@ -149,28 +153,47 @@ def _mixed(space: LatentSpace, missing: frozenset[str]) -> tuple[str | None, str
     # Compare log p(rows) with the sum of log p(row), with different seeds for the two, so that a
     # model that draws random numbers of its own differs, too.
     both = Compiled(lambda rows: (all_at_once(0, rows), one_by_one(1, rows)), quick=True)
-    for name, given, density, alone in _densities(both, rows, missing):
-        total, size = alone.sum(axis=1), np.abs(alone).sum(axis=1)
-        if _agree(density, total, size):
+    for name, given, density, alone, moved in _densities(both, sets, missing):
+        total, rounding = alone.sum(axis=1), _rounding(alone, moved)
+        if _agree(density, total, rounding):
             continue
-        if not _agree(density, Compiled(all_at_once, quick=True)(1, given)[name], size):
+        rows = sets[0]
+        if not _agree(density, Compiled(all_at_once, quick=True)(1, given)[name], rounding):
             return name, _RANDOM
         # With N / len(y) a model makes N / 3 sum_i l_i of three rows, and N l_i of each row alone.
-        if _agree(NUM_TOGETHER * density, total, size):
+        if _agree(NUM_TOGETHER * density, total, rounding):
             return name, _FACTOR
         for column in _columns(space):
             with contextlib.suppress(*WRONG_NUMBER_ERRORS):
                 flat = {**rows, column: rows[column][:, 0]}
                 whole, each = jax.tree.map(np.asarray, both(flat))
-                if _agree(whole[name], each[name].sum(axis=1), np.abs(each[name]).sum(axis=1)):
+                if _agree(whole[name], each[name].sum(axis=1), _rounding(each[name])):
                     return name, _ONE_COLUMN.format(name=column)
         # What is left when the records are replaced by others depends on no record.
-        others = {key: made_up(rng, s) for key, s in several(space.row, NUM_TOGETHER).items()}
-        both = Compiled(lambda rows: (all_at_once(0, rows), one_by_one(0, rows)), quick=True)
-        three, each = both(others)
-        rest = three[name] - each[name].sum(axis=1)
-        return name, _PRIOR_TOO if _agree(density - total, rest, size) else _MIXES
+        finite = np.isfinite(density) & np.isfinite(total)
+        found = [jax.tree.map(np.asarray, both(rows)) for rows in sets]
+        with np.errstate(invalid="ignore"):
+            others = [whole[name] - each[name].sum(axis=1) for whole, each in found]
+        once = finite.any() and all(
+            _agree((density - total)[finite], rest[finite], rounding[finite]) for rest in others
+        )
+        return name, _PRIOR_TOO if once else _MIXES
     return None, ""
+
+
+def _some_rows(
+    rng: np.random.Generator, row: Mapping[str, jax.ShapeDtypeStruct], *, largest: int
+) -> dict[str, Array]:
+    """Made-up rows that differ in every entry: where none differ, nothing shows that they mix."""
+    rows = {name: made_up(rng, s) for name, s in several(row, NUM_TOGETHER).items()}
+    for name, values in rows.items():
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            # The least and the largest at two places, which are drawn for each entry.
+            whole = rng.integers(0, largest + 1, (NUM_TOGETHER, values[0].size))
+            whole[:2] = [[0], [largest]]
+            whole = rng.permuted(whole, axis=0).reshape(values.shape)
+            rows[name] = jnp.asarray(whole.astype(values.dtype), values.dtype)
+    return rows
 
 
 def _columns(space: LatentSpace) -> list[str]:
@@ -180,20 +203,28 @@ def _columns(space: LatentSpace) -> list[str]:
 
 def _densities(
     both: Callable[[Mapping[str, Array]], Any],
-    rows: Mapping[str, Array],
+    sets: Sequence[Mapping[str, Array]],
     missing: frozenset[str],
-) -> Iterator[tuple[str, Mapping[str, Array], np.ndarray, np.ndarray]]:
-    """Yields sites and rows, which may lack a column, with densities of all rows and of each."""
+) -> Iterator[tuple[str, Mapping[str, Array], np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields sites and rows, which may lack a column, with densities of all rows and of each.
+
+    The last is by how much the density of all moves where the rows come in another order.
+    """
     # The known entry in the middle shows an imputation that counts the missing ones before it.
     some = np.arange(NUM_TOGETHER) != 1
     lacking = [
         {**rows, name: jnp.where(some.reshape(-1, *[1] * (x.ndim - 1)), jnp.nan, x)}
+        for rows in sets
         for name, x in rows.items()
         if name in missing
     ]
-    for given in (rows, *lacking):
+    for given in (*sets, *lacking):
         whole, alone = jax.tree.map(np.asarray, both(given))
-        yield from ((name, given, density, alone[name]) for name, density in whole.items())
+        turned, _ = jax.tree.map(np.asarray, both({k: jnp.roll(x, 1, 0) for k, x in given.items()}))
+        for name, density in whole.items():
+            with np.errstate(invalid="ignore"):  # rows may be impossible
+                moved = np.abs(density - turned[name])
+            yield name, given, density, alone[name], moved
 
 
 def _thetas(rng: np.random.Generator, latent: Latent) -> Array:
@@ -208,12 +239,28 @@ def _thetas(rng: np.random.Generator, latent: Latent) -> Array:
     return transform(jnp.asarray(rng.uniform(-1, 1, shape).astype(dtype), dtype))
 
 
-def _agree(a: Any, b: Any, size: np.ndarray) -> bool:
-    """Whether sums are equal up to rounding, where both are finite."""
-    a, b, size = np.broadcast_arrays(a, b, size)
-    # A made-up row may be impossible under a made-up theta; that says nothing about mixing.
-    known = np.isfinite(a) & np.isfinite(b)
-    return bool(np.all(np.abs(a[known] - b[known]) <= _TOLERANCE * (1 + size[known])))
+def _rounding(alone: np.ndarray, moved: np.ndarray | float = np.inf) -> np.ndarray:
+    """What may be rounding, in a sum of each row's densities.
+
+    Args:
+        alone: These densities.
+        moved: What is rounding, or not known to be.
+    """
+    size = 1 + np.abs(alone).sum(axis=1)
+    size = np.where(np.isfinite(size), size, 1)  # of rows that are impossible by themselves
+    moved = np.where(np.isfinite(moved), moved, np.inf)
+    return np.minimum(_LARGE_TOLERANCE * size, _TOLERANCE * size + _TIMES_MOVED * moved)
+
+
+def _agree(a: Any, b: Any, rounding: np.ndarray) -> bool:
+    """Whether sums are equal up to rounding, and finite at the same places."""
+    a, b, rounding = np.broadcast_arrays(a, b, rounding)
+    # A made-up row may be impossible under a made-up theta. Then all rows together are, too: a
+    # column over its standard deviation is a number where there are several rows, and not of one.
+    known = np.isfinite(a)
+    if not np.array_equal(known, np.isfinite(b)):
+        return False
+    return bool(np.all(np.abs(a[known] - b[known]) <= rounding[known]))
 
 
 def made_up(rng: np.random.Generator, shape: jax.ShapeDtypeStruct) -> Array:

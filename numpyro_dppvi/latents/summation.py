@@ -97,8 +97,10 @@ class Summed(NamedTuple):
         return jnp.sum(jnp.where(mask, fn.log_prob(site["value"]), -per_entry))
 
     def made_up(self, rng: np.random.Generator, num_rows: int) -> Array:
-        """Random values for several rows, one row a leading entry: ``(num_rows, *shape)``."""
-        return jnp.asarray(rng.choice(self.entries, (num_rows, *self.shape)), self.dtype)
+        """Values for several rows, which differ in every entry: ``(num_rows, *shape)``."""
+        values = rng.choice(self.entries, (num_rows, *self.shape))
+        values[0], values[1] = self.entries[0], self.entries[-1]
+        return jnp.asarray(rng.permuted(values, axis=0), self.dtype)
 
     def joined(self, of_rows: Array) -> Array:
         """The value for several rows, from those for each: ``(num_rows, *shape)``."""
