@@ -3,19 +3,21 @@
 Every message is one sentence: what the argument must be, what was received, what to write instead.
 """
 
+import functools
 import inspect
 import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 # Numbers enter compiled programs as 32-bit floats. Within these limits, products with factors such
 # as 2^-20 are representable, too; beyond them some would silently become 0 or infinite.
@@ -195,6 +197,33 @@ def mapping(name: str, value: Any, example: str) -> dict[str, Any]:
     return dict(value)
 
 
+def complete(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Refuses calls that lack an argument in a sentence that shows a whole call.
+
+    Python would name the last argument that is lacking, also where another one was forgotten.
+    """
+
+    def checked(function: Callable[P, T]) -> Callable[P, T]:
+        signature = inspect.signature(function)
+        needed = [p.name for p in signature.parameters.values() if p.default is p.empty]
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            given = {**dict(zip(signature.parameters, args, strict=False)), **kwargs}
+            lacking = [name for name in needed if name not in given]
+            if lacking and set(given) <= set(signature.parameters):
+                have = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+                raise TypeError(
+                    f"{function.__name__} needs {', '.join(needed)}, got {have or 'none of them'}, "
+                    f"and no {lacking[0]}: write {example}."
+                )
+            return function(*args, **kwargs)
+
+        return called
+
+    return checked
+
+
 def listed(value: Any) -> list[Any] | None:
     """The entries of a sequence or one-dimensional array; ``None`` for anything else.
 
@@ -258,7 +287,8 @@ def client_sizes(value: Any, name: str = "client_sizes") -> tuple[int, ...]:
 
 def shape(name: str, value: Any) -> tuple[int, ...]:
     """A shape; refuses anything but a list of whole numbers, and too many entries for JAX."""
-    axes = entries(name, value, "(1000,)")
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    axes = entries(name, value, f"({value},)" if whole else "(1000,)")
     axes = [not_negative_int(name, axis) for axis in axes]
     if math.prod(axes) > MOST_INT:
         raise ValueError(

@@ -1,5 +1,6 @@
 """Diagnostics against exact answers, and the noise they find against the noise there is."""
 
+import dataclasses
 import functools
 import math
 
@@ -177,6 +178,11 @@ def test_the_report_is_in_sentences():
         "none by more than 1",
     ):
         assert words in report
+    assert "privacy" not in report
+    status = dataclasses.replace(calm["status"], widened=1.83, least=1.08)
+    report = str(dppvi.analysis.Diagnostics(**{**calm, "status": status}))
+    words = "about 1.8 times as wide as they would be without it; the budget allows 1.1 times"
+    assert words in report
 
 
 def logistic(X, y=None):

@@ -163,6 +163,31 @@ def test_clients_are_called_by_their_names():
     assert "joining cannot pay for Helsinki:" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"Turku": 9, "Tampere": 9}, "got 'Tampere' in client_sizes alone: write it alike in both"),
+        ({"Turku": 9}, "got 'Oulu' in records alone"),
+        ([9, 9, 9], "got 3 sizes and records of 2 clients: write one size for each"),
+    ],
+)
+def test_sizes_of_other_clients_are_refused(sizes, words):
+    data = {"x": np.ones((9, 2), np.float32), "y": np.ones(9, np.float32)}
+    records = {"Turku": data, "Oulu": data} if isinstance(sizes, dict) else [data, data]
+    with pytest.raises(ValueError, match=words):
+        dppvi.recommend(logistic, records, sizes, dppvi.PrivacyBudget(1.0))
+
+
+def test_a_forgotten_argument_is_named():
+    data, budget = {"x": np.ones((9, 2)), "y": np.ones(9)}, dppvi.PrivacyBudget(1.0)
+    words = r"client_sizes=a PrivacyBudget, and no budget: write recommend\(model, records, \["
+    with pytest.raises(TypeError, match=words):
+        dppvi.recommend(logistic, data, budget)
+    words = r"method=a PrivacyBudget, .*, and no budget: write plan_privacy\(method, budget, num"
+    with pytest.raises(TypeError, match=words):
+        dppvi.plan_privacy(budget, num_rounds=2, client_sizes=[9])
+
+
 def test_a_fits_plan_says_the_same():
     data = {"x": np.ones((40, 2), np.float32), "y": np.ones(40, np.float32)}
     budget = dppvi.PrivacyBudget(1.0)

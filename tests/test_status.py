@@ -144,7 +144,11 @@ def history(projected=(0, 0), rejected=(0, 0), failed=(0, 0), movement=(1.0, 0.0
             {"movement": (0.5, 0.25)},
             False,
             "UNSETTLED",
-            ["still moved it by 0.5 of its", "Write num_rounds=4, or allow a larger epsilon."],
+            [
+                "still moved it by 0.5 of its",
+                "Write num_rounds=4, or allow a larger epsilon.",
+                "Another run on the same records spends its budget on top of this one's.",
+            ],
         ),
         (
             {"projected": (1, 0), "rejected": (0, 2)},

@@ -22,7 +22,7 @@ from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.run import settling
 from numpyro_dppvi.run.fitting import FitResult
-from numpyro_dppvi.run.history import Status
+from numpyro_dppvi.run.history import Status, times
 
 # A run is still moving if its last step is more than this many times the effect of noise alone.
 _SETTLED = 2.0
@@ -78,6 +78,8 @@ class Diagnostics:
         facts = [("status", str(self.status)), ("movement", self._settled())]
         if self.sharpness is not None:
             facts.append(("width", self._width(self.sharpness)))
+        if self.status.widened is not None:
+            facts.append(("privacy", self._widened(self.status.widened)))
         if self.share:
             facts.append(("precision", self._shares()))
         if self.noise:
@@ -105,6 +107,11 @@ class Diagnostics:
             f"the factors hold: q is up to {math.sqrt(sharpness):.2g} times too wide, and more "
             "rounds, steps or budget would narrow it"
         )
+
+    def _widened(self, widened: float) -> str:
+        least = self.status.least
+        of = "" if least is None else f"; the budget allows {times(least)}"
+        return f"makes intervals about {times(widened)} as wide as they would be without it{of}"
 
     def _shares(self) -> str:
         """Shares of the precision, averaged over parameters."""

@@ -52,10 +52,10 @@ def arguments_of(records: Any, asked: Asked, name: str) -> Mapping[str, Any]:
     missing = [argument for argument in asked.needed if argument not in taken]
     if missing or not taken:
         one = missing[0] if missing else "X"
-        have = f"the columns {_listed(columns)}" if columns else "columns without plain names"
+        of = f"the columns {_listed(columns)}" if columns else "columns without plain names"
         raise ValueError(
-            f"{name} must be a table with a column for each argument of the model, got one of "
-            f"{have}, without {one!r}: rename a column, or write "
+            f"{name} must be a table with a column for each argument of the model, got a table "
+            f"of {of}, without {one!r}: rename a column, or write "
             f'{{"{one}": table[["a", "b"]], ...}} for a matrix of several columns.'
         )
     repeated = [column for column in taken if taken.count(column) > 1]
@@ -72,6 +72,26 @@ def by_argument(records: Any, model: Model, model_kwargs: Mapping[str, Any], nam
     if not is_table(records):
         return records
     return arguments_of(records, asked_of(model, model_kwargs), name)
+
+
+def check_clients(data: Any, model: Model, sizes: Sequence[int], names: Sequence[str]) -> None:
+    """Refuses sizes of other clients than those whose records are given, if these are several."""
+    if isinstance(data, Mapping):
+        if is_one_party(data, asked_of(model)) or not names:
+            return
+        unknown = [name for name in names if name not in set(map(str, data))]
+        if unknown or len(data) != len(names):
+            odd = unknown or [name for name in map(str, data) if name not in names]
+            which = "client_sizes" if unknown else "records"
+            raise ValueError(
+                f"client_sizes and records must name the same clients, got {odd[0]!r} in {which} "
+                "alone: write it alike in both, or pass one client's records."
+            )
+    elif isinstance(data, Sequence) and 1 < len(data) != len(sizes):
+        raise ValueError(
+            f"client_sizes must hold one size per client, got {len(sizes)} sizes and records of "
+            f"{len(data)} clients: write one size for each, or pass one client's records."
+        )
 
 
 def of_one_client(data: Any, model: Model, model_kwargs: Mapping[str, Any], name: str) -> Any:

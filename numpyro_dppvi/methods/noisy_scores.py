@@ -308,7 +308,9 @@ def _looked(
         earlier=jax.tree.map(lambda now, old: jnp.where(new, now, old), known.found, known.earlier),
         found=known.found,
     )
-    return ratios.with_found(now)
+    # A visit that has not looked changes no histogram, and most visits do not look.
+    found: Ratios = jax.lax.cond(jnp.any(mine), ratios.with_found, lambda now: now, now)
+    return found
 
 
 def _scales(memory: Memory) -> Array:

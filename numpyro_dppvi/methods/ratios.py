@@ -181,9 +181,7 @@ def with_found(known: Ratios) -> Ratios:
     Means over what fits: a place and a spread of a normal to which all records belong, or most,
     against records on both sides of zero alike, and against none.
     """
-    # Where nothing was looked at, it would only take time.
-    found = jax.lax.cond(known.stage > 0, _fitted, lambda known: known.earlier, known)
-    return known._replace(found=found)
+    return known._replace(found=_fitted(known))
 
 
 def _fitted(known: Ratios) -> Found:

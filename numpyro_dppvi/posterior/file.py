@@ -18,6 +18,7 @@ from numpyro_dppvi._typing import Model, Natural
 from numpyro_dppvi._validate import UnsupportedModelError, shown
 from numpyro_dppvi.families import MeanField, precision
 from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.latents.arguments import asked_of
 from numpyro_dppvi.latents.identity import Identity, difference, identities
 from numpyro_dppvi.posterior.prior import Prior
 
@@ -146,6 +147,12 @@ def read(
         }
     # The latent space and family are rebuilt from the model, the guide and the shapes of the data.
     try:
+        asked = asked_of(model, kwargs)
+        unknown = [name for name in records if not (asked.anything or name in asked.names)]
+        if unknown:
+            raise UnsupportedModelError(
+                f"this one has no argument {unknown[0]!r}. Pass the model that was fitted."
+            )
         space = latents.from_model(model, records, kwargs)
         space, family = guides.approximation(guide, model, space, records, kwargs)
         if guide is None and repr(family) != facts["family"]:

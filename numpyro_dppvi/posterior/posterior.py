@@ -15,6 +15,7 @@ from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace, outputs
+from numpyro_dppvi.latents.arguments import asked_of
 from numpyro_dppvi.latents.space import shapes as shapes
 from numpyro_dppvi.latents.tables import Table, by_argument, is_records
 from numpyro_dppvi.posterior import exported, file, marginals, pickled, predictions
@@ -252,9 +253,10 @@ class Posterior:
         """
         draw_key, site_key = jax.random.split(_validate.rng_key(rng_key))
         if is_records(num_samples):
+            names = list(asked_of(self.model, self.model_kwargs).needed)
             raise TypeError(
                 f"num_samples must be a whole number, got {_validate.shown(num_samples)}: write "
-                "predictive(key, **table[['age', 'dose']]) for predictions at a table's rows."
+                f"predictive(key, **table[{names}]) for predictions at a table's rows."
             )
         num_samples = _validate.positive_int("num_samples", num_samples, _MOST_SAMPLES)
         rows, constants = self._arguments(model_args, "predictive", "predictive(key, {}=...)")

@@ -89,6 +89,7 @@ class RunSpec(NamedTuple):
         }
 
 
+@_validate.complete("plan_privacy(method, budget, num_rounds=10, client_sizes=[900, 600])")
 def plan_privacy(
     method: AnyMethod,
     budget: Budgets | None,

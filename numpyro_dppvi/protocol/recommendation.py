@@ -13,7 +13,7 @@ import numpy as np
 from numpyro_dppvi import _html, _validate, guides, latents
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.latents.tables import Table, of_one_client
+from numpyro_dppvi.latents.tables import Table, check_clients, of_one_client
 from numpyro_dppvi.methods import DPOptimization, FisherScoring, VirtualClients
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.posterior.prior import Prior, first_factor, off_scale, widths_of
@@ -64,6 +64,7 @@ class Recommendation:
         return f"method={self.method!r}"
 
 
+@_validate.complete("recommend(model, records, [900, 600], budget)")
 def recommend(
     model: Model,
     records: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Table,
@@ -120,6 +121,7 @@ def recommend(
     client_names, sizes = names_and_sizes(client_sizes)
     budgets = budget_of_each(budget, len(sizes), client_names)
     constants = _validate.mapping("model_kwargs", model_kwargs, "{'num_groups': 3}")
+    check_clients(records, model, sizes, client_names)
     shapes = record_shapes(of_one_client(records, model, constants, "records"), "records")
     space = latents.from_model(model, shapes, constants)
     num_records, trusted = sum(sizes), server.aggregator(trusted_aggregator)

@@ -284,7 +284,8 @@ def _number_array(value: Any, name: str, missing: bool = False) -> npt.NDArray[A
             f"rows of {name} must all have one shape, got a ragged {type(value).__name__}: "
             "pad the rows, or summarise them to a fixed number of columns."
         ) from None
-    dtype = _held_dtype(array.dtype, name)
+    # Of a pandas column, what pandas calls it: NumPy makes objects of categories, too.
+    dtype = _held_dtype(array.dtype, name, getattr(value, "dtype", array.dtype))
     if array.ndim == 0:
         raise ValueError(
             f"{name} must have one row per record, got a single number: "
@@ -300,7 +301,7 @@ def _no_numbers(name: str, received: str) -> str:
     )
 
 
-def _held_dtype(dtype: Any, name: str) -> np.dtype[Any]:
+def _held_dtype(dtype: Any, name: str, received: Any = None) -> np.dtype[Any]:
     """The dtype to which JAX casts an array; refuses what is not a dtype of numbers."""
     if dtype == jnp.bfloat16:  # NumPy cannot promote it
         return np.dtype(np.float32)
@@ -311,7 +312,8 @@ def _held_dtype(dtype: Any, name: str) -> np.dtype[Any]:
             "two arrays."
         )
     if kind not in "biuf" or not kind:
-        raise ValueError(_no_numbers(name, f"dtype {dtype}"))
+        received = dtype if received is None else received
+        raise ValueError(_no_numbers(name, f"dtype {received}"))
     wide = np.float64 if dtype == np.longdouble else dtype
     return np.dtype(jax.dtypes.canonicalize_dtype(wide))
 

@@ -198,7 +198,7 @@ class Status:
             if self._unaware:
                 said.append(
                     "Its intervals do not know of the noise in them, which makes those that do at "
-                    f"least {self.least:.2g} times as wide as without privacy: see "
+                    f"least {times(self.least or 0.0)} as wide as without privacy: see "
                     "dppvi.diagnose(result)."
                 )
         if self.recovered:
@@ -264,8 +264,9 @@ class Status:
 
     @property
     def _times(self) -> str:
-        how = f"at least {self.least:.2g}" if self._hopeless else f"about {self.widened:.2g}"
-        return f"{how} times as wide as they would be without privacy"
+        hopeless = self._hopeless
+        how, width = ("at least", self.least) if hopeless else ("about", self.widened)
+        return f"{how} {times(width or 0.0)} as wide as they would be without privacy"
 
     @property
     def _little(self) -> str:
@@ -304,17 +305,20 @@ class Status:
         ran = f"{self._all_ran}, but the posterior has not settled"
         moved = f"the last one still moved it by {self.moved:.2g} of its standard deviations"
         more = f"Write num_rounds={2 * self.num_rounds}"
+        # Who runs again at once spends twice, and no statement of one run says so.
+        again = " Another run on the same records spends its budget on top of this one's."
         if self.pulled:
             return (
                 f"{ran}: what clients released last still pulls it away, "
                 f"{math.sqrt(self.pull or 0.0):.2g} times as strongly as noise explains. Its "
                 f"intervals may be far from the truth. {more}, or priors and units under which the "
                 "records are likely at the prior's mean (times in years, say, and not in days)."
+                f"{again}"
             )
         if self.caution:
             return f"{self._all_ran}, but the posterior has not arrived: {self.caution}"
         if self.private:
-            return f"{ran}: {moved}. {more}, or allow a larger epsilon."
+            return f"{ran}: {moved}. {more}, or allow a larger epsilon.{again}"
         if self.left is None:
             return f"{ran}: {moved}. {more}, or leave it out."
         if not self._creeps:
@@ -337,6 +341,11 @@ class Status:
             "columns, and leave out those that follow from others (one of each set of "
             f"indicators); or write num_rounds={4 * self.num_rounds}."
         )
+
+
+def times(factor: float) -> str:
+    """A factor in words: two digits, but no exponent."""
+    return f"{factor:.0f} times" if 99 < factor < 1e6 else f"{factor:.2g} times"
 
 
 def _counted(number: int, noun: str) -> str:
