@@ -357,10 +357,10 @@ def test_a_model_that_reads_something_changeable_is_read_again():
         method=dppvi.NonPrivate(),
     )
     first = fit()
-    settings["scale"] = 0.1
-    assert fit().posterior.stddev["mu"][0] < 0.3 * first.posterior.stddev["mu"][0]
-    settings.update(scale=1.0, offset=np.full(2, 5.0))
-    assert fit().posterior.mean["mu"][0] < first.posterior.mean["mu"][0] - 3
+    settings.update(scale=0.1, offset=np.full(2, 5.0))
+    second = fit()
+    assert second.posterior.stddev["mu"][0] < 0.3 * first.posterior.stddev["mu"][0]
+    assert second.posterior.mean["mu"][0] < first.posterior.mean["mu"][0] - 3
 
 
 def test_without_noise_or_clipping_the_private_method_is_the_non_private_one():

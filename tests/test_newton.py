@@ -77,6 +77,7 @@ def test_a_kink_has_a_width_that_no_second_derivative_shows():
     assert found.stddev["mu"] == pytest.approx(sd, rel=0.2)
 
 
+@pytest.mark.slow
 def test_where_the_log_density_is_not_concave_q_ends_at_a_mode():
     """Two modes, and a prior at the saddle between them but for a little."""
 

@@ -392,10 +392,8 @@ def marked_from_outside(histories):
     scan(step, jnp.zeros(histories.shape[0], int), histories.T)
 
 
-LONG = [chain_of_twelve, the_same_by_scan]
-
-
-@named([*(pytest.param(model, marks=pytest.mark.slow) for model in LONG), marked_from_outside])
+@pytest.mark.slow
+@named([chain_of_twelve, the_same_by_scan, marked_from_outside])
 def test_a_long_chain_is_summed_step_by_step(model):
     """Too many paths for one table; four entries a step, against the forward algorithm."""
     steps = 12

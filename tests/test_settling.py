@@ -55,6 +55,7 @@ class TestTheWay:
         narrow = settling.way(history(means, np.log(0.1)), FAMILY, 1.0).left
         assert narrow == pytest.approx(10 * left, rel=1e-3)
 
+    @pytest.mark.slow
     def test_noise_alone_settles_and_is_told(self):
         """Fixed seed; about one such path in a hundred goes on to round 100."""
         rng = np.random.default_rng(0)

@@ -148,6 +148,7 @@ def test_a_change_of_zero_is_no_failure():
     assert float(result.posterior.stddev["w"]) == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_solve_without_finite_numbers_is_one():
     def model(x, y):
         w = numpyro.sample("w", dist.Normal(0, 1))
