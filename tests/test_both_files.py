@@ -316,6 +316,7 @@ shuffled.seeds = itertools.count()
 
 
 class TestSchedules:
+    @pytest.mark.slow
     def test_a_schedule_is_asked_once_a_round(self):
         asked = []
 

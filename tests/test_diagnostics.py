@@ -136,6 +136,7 @@ def test_noise_of_perturbed_changes_is_the_one_that_theory_says():
     np.testing.assert_allclose(np.std(np.asarray(last.loc), axis=0), expected, rtol=0.16)
 
 
+@pytest.mark.slow
 def test_an_exact_client_without_noise_ends_where_its_records_say():
     """One round of three clients, undamped, is the product of prior and targets."""
     with jax.enable_x64(True):

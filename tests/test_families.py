@@ -37,7 +37,6 @@ from numpyro_dppvi.families import (
     factors,
 )
 from numpyro_dppvi.families.full_normal import pack
-from tests.grids import grid
 
 
 class Case(NamedTuple):
@@ -1016,7 +1015,8 @@ class TestSharedMember:
         expected[5:, 5:] = precision
         np.testing.assert_allclose(np.linalg.inv(vector.covariance_matrix), expected, atol=1e-12)
 
-    @grid(
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
         "prior",
         [
             lambda: dist.Normal(jnp.arange(6.0).reshape(3, 2), 0.5).to_event(2),
@@ -1027,7 +1027,6 @@ class TestSharedMember:
             lambda: dist.MultivariateNormal(jnp.arange(6.0).reshape(3, 2), COVARIANCE),
             lambda: dist.MultivariateNormal(jnp.zeros(2), WIDTHS[:, None, None] * COVARIANCE),
         ],
-        quick=[6],
         ids=["means", "widths", "a row's", "outer", "plate", "plate of means", "plate of widths"],
     )
     def test_a_matrix_of_latents_has_its_prior(self, prior):

@@ -273,6 +273,7 @@ def test_a_plan_made_beforehand_is_the_fits(result):
 ONE, TWO = dppvi.PrivacyBudget(1.0), dppvi.PrivacyBudget(2.0)
 
 
+@pytest.mark.slow
 def test_budgets_by_name_need_not_be_in_the_clients_order(result):
     method = dppvi.DPOptimization(num_local_steps=1)
     sizes = {"Helsinki": 9, "Turku": 6}

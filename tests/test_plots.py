@@ -72,6 +72,7 @@ def words(figure):
     return " | ".join(text.get_text() for text in figure.findobj(mpl.text.Text))
 
 
+@pytest.mark.slow
 def test_convergence_follows_movement_and_the_largest_parameters(result):
     figure = drawn(plots.convergence(result))
     assert [axis.get_title() for axis in figure.axes] == [

@@ -329,6 +329,7 @@ def test_it_is_read_adds_up_and_has_gradients(model):
     assert any(np.any(leaf != 0) for leaf in jax.tree.leaves(found))
 
 
+@pytest.mark.slow
 def test_what_is_impossible_has_a_gradient_over_many_records_too():
     """NumPyro's clamped probabilities make a shared one NaN from about three records on."""
     data = {"histories": jnp.asarray(np.random.default_rng(2).integers(0, 2, (30, 4)))}

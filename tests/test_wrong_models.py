@@ -673,8 +673,16 @@ def additive(change, age, outcome):
     return not why
 
 
-@pytest.mark.parametrize("outcome", [dist.BernoulliLogits, dist.Normal])
-@pytest.mark.parametrize("age", [np.int32, np.float32])
+@grid(
+    ("age", "outcome"),
+    [
+        (np.int32, dist.BernoulliLogits),
+        (np.float32, dist.BernoulliLogits),
+        (np.int32, dist.Normal),
+        (np.float32, dist.Normal),
+    ],
+    quick=[0],
+)
 def test_what_a_column_is_among_others_is_refused(age, outcome):
     taken = [name for name, change in BY_OTHERS.items() if additive(change, age, outcome)]
     assert not taken
