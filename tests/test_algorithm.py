@@ -185,7 +185,7 @@ def two_groups(round_number, num_clients):
     return ids[: 2 * (num_clients // 2)].reshape(-1, 2)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     schedule=st.sampled_from([dppvi.sequential, dppvi.synchronous, two_groups]),
     damping=st.floats(0.05, 1.0),
@@ -337,6 +337,7 @@ def test_what_a_run_begins_with_is_typed_as_what_rounds_return(method):
     assert not [leaf for leaf in leaves if jax.typeof(leaf).weak_type]
 
 
+@pytest.mark.slow
 def test_a_model_that_reads_something_changeable_is_read_again():
     y = np.random.default_rng(0).normal(size=(12, 2))
     settings = {"scale": 1.0, "offset": np.zeros(2)}

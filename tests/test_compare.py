@@ -47,6 +47,7 @@ def found(result):
     return dppvi.compare(result, DATA, rng_key=KEY, num_warmup=200, num_samples=1000)
 
 
+@pytest.mark.slow
 def test_every_posterior_is_there_and_named_for_what_it_is(found):
     assert (
         list(found.mean)
@@ -63,6 +64,7 @@ def test_every_posterior_is_there_and_named_for_what_it_is(found):
     assert len(str(found).splitlines()) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
@@ -79,6 +81,7 @@ def test_numbers_are_those_of_the_closed_form(found, name, rows):
     np.testing.assert_allclose(found.stddev[name]["mu"] / stddev, 1, atol=0.12)
 
 
+@pytest.mark.slow
 def test_this_posterior_is_the_one_given(found, result):
     np.testing.assert_array_equal(found.mean["this posterior"]["mu"], result.posterior.mean["mu"])
 

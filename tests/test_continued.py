@@ -218,6 +218,7 @@ WITHOUT_NOISE = {
 }
 
 
+@pytest.mark.slow
 @grid("name", WITHOUT_NOISE, quick=[1])
 def test_without_noise_the_parts_are_one_run(path, name):
     begin(path, **WITHOUT_NOISE[name])

@@ -158,6 +158,7 @@ def test_clients_at_their_own_pace_are_not_spread():
             devices.run_round(assembly.problem, assembly.params, first, spread, [], (KEY, KEY))
 
 
+@pytest.mark.slow
 def test_on_two_devices_the_numbers_are_those_of_one():
     """Private factors, groups of some of the clients, and a place without a client."""
     (found,) = said(script("forced_devices", 2, "virtual, end to end")).values()

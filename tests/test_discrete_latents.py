@@ -387,6 +387,7 @@ def test_a_records_gradient_is_clipped_over_all_latents():
     np.testing.assert_allclose(norm(clipped), 0.5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_draws_summary_and_quantiles_are_of_integers(private):
     posterior = private.posterior
     draws = posterior.sample(jax.random.key(1), (4000,))["included"]
@@ -417,6 +418,7 @@ def test_it_predicts_and_goes_to_arviz(private):
     assert predict(jax.random.key(0), X=X)["y"].shape == (5, 6)
 
 
+@pytest.mark.slow
 def test_it_is_saved_and_is_a_prior_and_a_guide(private, tmp_path):
     example = GUIDED["variable selection"]
     posterior = private.posterior
@@ -436,6 +438,7 @@ def test_it_is_saved_and_is_a_prior_and_a_guide(private, tmp_path):
     assert set(posterior.params) == {"included_auto_logits", "w_auto_loc", "w_auto_scale"}
 
 
+@pytest.mark.slow
 def test_a_continuous_latent_of_the_same_name_is_another(private, tmp_path):
     def other(X, y=None):
         included = numpyro.sample("included", dist.Normal(0, 1).expand([4]).to_event(1))

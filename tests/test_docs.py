@@ -75,6 +75,7 @@ def test_a_family_of_ones_own_gives_the_closed_form(tmp_path):
     assert posterior.natural["mean"].quadratic.shape == ()  # one width
 
 
+@pytest.mark.slow
 def test_a_family_of_ones_own_is_one(extended):
     """What every family is held to, for the one of the page."""
     family = extended["SphericalNormal"]((2, 3))

@@ -102,7 +102,7 @@ BATCHES = dppvi.DPOptimization(num_local_steps=3, sampler=dppvi.PoissonSampling(
         (BATCHES, dppvi.sequential),
         (dppvi.NonPrivate(num_local_steps=2), dppvi.synchronous),
     ],
-    quick=[1],
+    quick=[],
 )
 def test_a_run_is_the_same_to_the_bit_as_with_blocks_of_their_own(method, schedule):
     """Of every method, in one round for all: tests/privacy/test_hostile.py."""

@@ -91,6 +91,7 @@ def test_a_factor_of_some_entries_times_q_has_their_marginal_times_that_factor()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), together, apart)
 
 
+@pytest.mark.slow
 def test_scores_are_taken_of_what_records_enter():
     shapes = {"group": jax.ShapeDtypeStruct((9,), int), "y": jax.ShapeDtypeStruct((9,), float)}
     method, space = dppvi.FisherScoring(), latents.from_model(hierarchy, shapes)

@@ -496,7 +496,7 @@ def client(model=normal):
 @grid(
     ("model", "kind"),
     [(model, kind) for model in (normal, normal_by_factor) for kind in VISITS],
-    quick=[0, 1, 2, 5],
+    quick=[1, 2],
 )
 def test_no_record_moves_a_release_by_more_than_its_sensitivity(model, name, kind):
     mine, release = client(model)

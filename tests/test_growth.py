@@ -56,7 +56,7 @@ def operations(num_clients, method):
     return lowered(num_clients, method).cost_analysis()["flops"]
 
 
-@grid("method", [dppvi.FisherScoring(), dppvi.DPOptimization()], quick=[1], ids=str)
+@grid("method", [dppvi.FisherScoring(), dppvi.DPOptimization()], quick=[], ids=str)
 def test_a_visit_takes_no_more_operations_among_more_clients(method):
     """Once a round all factors are added up; a matrix a client and visit would be far more."""
     more = operations(MANY, method) - operations(FEW, method)

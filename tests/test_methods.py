@@ -528,6 +528,7 @@ def test_those_who_drop_out_are_charged_only_for_what_they_released():
     assert (result.ledger.spent() <= 1.0).all()
 
 
+@pytest.mark.slow
 def test_asynchronous_clients_send_at_their_own_pace():
     schedule = dppvi.Asynchronous((1.0, 2.0, 4.0))
     order = np.concatenate([schedule(r, 3).ravel() for r in range(7)])

@@ -145,6 +145,7 @@ def test_the_posterior_is_that_of_the_known_entries():
     np.testing.assert_allclose(found.stddev["m"], precision**-0.5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_nan_and_a_number_in_its_place_are_the_same_fit():
     """To the last bit, in private: nothing is computed from what is missing."""
 

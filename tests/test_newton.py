@@ -126,7 +126,7 @@ def test_steps_that_cannot_be_cut_into_tens_are_all_taken(data):
         assert np.isfinite(result.posterior.mean["b"]).all()
 
 
-@grid("draws", [2, 10], quick=[0])
+@grid("draws", [2, 10], quick=[])
 def test_of_a_quadratic_a_joint_normal_is_exact_after_two_visits(data, draws):
     """Full covariance, also where it has most: the column is far from zero."""
     method = dppvi.NonPrivate(expectation=dppvi.MonteCarlo(draws))
@@ -378,6 +378,7 @@ def test_a_visit_begins_nearer_where_its_slope_is_infinite():
         np.testing.assert_allclose(end.log_scale, np.log(2000**-0.5), atol=0.1)
 
 
+@pytest.mark.slow
 def test_a_visit_whose_slope_is_nowhere_finite_has_failed():
     for end in everywhere(lambda loc, scale: (jnp.nan * loc, scale)):
         assert np.all(np.isnan(end.loc))

@@ -118,6 +118,7 @@ def test_directions_with_little_information_are_resolved_step_by_step():
         assert found[-1] < 4
 
 
+@pytest.mark.slow
 def test_releases_in_the_same_coordinates_are_averaged():
     """The mean of n releases with noise e is known to e / sqrt(n)."""
     with jax.enable_x64(True):
@@ -270,6 +271,7 @@ def test_scores_begin_hardly_beside_the_prior_mean():
     assert np.all((loc > 0) & (loc < 0.01))
 
 
+@pytest.mark.slow
 def test_steps_add_their_errors_to_what_scores_leave_unknown():
     """In covariances V becomes V + E; the score itself moves by -n J w, or is multiplied.
 
@@ -498,6 +500,7 @@ def test_noise_makes_no_column_one_of_one_scale():
     assert np.mean(np.asarray(found)) < 0.15, np.mean(np.asarray(found))
 
 
+@pytest.mark.slow
 def test_what_looks_have_found_is_kept_where_no_visit_looks():
     """It takes as long as all else a server does: at a thousand visits it was four seconds."""
     before = remembered()

@@ -43,7 +43,8 @@ def run(**changes):
 
 @pytest.fixture(scope="module")
 def result():
-    return run()
+    with dry_rounds():
+        return run()
 
 
 def diagnostics(num_clients=3, noise=(0.5, 2.5)):
@@ -88,6 +89,7 @@ def test_convergence_follows_movement_and_the_largest_parameters(result):
     assert "merge rejected" not in words(figure)
 
 
+@pytest.mark.slow
 def test_convergence_draws_scores_and_what_to_hold_them_against(result):
     figure = drawn(
         plots.convergence(result, {"accuracy": [0.1, 0.2, 0.3, 0.4]}, {"accuracy": {"best": 0.5}})

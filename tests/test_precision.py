@@ -114,12 +114,14 @@ def test_calendar_years_are_fitted(fitted):
     assert np.all((ratio > 0.9) & (ratio < 2)), ratio
 
 
+@pytest.mark.slow
 def test_models_and_records_stay_in_the_precision_of_the_program(fitted):
     assert {str(dtype) for dtype in SEEN} == {"float32"}
     assert fitted.posterior.natural["_auto_latent"].linear.dtype == np.float64
     assert fitted.posterior.mean["w"].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_an_earlier_round_is_as_wide_as_the_last(fitted):
     last = fitted.posterior_at(len(fitted.history.movement))
     jax.tree.map(np.testing.assert_array_equal, last.natural, fitted.posterior.natural)

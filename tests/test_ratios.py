@@ -49,6 +49,7 @@ def known(asked, counts, std, counted, stage=1):
     return with_found(seen)
 
 
+@pytest.mark.slow
 def test_a_ratio_depends_on_the_columns_and_not_on_the_outcome():
     made, x = scores(50)
     asked = look()

@@ -152,6 +152,7 @@ np.savez(
 """
 
 
+@pytest.mark.slow
 def test_it_opens_in_a_process_that_never_saw_the_data(tmp_path):
     data = {"X": np.ones((4, 2)), "y": np.array([0, 1, 1, 0])}
     posterior = known(logistic_regression, data, {})

@@ -107,7 +107,7 @@ def exact(posterior, parts):
 
 
 class TestWithoutNoise:
-    @grid("model", [classes, yes_or_no, sizes_of, counts, penalised], quick=[1, 4])
+    @grid("model", [classes, yes_or_no, sizes_of, counts, penalised], quick=[1])
     def test_the_mean_is_that_of_numpyros_log_likelihood(self, posteriors, model):
         data, posterior = held_back(model), posteriors[model]
         each = exact(posterior, data)
@@ -148,6 +148,7 @@ class TestWithoutNoise:
         assert high == 0 or model is sizes_of
         assert found.clipped.value < 0.1
 
+    @pytest.mark.slow
     def test_records_spread_no_more_than_the_limit(self, posteriors):
         data = held_back(counts)
         each, found = exact(posteriors[counts], data), score(posteriors[counts], data)

@@ -209,6 +209,7 @@ class TestRuns:
         assert result.posterior.mean["mu"] == pytest.approx(y.sum() / precision, abs=1e-4)
         assert result.posterior.stddev["mu"] == pytest.approx(precision**-0.5, rel=1e-3)
 
+    @pytest.mark.slow
     def test_scales_that_differ_by_orders_of_magnitude_do_not_matter(self):
         data = columns(0.0, 1e4)
         result = run(far_from_zero, data)
@@ -218,6 +219,7 @@ class TestRuns:
         assert off.max() < settling.CLOSE
         np.testing.assert_allclose(result.posterior.stddev["b"], sd, rtol=0.01)
 
+    @pytest.mark.slow
     def test_small_rounds_go_on_until_they_have_arrived(self):
         data = columns(5.0)
         result = run(far_from_zero, data)
@@ -327,6 +329,7 @@ def test_nothing_is_compiled_for_another_number_of_rounds():
     assert settling._moments._cache_size() == before
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_named_is_used():
     data = columns(0.0)
     newton = run(far_from_zero, data, num_rounds=1, damping=0.4)

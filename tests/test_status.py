@@ -70,6 +70,7 @@ def test_a_committee_is_not_told_to_run_more_rounds():
     assert str(result.status) == "The one round ran and every merge was accepted."
 
 
+@pytest.mark.slow
 def test_a_run_that_still_moves_is_no_success():
     result = run(dppvi.NonPrivate(num_local_steps=2))
     assert result.status.outcome is dppvi.run.Outcome.UNSETTLED
@@ -322,6 +323,7 @@ def test_an_interrupt_after_the_last_round_is_none():
     assert status_of(history(), 2, True, True).outcome is dppvi.run.Outcome.COMPLETED
 
 
+@pytest.mark.slow
 def test_a_committee_has_one_round_and_no_next():
     committee = dppvi.BayesianCommitteeMachine("split")
     result = run(committee, num_rounds=None, budget=dppvi.PrivacyBudget(1.0))

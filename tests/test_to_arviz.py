@@ -16,6 +16,7 @@ from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
 from numpyro_dppvi.posterior.posterior import Posterior, shapes
 from numpyro_dppvi.posterior.to_arviz import Variable, to_arviz
+from tests.dry import dry_rounds
 
 mpl.use("Agg")
 
@@ -48,8 +49,7 @@ def rows(num_rows, seed):
 PUBLIC = rows(6, seed=1)
 
 
-@pytest.fixture(scope="module")
-def result():
+def run():
     return dppvi.fit(
         model,
         None,
@@ -64,11 +64,19 @@ def result():
     )
 
 
+def exported_from(posterior):
+    return posterior.to_arviz(num_samples=NUM_DRAWS, public_data=PUBLIC, dims=NAMES, coords=LABELS)
+
+
+@pytest.fixture(scope="module")
+def result():
+    with dry_rounds():
+        return run()
+
+
 @pytest.fixture(scope="module")
 def exported(result):
-    return result.posterior.to_arviz(
-        num_samples=NUM_DRAWS, public_data=PUBLIC, dims=NAMES, coords=LABELS
-    )
+    return exported_from(result.posterior)
 
 
 def group_names(exported):
@@ -237,13 +245,16 @@ class TestArviz:
         else:
             az.plot_ppc(exported, num_pp_samples=20)
 
-    def test_loo_and_compare_on_public_rows(self, result, exported):
+    @pytest.mark.slow
+    def test_loo_and_compare_on_public_rows(self):
+        result = run()
+        exported = exported_from(result.posterior)
         first = az.loo(exported)
         likelihood = np.exp(variables(exported, "log_likelihood")["y"].values[0])
         # So much data is in the posterior that leaving out six rows more changes little.
         plain = np.log(likelihood.mean(axis=0)).sum()
         assert (first.elpd if IS_TREE else first.elpd_loo) == pytest.approx(plain, abs=0.5)
-        earlier = result.posterior_at(4).to_arviz(num_samples=NUM_DRAWS, public_data=PUBLIC)
+        earlier = exported_from(result.posterior_at(4))
         table = az.compare({"five rounds": exported, "four": earlier})
         assert set(table.index) == {"five rounds", "four"}
 

@@ -207,6 +207,7 @@ def test_every_batch_is_drawn_and_divided_by_its_clients_own_probability(x64):
     np.testing.assert_allclose(counts.std(axis=0), error * num_draws**0.5, rtol=0.2)
 
 
+@pytest.mark.slow
 def test_noise_follows_its_clients_own_clip_and_probability(x64):
     budgets = (dppvi.PrivacyBudget(0.5), dppvi.PrivacyBudget(1.0), dppvi.PrivacyBudget(8.0, 1e-4))
     plan, steps = one_step(dppvi.PoissonSampling(PROBS), budgets, value=0.0)
@@ -232,6 +233,7 @@ def test_noise_follows_its_clients_own_clip_and_probability(x64):
         assert 0.995 * mine.budget.epsilon <= mine.epsilon <= mine.budget.epsilon
 
 
+@pytest.mark.slow
 @grid("kind", [dppvi.methods.LocalAveraging, dppvi.VirtualClients], quick=[1])
 def test_changes_are_clipped_to_their_clients_own_clip(x64, kind):
     clips = (0.005, 0.01, 0.04)  # of changes that would be twice as long
@@ -247,6 +249,7 @@ def test_changes_are_clipped_to_their_clients_own_clip(x64, kind):
     np.testing.assert_allclose(np.linalg.norm(sent, axis=0), weight * np.array(clips), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_truncation_is_that_of_the_clients_own_batch():
     """One padded size serves all: clients that draw less are cut less, and charged for that."""
     sizes, probs = (2000, 2000, 300), (0.1, 0.01, 0.5)

@@ -681,7 +681,7 @@ def additive(change, age, outcome):
         (np.int32, dist.Normal),
         (np.float32, dist.Normal),
     ],
-    quick=[0],
+    quick=[],
 )
 def test_what_a_column_is_among_others_is_refused(age, outcome):
     taken = [name for name, change in BY_OTHERS.items() if additive(change, age, outcome)]

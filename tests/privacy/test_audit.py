@@ -79,6 +79,7 @@ def test_the_sensitivity_of_the_other_relation_is_found():
     refuted(claimed._replace(worlds=audits.gradients().worlds), 3)
 
 
+@pytest.mark.slow
 def test_noise_from_a_constant_key_is_found(planted):
     same = SecretKeys(0).round_key(0)
     planted(visits, "by_purpose", lambda key: keys.Purposes(same, key))

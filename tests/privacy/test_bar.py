@@ -119,6 +119,7 @@ def test_time_is_told(written):
         assert written(ONE, method, seconds=1.0) != written(ONE, method, seconds=7.0)
 
 
+@pytest.mark.slow
 def test_other_releases_are_told(written):
     """With releases left as they are, what moved differs: the comparison does see what it must."""
     method = METHODS["full batches"]

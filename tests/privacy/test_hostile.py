@@ -506,7 +506,7 @@ def log_normal(y):
 @grid(
     "method",
     [dppvi.NonPrivate(2), dppvi.VirtualClients(3, 1.0, 2), dppvi.methods.LocalAveraging(3, 1.0)],
-    quick=[1],
+    quick=[],
 )
 def test_zero_padding_erases_no_client(method):
     """log(0) in a row that does not count used to end the smaller client's solve."""

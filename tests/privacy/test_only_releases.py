@@ -439,6 +439,7 @@ def spoilt(result, data):
     )
 
 
+@pytest.mark.slow
 def test_planted_leaks_are_found(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(rounds, "run_round", leaking(rounds.run_round))
     found = differing(*both(tmp_path, capsys, *METHODS["gradients"], spoil=spoilt))

@@ -20,6 +20,7 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.privacy.plan import of_changes, of_gradients
 from numpyro_dppvi.privacy.words import rounded_up
+from tests.grids import grid
 
 DELTA = 1e-5
 BUDGET = PrivacyBudget(1.0, DELTA)
@@ -113,7 +114,7 @@ class TestParticipants:
         facts = statement(plan).as_dict()
         assert facts["max_epsilon_to_participant"] == facts["max_epsilon"]
 
-    @pytest.mark.parametrize(
+    @grid(
         "planned",
         [
             lambda: changes(3, 3),
@@ -126,6 +127,7 @@ class TestParticipants:
             ),
             lambda: gradients(FixedSizeSampling(8), 3, sizes=(40, 40, 40)),
         ],
+        quick=[0, 1, 2, 3, 5],
         ids=["sum", "mean", "full", "one less", "Poisson", "truncated", "fixed size"],
     )
     def test_it_is_what_a_run_with_so_much_less_noise_costs(self, planned):

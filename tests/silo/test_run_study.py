@@ -294,6 +294,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 @grid("kind", ["in_turn", "at_once"], quick=[0])
 def test_a_signal_that_comes_to_another_thread_does_not_wait_for_replies(kind, request):
@@ -315,6 +316,7 @@ def test_a_signal_that_comes_to_another_thread_does_not_wait_for_replies(kind, r
     assert time.monotonic() - before < 30
 
 
+@pytest.mark.slow
 @grid(("kind", "last", "times"), [("in_turn", 3, 4), ("at_once", 4, 2)], quick=[0])
 def test_a_server_that_dies_at_any_delivery_goes_on(
     kind, last, times, request, tmp_path, monkeypatch
@@ -354,6 +356,7 @@ def test_a_study_that_has_ended_asks_nobody(consortium_in_turn, tmp_path):
     assert_same(silo.run_study(pinned, nobody, checkpoint=path), wanted)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_study_is_refused(consortium_in_turn, consortium_at_once, tmp_path):
     pinned, _ = consortium_in_turn
     path = tmp_path / "server.npz"
