@@ -189,7 +189,7 @@ def _some_rows(
     for name, values in rows.items():
         if not jnp.issubdtype(values.dtype, jnp.floating):
             # The least and the largest at two places, which are drawn for each entry.
-            whole = rng.integers(0, largest + 1, (NUM_TOGETHER, values[0].size))
+            whole = rng.integers(0, largest + 1, (NUM_TOGETHER, values.size // NUM_TOGETHER))
             whole[:2] = [[0], [largest]]
             whole = rng.permuted(whole, axis=0).reshape(values.shape)
             rows[name] = jnp.asarray(whole.astype(values.dtype), values.dtype)
@@ -202,7 +202,7 @@ def _columns(space: LatentSpace) -> list[str]:
 
 
 def _densities(
-    both: Callable[[Mapping[str, Array]], Any],
+    both: Callable[[Mapping[str, Any]], Any],
     sets: Sequence[Mapping[str, Array]],
     missing: frozenset[str],
 ) -> Iterator[tuple[str, Mapping[str, Array], np.ndarray, np.ndarray, np.ndarray]]:
@@ -220,7 +220,9 @@ def _densities(
     ]
     for given in (*sets, *lacking):
         whole, alone = jax.tree.map(np.asarray, both(given))
-        turned, _ = jax.tree.map(np.asarray, both({k: jnp.roll(x, 1, 0) for k, x in given.items()}))
+        # In NumPy: JAX would compile a program for each kind of column.
+        order = {name: np.roll(np.asarray(x), 1, 0) for name, x in given.items()}
+        turned, _ = jax.tree.map(np.asarray, both(order))
         for name, density in whole.items():
             with np.errstate(invalid="ignore"):  # rows may be impossible
                 moved = np.abs(density - turned[name])
