@@ -68,6 +68,7 @@ _PAIRS = 1
 # Where else the truth is looked for: no further than so many deviations of one record. Where
 # outcomes are drawn, early posteriors, which are wider than their means are off, took off too much.
 _LISTED_REACH, _DRAWN_REACH = 1.5, 0.3
+_OWN_REACH = 0.6  # of the record's own deviations, where outcomes are drawn
 _NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cannot be drawn
 
 
@@ -189,9 +190,9 @@ class FisherScoring(values.Usual):
             number = self.num_replicates
             key, *keys = jax.random.split(key, number + 1)
             # By the same keys about ``loc`` and at it, so that they differ by the place alone.
-            places = _about(told, -(-number // 2), key)[:number]
-            places = jnp.concatenate([places, jnp.broadcast_to(told.loc, places.shape)])
-            there, here = jnp.split(jax.vmap(draw)(places, jnp.stack(2 * keys)), 2)
+            here = jax.vmap(draw, (None, 0))(told.loc, jnp.stack(keys))
+            places = _about(told, -(-number // 2), key, here)[:number]
+            there = jax.vmap(draw)(places, jnp.stack(keys))
             weights = jnp.full(number, 1 / number, there.dtype)
             return {**far, **_centred(told, observed, there, weights, here)}
 
@@ -289,17 +290,29 @@ def _latents(
     return space.constrain(family.by_latent({name: loc}))
 
 
-def _about(told: Told, pairs: int, key: PRNGKey) -> Array:
+def _about(told: Told, pairs: int, key: PRNGKey, scores: Array | None = None) -> Array:
     """Places about ``loc`` as the posterior is, shape ``(2 * pairs, d)``.
 
     In pairs, whose first derivatives cancel. Signs have the variance of normal numbers, which is
     all that counts for second derivatives, and come 32 from a word.
+
+    Args:
+        told: What the server said.
+        pairs: How many pairs.
+        key: Of the record.
+        scores: The record's, of outcomes drawn at ``loc``. By these no place is further away than
+            ``_OWN_REACH`` deviations of the record. The server may believe less information than
+            there is: predictions about ``loc`` then scatter more than any record does, which would
+            seem to say that a learnt spread is too large, the more so the smaller it gets.
     """
     size = told.loc.size
     words = jax.random.bits(key, (-(-pairs * size // 32), 1), jnp.uint32)
     bits = (words >> jnp.arange(32, dtype=jnp.uint32)) & 1
     signs = 2.0 * bits.ravel()[: pairs * size].reshape(pairs, size).astype(told.loc.dtype) - 1
     steps = signs @ told.near.T
+    if scores is not None:
+        lengths = jnp.sqrt(jnp.mean((steps @ scores.T) ** 2, axis=1))
+        steps = steps * _shrink(lengths, jnp.asarray(_OWN_REACH, lengths.dtype))[:, None]
     return told.loc + jnp.concatenate([steps, -steps])
 
 
