@@ -1,5 +1,6 @@
 """How a run ended is said in a sentence, and a run that diverges keeps its last good posterior."""
 
+import re
 from pathlib import Path
 
 import jax
@@ -58,6 +59,7 @@ def assert_prior(result):
 
 def test_a_run_without_incidents():
     result = run(dppvi.NonPrivate(), num_rounds=12)
+    assert re.match(r"History\(12 rounds, the last moved \S+ nats; ", repr(result.history))
     assert result.status.outcome is dppvi.run.Outcome.COMPLETED
     assert result.status.moved < 0.1
     assert str(result.status) == "All 12 rounds ran and every merge was accepted."

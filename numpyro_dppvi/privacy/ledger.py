@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     run: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ledger:
     """Everything that each client has released; append-only.
 
@@ -129,6 +129,11 @@ class Ledger:
         if delta is not None:
             delta = PrivacyBudget(1.0, delta).delta
         return np.array([self._epsilon(m, delta) for m in range(len(self.budgets))])
+
+    def __repr__(self) -> str:
+        """A line, which accounts for nothing; ``print`` shows what each client has spent."""
+        clients, entries = len(self.budgets), len(self.entries)
+        return f"Ledger(clients={clients}, entries={entries}, run={self.run!r})"
 
     def __str__(self) -> str:
         """What each client has released and spent, as text."""

@@ -32,6 +32,13 @@ class History(NamedTuple):
     rejected: np.ndarray
     failed: np.ndarray
 
+    def __repr__(self) -> str:
+        """A line, and not a page of arrays."""
+        number = len(self.movement)
+        said = f"{number} round{'s' * (number != 1)}"
+        last = f", the last moved {self.movement[-1]:.3g} nats" if number else ""
+        return f"History({said}{last}; fields {', '.join(self._fields)})"
+
 
 class Outcome(enum.Enum):
     """How a run ended, in a word; the worst that applies."""

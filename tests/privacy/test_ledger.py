@@ -318,3 +318,8 @@ def test_it_prints_what_each_client_has_spent():
         ["Turku", "0", "0", "0.0000", "2", "1e-06"],
     ]
     assert f">{spent:.4f}</td>" in ledger._repr_html_()
+
+
+def test_in_a_notebook_or_a_debugger_it_is_a_line():
+    ledger = Ledger((PrivacyBudget(epsilon=1.0),) * 200)
+    assert repr(ledger) == "Ledger(clients=200, entries=0, run='')"
