@@ -228,6 +228,7 @@ class TestRuns:
         assert result.status.rounds > 30
         assert off.max() < settling.CLOSE
 
+    @pytest.mark.slow
     def test_a_run_that_does_not_arrive_says_how_far_it_is(self):
         data = columns(30.0)
         result = run(far_from_zero, data)
