@@ -345,6 +345,71 @@ def counts(x, y, width):
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
 
 
+# In much noise, to ask twice would show nothing either.
+@pytest.mark.parametrize(("noise_std", "once_more"), [(250.0, 0.0), (80.0, 1.0), (20.0, 0.0)])
+def test_histograms_that_noise_hides_are_asked_for_once_more(noise_std, once_more):
+    """As soon as all have sent them, and no more than once; none where clients are out of step."""
+    received, sent, not_sent = SimpleNamespace(total_records=1000.0), jnp.ones(2), jnp.zeros(2)
+
+    def after(memory, first, looked):
+        return noisy_scores._asked_again(received, memory, first > 0, looked > 0)
+
+    def repeated(memory, first, looked):
+        return float(after(memory, first, looked).search.repeated)
+
+    scales = remembered(counted=1000.0, counts_var=noise_std**2, most_visits=1.0)
+    assert repeated(scales, sent, not_sent) == once_more
+    for counted in (600.0, 1200.0):  # before all have sent them, and when some have sent them twice
+        assert repeated(scales._replace(counted=jnp.asarray(counted)), sent, not_sent) == 0
+    seen = jnp.zeros_like(scales.counts).at[:, 20].set(1000.0)
+    assert repeated(scales._replace(counts=seen), sent, not_sent) == 0
+    assert repeated(scales._replace(drawn=jnp.zeros(())), sent, not_sent) == 0
+    assert repeated(scales._replace(most_visits=jnp.asarray(3.0)), sent, not_sent) == 0
+    assert repeated(scales, not_sent, not_sent) == 0
+    # A second visit then is a first one.
+    told = noisy_scores.told(after(scales, sent, not_sent).with_own(visits=jnp.ones(2)), 0)
+    assert (told.shares[3] == 1) == (once_more > 0)
+    twice = remembered(counted=2000.0, counts_var=2 * noise_std**2, most_visits=2.0)
+    assert repeated(twice, sent, not_sent) == 0
+
+    look = ratios.Look(*jnp.ones((4, SIZE)))
+    known = ratios.nothing(SIZE)._replace(
+        stage=jnp.asarray(1.0), look=look, counted=jnp.asarray(1000.0), counts_var=noise_std**2
+    )
+    looks = remembered(most_visits=3.0)._replace(ratios=known)
+    assert repeated(looks, not_sent, sent) == 2 * once_more
+    told = noisy_scores.told(after(looks, not_sent, sent).with_own(visits=jnp.full(2, 3.0)), 0)
+    assert (told.look.step[0] == 1) == (once_more > 0)
+    last = known._replace(stage=jnp.asarray(2.0))
+    assert repeated(looks._replace(ratios=last), not_sent, sent) == 0
+
+
+@pytest.mark.parametrize(("noise_std", "looks"), [(250.0, False), (80.0, True)])
+def test_nobody_looks_for_columns_where_histograms_are_noise(noise_std, looks):
+    """All columns seem to be of one scale there, and a visit would be lost."""
+    one_scale = jnp.zeros((SIZE, noisy_scores.BINS)).at[:, 20].set(1000.0)
+    memory = remembered(
+        counts=one_scale, counted=1000.0, counts_var=noise_std**2, most_visits=1.0
+    ).with_own(visits=jnp.ones(2))
+    assert bool(jnp.any(noisy_scores.told(memory, 0).look.step > 0)) == looks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["linear", "poisson", "logistic"])
+def test_intervals_cover_in_raw_units_with_few_records_and_much_noise(model):
+    """A thousand records at epsilon 1: 90 % intervals covered .74 to .82, by errors up to 139.
+
+    On these seeds nothing was chosen. Of six weights in 20 studies, they cover 96 or more of 120
+    but once in 3000 times if all are independent, and once in 400 if two of three are.
+    """
+    cell, errors = believe.Cell(model, (200,) * 5, 1.0, "raw units"), []
+    for seed in range(300, 320):
+        made = believe.study(cell, seed)
+        mean, std = believe.posterior(cell, made, dppvi.FisherScoring(), seed)
+        errors.append(((mean - made.truth) / std)[: cell.num_weights])
+    assert np.sum(np.abs(errors) < norm.ppf(0.95)) >= 96, errors
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "seeds"), [(3000, 20), (900, 40)])
 def test_intervals_cover_in_raw_units(size, seeds):

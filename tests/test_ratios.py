@@ -132,6 +132,27 @@ def test_columns_are_found_in_noise_that_hides_some_of_their_bins():
     assert np.nanmax(np.abs(np.array(ratio) - 1)) < 0.3
 
 
+def test_in_more_noise_wider_bins_find_columns():
+    """A thousand records, epsilon 1, two visits of five clients: noise of 90 a bin.
+
+    Ratios are about .7 to 1.9: medians of other columns are further from their own mean in places.
+    """
+    rng = np.random.default_rng(0)
+    means, spreads = np.array([1.0, 1.9, 0.7, -1.1]), np.array([0.2, 0.5, 0.2, 0.3])
+    wide = look_first(jnp.ones(4), jnp.ones(4), jnp.asarray(1000 / 90)).step
+    np.testing.assert_allclose(wide, 0.4)  # no wider than that, however much noise there is
+    assert np.allclose(look_first(jnp.ones(4), jnp.ones(4), jnp.asarray(1000 / 9)).step, 0.1)
+    found = {0.1: [], 0.4: []}
+    for step, mine in found.items():
+        edges = (np.arange(BINS + 1) - BINS // 2) * step
+        for _ in range(50):
+            ratios_of = means[:, None] + spreads[:, None] * rng.normal(size=(4, 1000))
+            counts = np.stack([np.histogram(row, edges)[0] for row in ratios_of])
+            noisy = counts + 90 * rng.normal(size=counts.shape)
+            mine.append(np.isfinite(known(look(step=step), noisy, 90.0, 1000).found.var))
+    assert np.mean(found[0.4]) > 0.9 > 0.75 > np.mean(found[0.1]), found
+
+
 def test_records_on_both_sides_of_zero_are_no_column_far_from_it():
     """A column of ones and minus ones, or one about zero whose scales happen to be alike."""
     rng = np.random.default_rng(0)
@@ -176,7 +197,7 @@ def test_columns_about_zero_are_not_looked_at():
     def looked_at(counts):
         exactly = jnp.zeros(()), jnp.asarray(2000.0), jnp.ones(())
         alike = ratios.narrow(jnp.asarray(counts), *exactly)
-        return np.asarray(look_first(jnp.ones(4), alike).step) > 0
+        return np.asarray(look_first(jnp.ones(4), alike, jnp.asarray(100.0)).step) > 0
 
     assert not np.any(looked_at(np.vstack([ones, counts])))
     assert looked_at(np.vstack([ones, counts[:2], ones])).tolist() == [True, False, False, True]

@@ -78,7 +78,7 @@ def test_the_step_leads_to_where_records_are_likely():
     found, steps = after(votes_of(1.2), 5.0, 4)
     total = steps.sum(axis=1)
     assert np.all((total > 0.7) & (total < 1.2)), total
-    np.testing.assert_allclose(found.elsewhere, 1)
+    np.testing.assert_allclose(found.repeated, 1)
     # Votes are about another place from now on.
     assert not np.any(found.votes)
 

@@ -14,8 +14,8 @@ or scale of columns is chosen by the user:
 * *White coordinates.* Scores are clipped where the average record's information is the identity.
   The first visit releases histograms of the records' scales, one a coordinate; the second and
   third ones, where columns lie far from zero, histograms of ratios
-  (:mod:`numpyro_dppvi.methods.ratios`). All later ones refine the matrix. What noise would hide
-  keeps the shape it had.
+  (:mod:`numpyro_dppvi.methods.ratios`). Where noise hides columns in them, they are asked for once
+  more. All later ones refine the matrix. What noise would hide keeps the shape it had.
 * *Where to begin.* Under wide priors in raw units, records can be all but impossible at the prior's
   mean. First visits also release votes for other places (:mod:`numpyro_dppvi.methods.search`).
 * *A clip that bends nothing under the model.* A clipped score has expectation zero if it is first

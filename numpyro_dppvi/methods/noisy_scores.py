@@ -20,7 +20,7 @@ left of them has a hundredth of the information. It shows only in coordinates th
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,13 @@ LOWEST, BINS = -20, ratios.BINS
 # log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
 _TEMPLATE = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
 _TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean square
-_FOUND = 4.5  # a column is taken for seen if its template stands out by so many deviations of noise
+# A column is taken for seen if its template stands out by so many deviations of noise; the second
+# where histograms are clear, or more where noise alone is expected to reach it in some place.
+_FOUND = 4.5, 3.5
+# How many deviations of a bin's noise all records are: with fewer than the first, histograms show
+# nothing but noise, and with fewer than the second they are asked for once more.
+_FAINT = 5.0, 15.0
+_IN_STEP = 2, 4  # visits by which all must have sent scales or ratios, to be asked for them again
 
 # What was chosen by simulation (docs/believe.md says on which studies).
 _FLAGS_SHARE = 0.04  # of a visit's squared norm, for the three clipped fractions
@@ -121,14 +127,16 @@ def told(memory: Memory, place: Array | int) -> Told:
 
 def _begun(memory: Memory, visits: Array) -> Array:
     """How many visits there were since the run began where it did."""
-    return jnp.maximum(visits - memory.search.elsewhere, 0)
+    return jnp.maximum(visits - memory.search.repeated, 0)
 
 
 def _look(memory: Memory, visits: Array) -> Look:
     """Where a client looks for columns far from zero, at its second visit and perhaps its third."""
     known = memory.ratios
+    scales = _scales(memory)
+    alike = of_one_scale(memory) & (scales.clear > _FAINT[0])
     looks = (
-        ratios.first(_scales(memory), of_one_scale(memory)),
+        ratios.first(scales.squared, alike, scales.clear),
         ratios.second(known),
         known.look,
     )
@@ -264,8 +272,30 @@ def _counted(
     )
     if memory.search.votes.size:
         memory = _searched(received, released, memory, part)
-    scales = jnp.diag(_scales(memory))
+    memory = _asked_again(received, memory, first, looked)
+    scales = jnp.diag(_scales(memory).squared)
     return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, scales))
+
+
+def _asked_again(received: Received, memory: Memory, first: Array, looked: Array) -> Memory:
+    """Asks once more for histograms in which noise hides columns, as soon as all have sent them.
+
+    Of a column whose scale or place is wrong by a hundred, all later visits say nothing.
+    """
+    known, visits = memory.ratios, memory.most_visits
+
+    def again(counted: Array, counts_var: Array, now: Array, latest: int) -> Array:
+        clear = _clear(memory.drawn, counted, counts_var)
+        faint = (clear > _FAINT[0]) & (clear < _FAINT[1])
+        once = jnp.abs(counted / received.total_records - 1) < 1e-3
+        return jnp.any(now) & faint & once & (visits <= latest)
+
+    hidden = ~jnp.all(_scales(memory).found)
+    scales = again(memory.counted, memory.counts_var, first & hidden, _IN_STEP[0])
+    looks = again(known.counted, known.counts_var, looked & (known.stage == 1), _IN_STEP[1])
+    repeated = jnp.where(looks, visits - 1, memory.search.repeated)
+    repeated = jnp.where(scales, visits, repeated)
+    return memory._replace(search=memory.search._replace(repeated=repeated))
 
 
 def _searched(received: Received, released: PyTree, memory: Memory, part: _Part) -> Memory:
@@ -313,8 +343,32 @@ def _looked(
     return found
 
 
-def _scales(memory: Memory) -> Array:
-    """The diagonal of the information, from noisy histograms, by a matched filter.
+def _clear(drawn: Array, counted: Array, counts_var: Array) -> Array:
+    """How many deviations of a bin's noise all records in histograms are.
+
+    An outcome that cannot be drawn scatters all scales of its record. Histograms of such are taken
+    for clear, as nothing better was found for them.
+    """
+    clear = counted / jnp.sqrt(jnp.maximum(counts_var, 1e-12))
+    return jnp.where(drawn > 0, clear, jnp.inf)
+
+
+class _Scales(NamedTuple):
+    """What histograms of scales say.
+
+    Attributes:
+        clear: How many deviations of a bin's noise all their records are.
+        found: Which latents' scales stand out from noise, shape ``(d,)``.
+        squared: The information's diagonal.
+    """
+
+    clear: Array
+    found: Array
+    squared: Array
+
+
+def _scales(memory: Memory) -> _Scales:
+    """What noisy histograms say, by a matched filter.
 
     A quantile of noisy counts would pick bins that hold nothing but noise.
     """
@@ -325,11 +379,14 @@ def _scales(memory: Memory) -> Array:
     height = jnp.max(fit, axis=1)
     octave = LOWEST + jnp.argmax(fit, axis=1) + _TEMPLATE_RMS
     mass = jnp.clip(height / length / jnp.maximum(memory.counted, 1), 1e-6, 1)
-    found = height > _FOUND * jnp.sqrt(memory.counts_var)
+    clear = _clear(memory.drawn, memory.counted, memory.counts_var)
+    by_noise = max(_FOUND[1], math.sqrt(2 * math.log(fit.size)))
+    sure = (memory.drawn > 0) & (clear > _FAINT[0])
+    found = height > jnp.where(sure, by_noise, _FOUND[0]) * jnp.sqrt(memory.counts_var)
     log_scale = octave * np.log(2) + 0.5 * jnp.log(mass)
     # A column that noise hides is taken for an average one.
     usual = jnp.sum(jnp.where(found, log_scale, 0)) / jnp.maximum(1, jnp.sum(found))
-    return jnp.exp(2 * jnp.where(found, log_scale, usual))
+    return _Scales(clear, found, jnp.exp(2 * jnp.where(found, log_scale, usual)))
 
 
 def _waiting(
@@ -458,7 +515,7 @@ def _learnt(received: Received, memory: Memory, said: Told, centred: float) -> M
     shape = shrunk(axes, seen, known)
     # Looks tell more than what noise left of the information so far.
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
-    shape = jnp.where(far, ratios.shape(_scales(memory), memory.ratios), shape)
+    shape = jnp.where(far, ratios.shape(_scales(memory).squared, memory.ratios), shape)
 
     fractions = (waiting.flags / records + 1) / 2
     memory = _misfit(memory, fractions, jnp.sqrt(waiting.flags_var) / records / 2, share)

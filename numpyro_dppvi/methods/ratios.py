@@ -30,6 +30,9 @@ _NARROW, _MISSED = (0.8, 0.6), 1.5
 # of the narrowest latent; and what they have to hold of others, if they are more than two.
 _OCTAVES, _NARROWEST, _AS_NARROW = (2, 4, 6), 0.93, 0.84
 _STEPS = (0.1, 0.005)  # widths of bins at the first and the second look
+# In noise, bins of the first look are wider: by this over the deviations of a bin's noise that all
+# records are, but at most so many times. A record is in one bin, so fewer bins hold less noise.
+_CLEAR, _WIDER = 45.0, 4.0
 _SPREADS = (0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # that are looked for, in bins
 # That may have a ratio, the others being elsewhere, and what is believed of each.
 _SHARES, _BELIEFS = (1.0, 0.9, 0.8, 0.7, 0.6), (0.9, 0.025, 0.025, 0.025, 0.025)
@@ -127,14 +130,16 @@ def place(look: Look, scores: Array) -> Array:
     return jnp.where(look.step > 0, bins, -1)
 
 
-def first(scales: Array, alike: Array) -> Look:
+def first(scales: Array, alike: Array, clear: Array) -> Look:
     """The first look, after histograms of the records' scales by octaves.
 
     Args:
         scales: Information of each latent, in units of the prior.
         alike: Which latents' records have about one scale.
+        clear: All records in those histograms, over the deviation of a bin's noise.
     """
-    return _of(alike, jnp.sqrt(scales), 0 * scales, _STEPS[0])
+    wider = jnp.clip(_CLEAR / clear, 1, _WIDER)
+    return _of(alike, jnp.sqrt(scales), 0 * scales, _STEPS[0] * wider)
 
 
 def narrow(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Array:
@@ -169,7 +174,7 @@ def second(known: Ratios) -> Look:
     return _of(var < _CLOSE**2, known.look.unit, mean, _STEPS[1])
 
 
-def _of(chosen: Array, unit: Array, centre: Array, step: float) -> Look:
+def _of(chosen: Array, unit: Array, centre: Array, step: Array | float) -> Look:
     look = Look(jnp.where(chosen, 1.0, 0.0), unit, centre, jnp.where(chosen, step, 0.0))
     # Of one alone nothing can be said.
     return jax.tree.map(lambda leaf: jnp.where(jnp.sum(chosen) > 1, leaf, 0), look)

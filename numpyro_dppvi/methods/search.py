@@ -36,7 +36,8 @@ class Search(NamedTuple):
         votes: Sums of votes for the places about where they were asked, shape ``(places,)``.
         var: Variance of their noise.
         voted: Records that have voted, as a share of all.
-        elsewhere: Visits of a client that were spent elsewhere.
+        repeated: Visits of a client that do not count, because the run then began elsewhere or
+            histograms were asked for once more.
         origin: Where it would begin otherwise, in units of the prior, shape ``(d,)``.
         holds: How much of what the prior would pull steps back to its mean is taken off: all once
             the run has begun elsewhere, then less and less; 0 if it has not.
@@ -45,7 +46,7 @@ class Search(NamedTuple):
     votes: Array
     var: Array
     voted: Array
-    elsewhere: Array
+    repeated: Array
     origin: Array
     holds: Array
 
@@ -145,7 +146,7 @@ def after(
         votes=jnp.where(moves, 0, total),
         var=jnp.where(moves, 0, noise),
         voted=jnp.where(moves, 0, voted),
-        elsewhere=jnp.where(moves, most_visits, search.elsewhere),
+        repeated=jnp.where(moves, most_visits, search.repeated),
         holds=jnp.where(moves, 1, search.holds),
     ), jnp.where(moves, step, 0)
 
