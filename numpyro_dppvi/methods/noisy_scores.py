@@ -63,8 +63,8 @@ LOWEST, BINS = -20, ratios.BINS
 _TEMPLATE = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
 _TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean square
 # A column is taken for seen if its template stands out by so many deviations of noise; the second
-# where histograms are clear, or more where noise alone is expected to reach it in some place.
-_FOUND = 4.5, 3.5
+# where histograms are clear and others have about its scale: within so many octaves.
+_FOUND, _ABOUT = (4.5, 3.5), 6.0
 # How many deviations of a bin's noise all records are: with fewer than the first, histograms show
 # nothing but noise, and with fewer than the second they are asked for once more.
 _FAINT = 5.0, 15.0
@@ -367,6 +367,10 @@ class _Scales(NamedTuple):
     squared: Array
 
 
+def _mean_of(values: Array, chosen: Array) -> Array:
+    return jnp.sum(jnp.where(chosen, values, 0)) / jnp.maximum(1, jnp.sum(chosen))
+
+
 def _scales(memory: Memory) -> _Scales:
     """What noisy histograms say, by a matched filter.
 
@@ -380,12 +384,16 @@ def _scales(memory: Memory) -> _Scales:
     octave = LOWEST + jnp.argmax(fit, axis=1) + _TEMPLATE_RMS
     mass = jnp.clip(height / length / jnp.maximum(memory.counted, 1), 1e-6, 1)
     clear = _clear(memory.drawn, memory.counted, memory.counts_var)
-    by_noise = max(_FOUND[1], math.sqrt(2 * math.log(fit.size)))
-    sure = (memory.drawn > 0) & (clear > _FAINT[0])
-    found = height > jnp.where(sure, by_noise, _FOUND[0]) * jnp.sqrt(memory.counts_var)
     log_scale = octave * np.log(2) + 0.5 * jnp.log(mass)
+    noise = jnp.sqrt(memory.counts_var)
+    found = height > _FOUND[0] * noise
+    usual = _mean_of(log_scale, found)
+    # Of many places, noise alone reaches the lower bound in some: a scale wrong by a thousand.
+    about = jnp.abs(log_scale - usual) < _ABOUT * np.log(2)
+    some = jnp.any(found) & (memory.drawn > 0) & (clear > _FAINT[0])
+    found = found | (some & about & (height > _FOUND[1] * noise))
     # A column that noise hides is taken for an average one.
-    usual = jnp.sum(jnp.where(found, log_scale, 0)) / jnp.maximum(1, jnp.sum(found))
+    usual = _mean_of(log_scale, found)
     return _Scales(clear, found, jnp.exp(2 * jnp.where(found, log_scale, usual)))
 
 
