@@ -14,7 +14,7 @@ from numpyro_dppvi.families import Bernoulli, DiagonalNormal, MeanField
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.protocol.planning import MOST_TO_SETTLE
 from numpyro_dppvi.run import settling
-from numpyro_dppvi.run.history import History, status_of
+from numpyro_dppvi.run.history import History, Outcome, Status, status_of
 
 FAMILY = MeanField((("x", DiagonalNormal((2,))),))
 
@@ -376,3 +376,15 @@ def test_a_visit_that_fails_before_the_path_arrives_is_forgiven(last, outcome):
         )
     else:
         assert str(status).startswith("The run ended after 20 rounds. 2 visits ended in no finite")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "noise", "told"), [(160, 0.036, True), (160, 0.02, False), (120, 0.036, False)]
+)
+def test_the_status_says_what_draws_leave_where_the_limit_ends_a_run(rounds, noise, told):
+    status = Status(
+        Outcome.COMPLETED, rounds, 160, 0, 0, 0, False, until_settled=True, noise=noise, left=0.01
+    )
+    assert str(status).startswith(f"The posterior has settled after {rounds} rounds")
+    assert ("an error of about 0.04 of a standard deviation" in str(status)) == told
+    assert ("num_rounds=320" in str(status)) == told

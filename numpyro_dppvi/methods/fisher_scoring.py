@@ -36,6 +36,7 @@ What the server makes of releases is in :mod:`numpyro_dppvi.methods.noisy_scores
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -67,7 +68,8 @@ from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, arithmetic
 _PAIRS = 1
 # Where else the truth is looked for: no further than so many deviations of one record. Where
 # outcomes are drawn, early posteriors, which are wider than their means are off, took off too much.
-_LISTED_REACH, _DRAWN_REACH = 1.5, 0.3
+# There the second is that of so many latents: the noise of more moves their mean further.
+_LISTED_REACH, _DRAWN_REACH = 1.5, (0.3, 7)
 _OWN_REACH = 0.6  # of the record's own deviations, where outcomes are drawn
 _NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cannot be drawn
 
@@ -238,7 +240,7 @@ class FisherScoring(values.Usual):
             releases,
             memory,
             centred=self._centred_var(received.space),
-            reach=_DRAWN_REACH if received.space.few_outcomes is None else _LISTED_REACH,
+            reach=_reach(received.space, memory.loc.size),
             noise_aware=self.noise_aware,
         )
 
@@ -265,6 +267,14 @@ class FisherScoring(values.Usual):
 def _widened(space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> Array:
     marginal = entering.marginal(family, q, entering.of(space, family))
     return noisy_scores.widened(memory, marginal)
+
+
+def _reach(space: LatentSpace, size: int) -> float:
+    """How far from ``loc`` outcomes are looked for, in deviations of one record."""
+    if space.few_outcomes is not None:
+        return _LISTED_REACH
+    reach, number = _DRAWN_REACH
+    return reach * math.sqrt(max(1.0, size / number))
 
 
 def _votes(told: Told, density: Callable[[Array], Array]) -> PyTree:

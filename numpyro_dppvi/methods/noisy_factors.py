@@ -136,12 +136,20 @@ def changes(
     return Natural({name: change}), middle * sd, covariance
 
 
+def by_noise(covariance: Array) -> Array:
+    """The covariance of the posterior's mean by the noise of releases, in prior units.
+
+    If q has the covariance C, releases have told it C^-1 - 1, and their noise moves its mean by
+    C (C^-1 - 1) C. Where nothing is known, C = 1, noise has moved nothing.
+    """
+    return covariance - covariance @ covariance
+
+
 def near(memory: Memory, covariance: Array, reach: float) -> Array:
     """A root of a covariance in prior units, no longer than an expansion reaches."""
-    back = coordinates(memory.shape).back
-    width = jnp.sqrt(jnp.diagonal(covariance))
-    root = width[:, None] * jnp.linalg.cholesky(covariance / (width[:, None] * width))
-    length = jnp.sqrt(memory.level * jnp.sum((back @ root) ** 2))
+    values, turn = jnp.linalg.eigh(symmetric(covariance))
+    root = turn * jnp.sqrt(jnp.maximum(values, 0))
+    length = jnp.sqrt(memory.level * jnp.sum((coordinates(memory.shape).back @ root) ** 2))
     root = root * jnp.minimum(1, reach / jnp.maximum(length, 1e-12))
     return jnp.where(jnp.all(jnp.isfinite(root)), root, 0)
 

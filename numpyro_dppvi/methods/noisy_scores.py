@@ -184,21 +184,25 @@ def take(
 
     memory = _counted(received, released, memory, said, part, scored)
     any_scored = jnp.any(scored)
-    memory = _where(any_scored, _waiting(received, released, memory, said, part, scored), memory)
+    waits = _waiting(received, released, memory, said, part, scored, centred)
+    memory = _where(any_scored, waits, memory)
     # Where clients differ, the server learns and moves once all were asked; elsewhere once enough
     # were: what a small client releases is mostly noise, and a step by it can lead anywhere.
     waiting = memory.waiting.records / received.total_records
     must = must_wait(received, memory)
     moves = any_scored & ((waiting > 0.999) | (~must & (waiting > _ENOUGH)))
-    memory = _where(moves, _learnt(received, memory, said, centred), memory)
+    memory = _where(moves, _learnt(received, memory, said), memory)
     memory = _where(any_scored, _scored(received, released, memory, said, part, scored), memory)
     memory = moving.outside(memory, axes)
     change, loc, covariance = noisy_factors.changes(
         received, memory, alike, noise_aware, must | (any_scored & ~moves)
     )
     asked = jnp.sum(jnp.where(scored, received.num_records, 0)) / received.total_records
+    # A posterior that is hardly told anything is wider than its mean is off. Outcomes drawn about
+    # it would seem to say that a learnt spread is too large.
+    about = noisy_factors.by_noise(covariance) if centred else covariance
     memory = moving.kept(memory)._replace(
-        near=noisy_factors.near(memory, covariance, reach),
+        near=noisy_factors.near(memory, about, reach),
         search=search.let_go(memory.search, asked),
     )
     return change, moving.moved(memory, jnp.where(moves, loc, memory.loc))
@@ -404,8 +408,12 @@ def _waiting(
     said: Told,
     part: _Part,
     scored: Array,
+    centred: float,
 ) -> Memory:
-    """With what came since the server moved, and by how much clients differ."""
+    """With what came since the server moved, and by how much clients differ.
+
+    ``centred`` is the variance of a score by the outcomes drawn to centre it, over its information.
+    """
     size, clip = memory.loc.size, said.clip[0]
     packed, info_std = part(released["information"], 1, said.info_clip[0])
     now = unpack(jnp.sum(packed, axis=0))
@@ -421,8 +429,6 @@ def _waiting(
         information_var=info_var,
         flags=jnp.sum(flags, axis=0),
         flags_var=jnp.sum(flags_std**2),
-        scores=jnp.sum(jnp.where(scored[:, None], scores, 0), axis=0),
-        scores_var=jnp.sum(jnp.where(scored, std**2, 0)),
         noise_var=jnp.sum(received.noise_std**2),
         noisy=jnp.sum(received.noise_std * clip / spread),
     )
@@ -430,7 +436,23 @@ def _waiting(
     if partial(received) and received.space.can_draw:
         differ = _differences(received, memory, _told_axes(memory, said), fresh)
         memory = memory._replace(differences=differ)
-    return memory._replace(waiting=jax.tree.map(jnp.add, memory.waiting, fresh))
+    axes = _told_axes(memory, said)
+    newest = scored & (memory.own.visits == memory.most_visits)
+    asked = jnp.sum(jnp.where(newest, received.num_records, 0))
+    # Where records' information is the identity, outcomes that are drawn anew at each visit have
+    # as much variance in all directions.
+    var = jnp.sum(jnp.where(newest, std**2, 0)) + centred * asked * memory.level
+    new = secant.Scores(
+        loc=memory.loc / memory.prior_sd,
+        scores=jnp.sum(jnp.where(newest[:, None], scores, 0), axis=0) @ axes.back,
+        noise=var * axes.back.T @ axes.back,
+        records=asked,
+        visit=memory.most_visits,
+    )
+    return memory._replace(
+        waiting=jax.tree.map(jnp.add, memory.waiting, fresh),
+        rounds=secant.after(memory.rounds, new, received.total_records),
+    )
 
 
 def _differences(received: Received, memory: Memory, axes: White, fresh: Waiting) -> Differences:
@@ -506,44 +528,38 @@ def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
     return jnp.sqrt(squared)
 
 
-def _learnt(received: Received, memory: Memory, said: Told, centred: float) -> Memory:
+def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     """Shape, level and clips by the releases that wait; then none does.
 
     Args:
         received: What the server knows of the visits.
         memory: What is remembered.
         said: What the clients were told.
-        centred: Variance of a score by the outcomes drawn to centre it, over its information.
     """
     axes = _told_axes(memory, said)
-    waiting, before = memory.waiting, memory.round
+    waiting = memory.waiting
     records = jnp.maximum(waiting.records, 1)
     share = waiting.records / received.total_records
     memory, seen, known = _average(received, memory, axes)
-    shape = shrunk(axes, seen, known)
+    fractions = (waiting.flags / records + 1) / 2
+    memory = _misfit(memory, fractions, jnp.sqrt(waiting.flags_var) / records / 2, share)
+    responded = secant.response(memory.rounds, axes, memory.level, received.total_records)
+    # Where clips bend, scores also change as clips do.
+    responded = secant.unless(_sure_misfit(memory) > 0, responded)
+    seen, known = secant.learnt(responded, seen, known)
+    shape = axes.information(shrunk(axes, seen, known))
+    shape = axes.outside(secant.less(responded, shape, seen, known))
     # Looks tell more than what noise left of the information so far.
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
     shape = jnp.where(far, ratios.shape(_scales(memory).squared, memory.ratios), shape)
 
-    fractions = (waiting.flags / records + 1) / 2
-    memory = _misfit(memory, fractions, jnp.sqrt(waiting.flags_var) / records / 2, share)
     last = tails.after(
         memory.tails, memory.most_visits, waiting.flags[:2], waiting.flags_var, records
     )
     error = _info_error(received, memory, waiting)
     memory = _clips(memory, said, axes, shape, seen, known, fractions, error, share)
-
-    metric = axes.back.T @ axes.back
-    # Where records' information is the identity, outcomes that are drawn anew at each visit have
-    # as much variance in all directions.
-    scores_var = waiting.scores_var + centred * records * memory.level
-    here = secant.Round(
-        memory.loc / memory.prior_sd, waiting.scores @ axes.back, scores_var * metric
-    )
-    # Where clips bend, scores also change as clips do.
-    whole = (share > 0.99) & (_sure_misfit(memory) <= 0)
-    here = jax.tree.map(lambda leaf: jnp.where(whole, leaf, 0), here)
-    shape = shape + secant.missed(before, here, metric, shape, records * memory.level)
+    if not partial(received):
+        shape = shape + axes.outside(secant.missed(responded, axes.information(shape)))
     # Of a column that repeats others nothing is left. To stretch it until it shows would end in
     # rounding; less than a tenth of what the prior knows need not be seen.
     least = _LEAST / received.total_records * jnp.eye(len(shape))
@@ -552,7 +568,7 @@ def _learnt(received: Received, memory: Memory, said: Told, centred: float) -> M
         seen=axes.outside(seen),
         shape_known=axes.unknown(known),
         tails=last,
-        round=here,
+        rounds=secant.used(memory.rounds),
         waiting=nobody(memory.loc.size),
     )
 

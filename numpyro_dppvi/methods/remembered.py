@@ -62,8 +62,6 @@ class Waiting(NamedTuple):
         information_var: Variance of its noise's entries.
         flags: What was clipped, shape ``(3,)``, in [-1, 1] a record.
         flags_var: Variance of their noise.
-        scores: Released scores, in the same coordinates.
-        scores_var: Variance of their noise.
         noise_var: Variance of the noise on releases of norm 1.
         noisy: A clip's noise beside the clients' own spread.
     """
@@ -74,8 +72,6 @@ class Waiting(NamedTuple):
     information_var: Array
     flags: Array
     flags_var: Array
-    scores: Array
-    scores_var: Array
     noise_var: Array
     noisy: Array
 
@@ -143,7 +139,7 @@ class Memory(NamedTuple):
         clients: What is remembered of each; in ``take``, of those who were visited alone.
         moves: What has become of all clients' scores.
         pull: Whether the last rounds' scores still point one way.
-        round: The scores of the last round, if all clients were asked at one location.
+        rounds: Scores of the last rounds, each of all clients.
         waiting: Releases since the server moved.
         differences: By how much clients differ.
         near: A root of the posterior's covariance, short enough for an expansion about ``loc``.
@@ -171,7 +167,7 @@ class Memory(NamedTuple):
     clients: ByClient[Own]
     moves: Moves
     pull: Pull
-    round: secant.Round
+    rounds: secant.Rounds
     waiting: Waiting
     differences: Differences
     near: Array
@@ -240,7 +236,7 @@ def nothing(
         ),
         moves=Moves(one, jnp.zeros(size), square),
         pull=pull.nothing(size),
-        round=secant.nothing(size),
+        rounds=secant.nothing(size),
         waiting=nobody(size),
         differences=differences.nothing(),
         near=square,
@@ -259,8 +255,6 @@ def nobody(size: int) -> Waiting:
         information_var=zero,
         flags=jnp.zeros(3),
         flags_var=zero,
-        scores=jnp.zeros(size),
-        scores_var=zero,
         noise_var=zero,
         noisy=zero,
     )

@@ -72,6 +72,8 @@ class Outcome(enum.Enum):
 # The last round's movement, in posterior standard deviations, from which a run is called unsettled.
 # Under noise every round moves a little: .15 to .35 where the location is found.
 _SETTLED_WITH_NOISE, _SETTLED = 0.4, 0.1
+# What draws may leave in the posterior where a run ends at its limit: two deviations are 0.05.
+_AVERAGED = 0.025
 # So many times as wide as without privacy, intervals are mostly noise: eight ninths of a variance.
 _NOISY = 3.0
 # A posterior so many times as wide as the prior is as good as the prior, or hardly differs from it;
@@ -202,6 +204,12 @@ class Status:
                 all_ran = f"{ended} after {self.rounds} rounds"
             clean = not (self.rejected or self.failed)
             said = [f"{all_ran} and every merge was accepted." if clean else f"{all_ran}."]
+            if arrived and self.rounds == self.num_rounds and (self.noise or 0.0) > _AVERAGED:
+                said.append(
+                    "That was the limit: draws of the latents still leave an error of about "
+                    f"{self.noise:.1g} of a standard deviation, which more rounds average out "
+                    f"(num_rounds={2 * self.num_rounds})."
+                )
             if self._unaware:
                 said.append(
                     "Its intervals do not know of the noise in them, which makes those that do at "
