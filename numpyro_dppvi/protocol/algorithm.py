@@ -215,6 +215,7 @@ class Setup(NamedTuple):
         prior_left_out: The power of the prior that cavities lack.
         alone: Whether clients fit alone. They begin their solves at the start, which their factors
             do not hold.
+        space: What was read of the model, if it has been read before.
     """
 
     model: Model
@@ -233,6 +234,7 @@ class Setup(NamedTuple):
     init_scale: float | None = None
     prior_left_out: float = 0.0
     alone: bool = False
+    space: latents.LatentSpace | None = None
 
 
 class Assembly(NamedTuple):
@@ -316,7 +318,7 @@ def prepare(setup: Setup) -> Assembly:
     checks.check_aggregator(method, trusted)
     checks.check_plan(method, plan, client_sizes, trusted)
     checks.check_source(method, setup.secret_keys)
-    space = latents.from_model(model, records, model_kwargs)
+    space = setup.space or latents.from_model(model, records, model_kwargs)
     latents.check_callbacks(space)
     missing = latents.may_be_missing(space).allowed
     latents.check_additive(space, model_kwargs, sum(client_sizes), missing)

@@ -18,7 +18,7 @@ from numpyro_dppvi.methods import DPOptimization, FisherScoring, VirtualClients
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.posterior.prior import Prior, first_factor, off_scale, widths_of
 from numpyro_dppvi.privacy import Worth
-from numpyro_dppvi.privacy.budget import Budgets, budget_of_each
+from numpyro_dppvi.privacy.budget import Budgets, PrivacyBudget, budget_of_each
 from numpyro_dppvi.privacy.worth import of_joining, of_widths, worth
 from numpyro_dppvi.protocol import server
 from numpyro_dppvi.protocol.server import TrustedAggregator
@@ -124,7 +124,26 @@ def recommend(
     check_clients(records, model, sizes, client_names)
     shapes = record_shapes(of_one_client(records, model, constants, "records"), "records")
     space = latents.from_model(model, shapes, constants)
-    num_records, trusted = sum(sizes), server.aggregator(trusted_aggregator)
+    trusted = server.aggregator(trusted_aggregator)
+    return of_space(
+        space, model, shapes, constants, sizes, client_names, budgets, guide, prior, trusted
+    )
+
+
+def of_space(
+    space: latents.LatentSpace,
+    model: Model,
+    shapes: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    sizes: Sequence[int],
+    client_names: Sequence[str],
+    budgets: Sequence[PrivacyBudget],
+    guide: Any,
+    prior: Prior | None,
+    trusted: TrustedAggregator | None,
+) -> Recommendation:
+    """What :func:`recommend` recommends, once the model is read."""
+    num_records = sum(sizes)
     num_shares = None if trusted is None else trusted.num_shares(len(sizes))
     bought = worth(space.size, budgets, sizes, num_shares=num_shares)
     # Noise over a posterior standard deviation is z sqrt(d M / N). The variance is that of noise on

@@ -302,20 +302,26 @@ def fit(
         shapes = pooled_shapes(laid.shards, sum(sizes))
         if isinstance(budget, Mapping):
             budget = budget_of_each(budget, len(sizes), laid.names)
+        space = None
         if method is None:
-            trusted = server.aggregator(trusted_aggregator) is not None
-            method = recommendation.by_gradients(sizes, trusted)
+            trusted = server.aggregator(trusted_aggregator)
+            method = recommendation.by_gradients(sizes, trusted is not None)
             # One visit is not enough for what is recommended, nor are networks its kind of model.
             if budget is not None and num_rounds != 1 and init_scale is None:
-                method = recommendation.recommend(
+                first = _first_budget(path, budget, len(sizes))
+                budgets = budget_of_each(first, len(sizes), laid.names)
+                space = latents.from_model(model, shapes, constants)
+                method = recommendation.of_space(
+                    space,
                     model,
                     shapes,
+                    constants,
                     sizes,
-                    _first_budget(path, budget, len(sizes)),
-                    guide=guide,
-                    model_kwargs=constants,
-                    prior=prior,
-                    trusted_aggregator=trusted_aggregator,
+                    laid.names,
+                    budgets,
+                    guide,
+                    prior,
+                    trusted,
                 ).method
         # Newton's steps, whose changes may be merged whole, are for these guides' families.
         if damping is None and not (
@@ -340,6 +346,7 @@ def fit(
             secret_keys=SecretKeys(insecure_noise_seed),
             ledger_file=None if charges is None else LedgerFile(charges),
             earlier=prior,
+            space=space,
             **run.asked,
         )
     return _fitted(setup, laid, run, budget, keys, path, progress_bar)
