@@ -374,17 +374,17 @@ class TestRefusals:
 
 
 def test_the_method_that_was_recommended_for_the_first_budget_stays(path, monkeypatch):
-    original, asked = recommendation.recommend, []
+    original, asked = recommendation.of_space, []
 
-    def recommended(*args, **kwargs):
-        asked.append(args[3])
-        return original(*args, **kwargs)
+    def recommended(*args, budgets, **kwargs):
+        asked.append(set(budgets))
+        return original(*args, budgets=budgets, **kwargs)
 
-    monkeypatch.setattr(recommendation, "recommend", recommended)
+    monkeypatch.setattr(recommendation, "of_space", recommended)
     with dry_rounds():
         begin(path, method=None)
         result = go_on(path, method=None)
-    assert asked == [SMALL, SMALL]
+    assert asked == [{SMALL}, {SMALL}]
     with pytest.raises(ValueError, match="is of a run with another data shape"):
         go_on(path, method=None, clients=4)
     assert result.ledger.spent() == pytest.approx([2.0] * NUM_CLIENTS, rel=1e-3)

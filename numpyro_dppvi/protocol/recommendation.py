@@ -126,7 +126,16 @@ def recommend(
     space = latents.from_model(model, shapes, constants)
     trusted = server.aggregator(trusted_aggregator)
     return of_space(
-        space, model, shapes, constants, sizes, client_names, budgets, guide, prior, trusted
+        space,
+        model,
+        shapes,
+        constants,
+        client_sizes=sizes,
+        client_names=client_names,
+        budgets=budgets,
+        guide=guide,
+        prior=prior,
+        trusted=trusted,
     )
 
 
@@ -135,7 +144,8 @@ def of_space(
     model: Model,
     shapes: Mapping[str, Any],
     constants: Mapping[str, Any],
-    sizes: Sequence[int],
+    *,
+    client_sizes: Sequence[int],
     client_names: Sequence[str],
     budgets: Sequence[PrivacyBudget],
     guide: Any,
@@ -143,7 +153,7 @@ def of_space(
     trusted: TrustedAggregator | None,
 ) -> Recommendation:
     """What :func:`recommend` recommends, once the model is read."""
-    num_records = sum(sizes)
+    sizes, num_records = client_sizes, sum(client_sizes)
     num_shares = None if trusted is None else trusted.num_shares(len(sizes))
     bought = worth(space.size, budgets, sizes, num_shares=num_shares)
     # Noise over a posterior standard deviation is z sqrt(d M / N). The variance is that of noise on

@@ -316,12 +316,12 @@ def fit(
                     model,
                     shapes,
                     constants,
-                    sizes,
-                    laid.names,
-                    budgets,
-                    guide,
-                    prior,
-                    trusted,
+                    client_sizes=sizes,
+                    client_names=laid.names,
+                    budgets=budgets,
+                    guide=guide,
+                    prior=prior,
+                    trusted=trusted,
                 ).method
         # Newton's steps, whose changes may be merged whole, are for these guides' families.
         if damping is None and not (
