@@ -370,7 +370,7 @@ class TestSchedules:
         assert [client.num_visits for client in result.plan.clients] == [1, 1, 1]
 
     def test_a_resume_with_other_groups_is_refused(self, path, monkeypatch):
-        with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 1):
+        with dry_rounds(), killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 1):
             one_file.run(path, schedule=shuffled())
         with pytest.raises(ValueError, match="is of a run with another schedule"):
             one_file.run(path, schedule=shuffled())

@@ -343,7 +343,8 @@ class TestRefusals:
             go_on(path)
 
     def test_what_clients_kept_is_gone(self, path):
-        begin(path, **METHODS["VirtualClients"])
+        with dry_rounds():
+            begin(path, **METHODS["VirtualClients"])
         with pytest.raises(ValueError, match="cannot be continued: what its clients kept to them"):
             go_on(path, **METHODS["VirtualClients"])
 
