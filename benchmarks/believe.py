@@ -87,8 +87,9 @@ class Cell(NamedTuple):
         epsilon: The budget.
         columns: ``"independent"``, ``"correlated"`` (.7), ``"raw units"``, ``"far"``: every second
             one lies 20 spreads off zero, ``"rare"``: every second one is 1 for a twentieth of the
-            records, ``"collinear"``: the second one repeats the first but for a tenth, or ``"rare
-            outcomes"``: independent, and 2 to 3 % of the outcomes are 1.
+            records, ``"amounts"``: every second one is nothing for most records and log-normal for
+            one in twelve, standardised, ``"collinear"``: the second one repeats the first but for
+            a tenth, or ``"rare outcomes"``: independent, and 2 to 3 % of the outcomes are 1.
         num_weights: Weights, the intercept among them.
         misspecified: Whether outcomes have heavier tails than the model: Student's t with 4 degrees
             of freedom, or rates that differ by a gamma factor of variance 1/2.
@@ -115,6 +116,7 @@ CELLS = [
     *(Cell(model, (1000,) * 5, 0.5) for model in GLMS),
     *(Cell(model, (50, 150, 300, 1000, 3500), 3.0) for model in GLMS),
     *(Cell(model, (1000,) * 5, 3.0, kind) for kind in ("rare", "collinear") for model in GLMS),
+    *(Cell(model, (1000,) * 5, 3.0, "amounts") for model in ("logistic", "linear")),
     *(Cell(model, (1000,) * 5, 3.0, misspecified=True) for model in ("linear", "poisson")),
     *(Cell("logistic", (1000,) * 5, epsilon, "rare outcomes") for epsilon in (1.0, 3.0)),
     Cell("logistic", (200,) * 5, 3.0, "rare outcomes"),
@@ -147,6 +149,9 @@ def study(cell: Cell, seed: int) -> Study:
     columns = math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own
     if cell.columns == "rare":
         columns[:, ::2] = columns[:, ::2] > norm.ppf(0.95)
+    if cell.columns == "amounts":
+        amounts = np.where(columns > norm.ppf(0.92), np.exp(rng.normal(size=columns.shape)), 0.0)
+        columns[:, ::2] = ((amounts - amounts.mean(axis=0)) / amounts.std(axis=0))[:, ::2]
     if cell.columns == "collinear":
         columns[:, 1] = columns[:, 0] + 0.1 * columns[:, 1]
     truth = 0.5 * rng.normal(size=cell.num_weights)

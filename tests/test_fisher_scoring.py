@@ -396,11 +396,14 @@ def test_the_status_says_how_much_noise_widens_intervals():
 
 
 def test_the_status_says_that_outcomes_lie_further_out_than_the_model_says():
-    """As errors of Student's t with 2 degrees of freedom do under a normal model."""
+    """As errors of Student's t with 3 degrees of freedom do under a normal model.
+
+    With 2, four of ten runs have not settled, and say that instead.
+    """
     data, _ = study(normal)
     assert fitted(normal, data, 30.0).status.cut == 0
     rng = np.random.default_rng(0)
-    far = [{**one, "y": one["y"] + rng.standard_t(2, len(one["y"])).astype("f")} for one in data]
+    far = [{**one, "y": one["y"] + rng.standard_t(3, len(one["y"])).astype("f")} for one in data]
     status = fitted(normal, far, 30.0).status
     assert status.cut > 0.01
     assert status.outcome is dppvi.run.Outcome.BENT

@@ -91,7 +91,7 @@ def test_what_is_found_without_noise_are_means_and_spreads():
     assert np.all(second.step > 0)
     counts = counted(second, made)
     empty = known(second, counts, 0.0, 4000, stage=2)
-    finer, own = with_found(empty._replace(earlier=first.found)).found
+    finer, own, constant = with_found(empty._replace(earlier=first.found)).found
     lengths = x / np.asarray(asked.unit)
     others = np.stack(
         [np.median(np.abs(np.delete(lengths, i, axis=1)), axis=1) for i in range(4)], axis=1
@@ -102,6 +102,7 @@ def test_what_is_found_without_noise_are_means_and_spreads():
     np.testing.assert_allclose(mean, truth.mean(axis=0), atol=0.05)
     np.testing.assert_allclose(finer, truth.mean(axis=0), atol=0.00125)
     np.testing.assert_allclose(np.sqrt(own), truth.std(axis=0), rtol=0.19)
+    assert not np.any(constant)
 
 
 def test_noise_alone_is_not_taken_for_a_column():
@@ -124,7 +125,7 @@ def test_columns_are_found_in_noise_that_hides_some_of_their_bins():
         ratios_of = means[:, None] + spreads[:, None] * rng.normal(size=(4, 1000))
         counts = np.stack([np.histogram(row, edges)[0] for row in ratios_of])
         noisy = counts + 60 * rng.normal(size=counts.shape)
-        mean, var = known(look(), noisy, 60.0, 1000).found
+        mean, var, _ = known(look(), noisy, 60.0, 1000).found
         found.append(np.isfinite(var))
         ratio.append(np.where(found[-1], mean / means, np.nan))
     # All but one in twenty, where .80 were found by single bins' deviations and the mass in them.
@@ -208,13 +209,27 @@ def test_the_shape_is_what_is_shared_and_what_is_a_columns_own():
     asked = look()
     found = known(asked, counted(asked, made), 0.0, 4000)
     lengths = x / np.asarray(asked.unit)
-    shape = np.asarray(shape_of(asked.unit**2, found)) / np.outer(asked.unit, asked.unit)
-    mean, var = map(np.asarray, found.found)
+    none = jnp.zeros(4)
+
+    def relative(*args):
+        return np.asarray(shape_of(*args)) / np.outer(asked.unit, asked.unit)
+
+    shape = relative(asked.unit**2, none, 0.0, found)
+    mean, var, _ = map(np.asarray, found.found)
     np.testing.assert_allclose(shape, np.outer(mean, mean) + np.diag(var), rtol=1e-5)
     np.testing.assert_allclose(shape, lengths.T @ lengths / 4000, atol=0.1)
     # Before anything is found it is the scales.
     scales = jnp.arange(1.0, 5.0)
-    assert np.array_equal(shape_of(scales, ratios.nothing(4)), np.diag(scales))
+    assert np.array_equal(shape_of(scales, none, 0.0, ratios.nothing(4)), np.diag(scales))
+    # What lies further out than looks see is a column's own, too.
+    further = relative(asked.unit**2, 3 * asked.unit**2, 0.0, found)
+    np.testing.assert_allclose(further, shape + 3 * np.eye(4), rtol=1e-5)
+    # And a column of which nothing is seen to vary may be any.
+    constant = found._replace(found=found.found._replace(constant=jnp.ones(4)))
+    usual = 9 * jnp.min(asked.unit) ** 2
+    own = np.maximum(var, usual / asked.unit**2)
+    found_own = relative(asked.unit**2, none, usual, constant)
+    np.testing.assert_allclose(found_own, np.outer(mean, mean) + np.diag(own), rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -59,6 +59,7 @@ from numpyro_dppvi.methods.local_solve import Descent
 from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients, planned_gradients
 from numpyro_dppvi.methods.objective import Automatic
 from numpyro_dppvi.methods.remembered import Memory, Told
+from numpyro_dppvi.methods.scales import BINS, LOWEST
 from numpyro_dppvi.methods.values import Aggregator, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
 from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, arithmetic
@@ -476,7 +477,7 @@ def _hits(told: Told, scales: Array, scores: Array) -> Hits:
         scales: Roots of its information on each latent, in units of the prior.
         scores: Of some outcomes, in units of the prior.
     """
-    octave = jnp.clip(jnp.floor(jnp.log2(scales)) - noisy_scores.LOWEST, 0, noisy_scores.BINS - 1)
+    octave = jnp.clip(jnp.floor(jnp.log2(scales)) - LOWEST, 0, BINS - 1)
     # -1 is in no bin: a record without a scale (zero, or NaN) is in no histogram.
     octave = jnp.where(scales > 0, octave, -1)
     looking, share = jnp.any(told.look.step > 0), told.shares[3]
@@ -494,6 +495,6 @@ def _hits(told: Told, scales: Array, scores: Array) -> Hits:
     return Hits(
         weight.astype(place.dtype),
         place,
-        jnp.arange(noisy_scores.BINS, dtype=place.dtype),
+        jnp.arange(BINS, dtype=place.dtype),
         jnp.where(share > 0, 1.0, 0.0).astype(place.dtype),
     )

@@ -20,7 +20,7 @@ left of them has a hundredth of the information. It shows only in coordinates th
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ from numpyro_dppvi.methods import (
     noisy_factors,
     pull,
     ratios,
+    scales,
     search,
     secant,
     tails,
@@ -53,21 +54,13 @@ from numpyro_dppvi.methods.remembered import (
     of_one_scale,
     partial,
 )
+from numpyro_dppvi.methods.scales import Scales
 from numpyro_dppvi.methods.shapes import longer, shrunk
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, symmetric
 
-# Bins of the scale histograms: powers of two of a record's root information, in prior units.
-LOWEST, BINS = -20, ratios.BINS
-# log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
-_TEMPLATE = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
-_TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean square
-# A column is taken for seen if its template stands out by so many deviations of noise; the second
-# where histograms are clear and others have about its scale: within so many octaves.
-_FOUND, _ABOUT = (4.5, 3.5), 6.0
-# How many deviations of a bin's noise all records are: with fewer than the first, histograms show
-# nothing but noise, and with fewer than the second they are asked for once more.
-_FAINT = 5.0, 15.0
+# With fewer deviations of a bin's noise than so many, histograms are asked for once more.
+_FAINT = 15.0
 _IN_STEP = 2, 4  # visits by which all must have sent scales or ratios, to be asked for them again
 
 # What was chosen by simulation (docs/believe.md says on which studies).
@@ -133,10 +126,10 @@ def _begun(memory: Memory, visits: Array) -> Array:
 def _look(memory: Memory, visits: Array) -> Look:
     """Where a client looks for columns far from zero, at its second visit and perhaps its third."""
     known = memory.ratios
-    scales = _scales(memory)
-    alike = of_one_scale(memory) & (scales.clear > _FAINT[0])
+    by_scale = _scales(memory)
+    alike = of_one_scale(memory) & (by_scale.clear > scales.FAINT)
     looks = (
-        ratios.first(scales.squared, alike, scales.clear),
+        ratios.first(by_scale.most, alike, by_scale.clear),
         ratios.second(known),
         known.look,
     )
@@ -277,8 +270,12 @@ def _counted(
     if memory.search.votes.size:
         memory = _searched(received, released, memory, part)
     memory = _asked_again(received, memory, first, looked)
-    scales = jnp.diag(_scales(memory).squared)
-    return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, scales))
+    by_scale = _scales(memory)
+    first_shape = by_scale.most + by_scale.beyond
+    # Nobody has looked yet at what is far from zero, or small and centred.
+    unseen = of_one_scale(memory) & (memory.drawn > 0)
+    first_shape = jnp.where(unseen, jnp.maximum(first_shape, by_scale.usual), first_shape)
+    return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, jnp.diag(first_shape)))
 
 
 def _asked_again(received: Received, memory: Memory, first: Array, looked: Array) -> Memory:
@@ -289,16 +286,16 @@ def _asked_again(received: Received, memory: Memory, first: Array, looked: Array
     known, visits = memory.ratios, memory.most_visits
 
     def again(counted: Array, counts_var: Array, now: Array, latest: int) -> Array:
-        clear = _clear(memory.drawn, counted, counts_var)
-        faint = (clear > _FAINT[0]) & (clear < _FAINT[1])
+        clear = scales.clear(memory.drawn, counted, counts_var)
+        faint = (clear > scales.FAINT) & (clear < _FAINT)
         once = jnp.abs(counted / received.total_records - 1) < 1e-3
         return jnp.any(now) & faint & once & (visits <= latest)
 
     hidden = ~jnp.all(_scales(memory).found)
-    scales = again(memory.counted, memory.counts_var, first & hidden, _IN_STEP[0])
+    octaves = again(memory.counted, memory.counts_var, first & hidden, _IN_STEP[0])
     looks = again(known.counted, known.counts_var, looked & (known.stage == 1), _IN_STEP[1])
     repeated = jnp.where(looks, visits - 1, memory.search.repeated)
-    repeated = jnp.where(scales, visits, repeated)
+    repeated = jnp.where(octaves, visits, repeated)
     return memory._replace(search=memory.search._replace(repeated=repeated))
 
 
@@ -347,58 +344,8 @@ def _looked(
     return found
 
 
-def _clear(drawn: Array, counted: Array, counts_var: Array) -> Array:
-    """How many deviations of a bin's noise all records in histograms are.
-
-    An outcome that cannot be drawn scatters all scales of its record. Histograms of such are taken
-    for clear, as nothing better was found for them.
-    """
-    clear = counted / jnp.sqrt(jnp.maximum(counts_var, 1e-12))
-    return jnp.where(drawn > 0, clear, jnp.inf)
-
-
-class _Scales(NamedTuple):
-    """What histograms of scales say.
-
-    Attributes:
-        clear: How many deviations of a bin's noise all their records are.
-        found: Which latents' scales stand out from noise, shape ``(d,)``.
-        squared: The information's diagonal.
-    """
-
-    clear: Array
-    found: Array
-    squared: Array
-
-
-def _mean_of(values: Array, chosen: Array) -> Array:
-    return jnp.sum(jnp.where(chosen, values, 0)) / jnp.maximum(1, jnp.sum(chosen))
-
-
-def _scales(memory: Memory) -> _Scales:
-    """What noisy histograms say, by a matched filter.
-
-    A quantile of noisy counts would pick bins that hold nothing but noise.
-    """
-    template = jnp.array(_TEMPLATE, memory.counts.dtype)
-    length = jnp.sqrt(jnp.sum(template**2))
-    windows = jnp.arange(BINS - len(_TEMPLATE) + 1)[:, None] + jnp.arange(len(_TEMPLATE))
-    fit = memory.counts[:, windows] @ template / length
-    height = jnp.max(fit, axis=1)
-    octave = LOWEST + jnp.argmax(fit, axis=1) + _TEMPLATE_RMS
-    mass = jnp.clip(height / length / jnp.maximum(memory.counted, 1), 1e-6, 1)
-    clear = _clear(memory.drawn, memory.counted, memory.counts_var)
-    log_scale = octave * np.log(2) + 0.5 * jnp.log(mass)
-    noise = jnp.sqrt(memory.counts_var)
-    found = height > _FOUND[0] * noise
-    usual = _mean_of(log_scale, found)
-    # Of many places, noise alone reaches the lower bound in some: a scale wrong by a thousand.
-    about = jnp.abs(log_scale - usual) < _ABOUT * np.log(2)
-    some = jnp.any(found) & (memory.drawn > 0) & (clear > _FAINT[0])
-    found = found | (some & about & (height > _FOUND[1] * noise))
-    # A column that noise hides is taken for an average one.
-    usual = _mean_of(log_scale, found)
-    return _Scales(clear, found, jnp.exp(2 * jnp.where(found, log_scale, usual)))
+def _scales(memory: Memory) -> Scales:
+    return scales.of(memory.counts, memory.counts_var, memory.counted, memory.drawn)
 
 
 def _waiting(
@@ -551,7 +498,9 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     shape = axes.outside(secant.less(responded, shape, seen, known))
     # Looks tell more than what noise left of the information so far.
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
-    shape = jnp.where(far, ratios.shape(_scales(memory).squared, memory.ratios), shape)
+    by_scale = _scales(memory)
+    looked = ratios.shape(by_scale.most, by_scale.beyond, by_scale.usual, memory.ratios)
+    shape = jnp.where(far, looked, shape)
 
     last = tails.after(
         memory.tails, memory.most_visits, waiting.flags[:2], waiting.flags_var, records

@@ -63,10 +63,12 @@ class Found(NamedTuple):
     Attributes:
         mean: Means of ratios, shape ``(d,)``.
         var: Their variances over records; infinite where nothing was found.
+        constant: 1 where all records that are seen have one ratio, as far as looks can tell.
     """
 
     mean: Array
     var: Array
+    constant: Array
 
 
 class Ratios(NamedTuple):
@@ -94,7 +96,7 @@ class Ratios(NamedTuple):
 def nothing(size: int) -> Ratios:
     """Nothing is known."""
     zero, none = jnp.zeros(()), jnp.zeros(size)
-    found = Found(none, none + jnp.inf)
+    found = Found(none, none + jnp.inf, none)
     return Ratios(
         zero,
         Look(none, none, none, none),
@@ -170,7 +172,7 @@ def narrow(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Ar
 
 def second(known: Ratios) -> Look:
     """The second look, where the first one found ratios within a bin."""
-    mean, var = known.found
+    mean, var, _ = known.found
     return _of(var < _CLOSE**2, known.look.unit, mean, _STEPS[1])
 
 
@@ -217,12 +219,15 @@ def _fitted(known: Ratios) -> Found:
     width = jnp.sqrt(var) / jnp.where(step > 0, step, 1)[:, 0]
     near = jnp.abs(jnp.arange(BINS) + 0.5 - at[:, None]) < 3 * width[:, None] + 1
     error = jnp.sqrt(known.counts_var * jnp.sum(near, axis=1)) / jnp.maximum(known.counted, 1)
-    var = var + jnp.where((known.stage > 1) & (width < 1), error, 0)
+    last = (known.stage > 1) & (width < 1)
+    var = var + jnp.where(last, error, 0)
+    constant = last | ((known.stage < 2) & (var < _CLOSE**2))
     seen = (step[:, 0] > 0) & (ways > 0) & (var < known.earlier.var)
     seen = seen & (evidence - jnp.log(jnp.maximum(ways, 1)) > others)
     mean = known.look.centre + (at - BINS // 2) * step[:, 0]
-    mean, var = jnp.where(seen, mean, known.earlier.mean), jnp.where(seen, var, known.earlier.var)
-    return Found(mean, var)
+    return jax.tree.map(
+        lambda new, old: jnp.where(seen, new, old), Found(mean, var, 1.0 * constant), known.earlier
+    )
 
 
 def _evidence(known: Ratios, shape: Array, share: Array) -> Array:
@@ -243,13 +248,23 @@ def _templates() -> Array:
     return jnp.moveaxis(held[:, places], 0, 1).reshape(BINS, -1)
 
 
-def shape(scales: Array, known: Ratios) -> Array:
+def shape(most: Array, beyond: Array, usual: Array, known: Ratios) -> Array:
     """The information of an average record, as far as scales and looks tell, in units of the prior.
 
     What is shared times the mean ratios, and what each latent has of its own.
+
+    Args:
+        most: Of most records, by their scales, shape ``(d,)``.
+        beyond: What others add to it, which lie further out than looks see.
+        usual: The information of an average latent.
+        known: What looks have found.
     """
-    mean, var = known.found
+    mean, var, constant = known.found
     seen = jnp.isfinite(var)
     way = jnp.where(seen, known.look.unit * mean, 0)
-    own = jnp.where(seen, known.look.unit**2 * jnp.where(seen, var, 0), scales)
+    own = beyond + jnp.where(seen, known.look.unit**2 * jnp.where(seen, var, 0), most)
+    # A constant that is smaller than others is what a rare value was centred by. Steps by what most
+    # records say would be a thousand times too long, and by an average column's information a
+    # constant loses nothing.
+    own = jnp.where(seen & (constant > 0), jnp.maximum(own, usual), own)
     return jnp.outer(way, way) + jnp.diag(own)

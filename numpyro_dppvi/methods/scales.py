@@ -1,0 +1,107 @@
+"""Scales of latents, from noisy histograms of the information that single records have.
+
+A histogram has a record in each latent's bin: a power of two of the root of its information, in
+units of the prior. A column of noughts and ones leaves out the noughts, which have none.
+
+* *Most records* of a column about zero are spread as a normal's: a template of six octaves. A
+  quantile of noisy counts would pick bins that hold nothing but noise.
+* *The others* may have nearly all information. Of a standardised column of amounts of which most
+  are nothing, nine records in ten lie at -.1 and one at 3. Steps by what the nine say would be a
+  hundred times too long.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_dppvi._typing import Array
+from numpyro_dppvi.methods import ratios
+
+LOWEST, BINS = -20, ratios.BINS  # of histograms: their first octave, and how many there are
+# log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
+_TEMPLATE = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
+_TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean square
+_LENGTH = float(np.linalg.norm(_TEMPLATE))
+# A column is taken for seen if its template stands out by so many deviations of noise; the second
+# where histograms are clear and others have about its scale: within so many octaves.
+_FOUND, _ABOUT = (4.5, 3.5), 6.0
+# Records beyond the template, in one bin or in three, by so many: there are many places for noise.
+_BEYOND = 5.0
+_IN_OCTAVE = 2.2  # the mean square of what is in an octave, over its lower end's: 2.16 to 2.33
+# All records are so many deviations of a bin's noise, or histograms show nothing but noise.
+FAINT = 5.0
+
+
+class Scales(NamedTuple):
+    """What histograms say, of latents on the last axis.
+
+    Attributes:
+        clear: How many deviations of a bin's noise all their records are.
+        found: Which latents' scales stand out from noise, shape ``(d,)``.
+        most: The information of an average record among most, shape ``(d,)``.
+        beyond: What the others add to it, which lie far beyond these.
+        usual: The information of an average record on an average latent.
+    """
+
+    clear: Array
+    found: Array
+    most: Array
+    beyond: Array
+    usual: Array
+
+
+def clear(drawn: Array, counted: Array, counts_var: Array) -> Array:
+    """How many deviations of a bin's noise all records in histograms are.
+
+    An outcome that cannot be drawn scatters all scales of its record. Histograms of such are taken
+    for clear, as nothing better was found for them.
+    """
+    deviations = counted / jnp.sqrt(jnp.maximum(counts_var, 1e-12))
+    return jnp.where(drawn > 0, deviations, jnp.inf)
+
+
+def of(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Scales:
+    """What noisy histograms say of latents' scales.
+
+    Args:
+        counts: The histograms, shape ``(d, BINS)``.
+        counts_var: Variance of their noise.
+        counted: Records in them.
+        drawn: Whether outcomes can be drawn.
+    """
+    template = jnp.array(_TEMPLATE, counts.dtype)
+    windows = jnp.arange(BINS - len(_TEMPLATE) + 1)[:, None] + jnp.arange(len(_TEMPLATE))
+    fit = counts[:, windows] @ template / _LENGTH
+    height, window = jnp.max(fit, axis=1), jnp.argmax(fit, axis=1)
+    mass = jnp.clip(height / _LENGTH / jnp.maximum(counted, 1), 1e-6, 1)
+    log_scale = (LOWEST + window + _TEMPLATE_RMS) * np.log(2) + 0.5 * jnp.log(mass)
+    deviations, noise = clear(drawn, counted, counts_var), jnp.sqrt(counts_var)
+    found = height > _FOUND[0] * noise
+    # Of many places, noise alone reaches the lower bound in some: a scale wrong by a thousand.
+    about = jnp.abs(log_scale - _mean_of(log_scale, found)) < _ABOUT * np.log(2)
+    some = jnp.any(found) & (drawn > 0) & (deviations > FAINT)
+    found = found | (some & about & (height > _FOUND[1] * noise))
+    # What is far from zero has the scale of its mean, which says little of others.
+    wide = found & ~ratios.narrow(counts, counts_var, counted, drawn)
+    usual = _mean_of(log_scale, jnp.where(jnp.any(wide), wide, found))
+    # A column that noise hides is taken for an average one.
+    most = jnp.exp(2 * jnp.where(found, log_scale, usual))
+    others = jnp.where(jnp.arange(BINS) >= window[:, None] + len(_TEMPLATE), counts, 0)
+    beyond = jnp.where(drawn > 0, _squares(others, noise) / jnp.maximum(counted, 1), 0)
+    return Scales(deviations, found, most, beyond, jnp.exp(2 * usual))
+
+
+def _squares(counts: Array, noise: Array) -> Array:
+    """The information of the records in some bins, up to the last that stand out from noise."""
+    wide = jnp.pad(counts, ((0, 0), (1, 1)))
+    three = wide[:, :-2] + counts + wide[:, 2:]
+    stand_out = (counts > _BEYOND * noise) | (three > _BEYOND * 3**0.5 * noise)
+    number = jnp.arange(BINS)
+    last = jnp.max(jnp.where(stand_out, number, -1), axis=1)
+    inner = jnp.where(number <= last[:, None], jnp.maximum(counts, 0), 0)
+    return _IN_OCTAVE * inner @ 4.0 ** (LOWEST + number)
+
+
+def _mean_of(values: Array, chosen: Array) -> Array:
+    return jnp.sum(jnp.where(chosen, values, 0)) / jnp.maximum(1, jnp.sum(chosen))

@@ -1,0 +1,83 @@
+"""Scales from noisy histograms, against the mean squares of columns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_dppvi.methods import scales
+
+RECORDS = 20_000
+of = jax.jit(scales.of)
+
+
+def said(columns, noise_std=1.0, *, seed=0):
+    """What histograms of columns say, each with noise of this standard deviation in a bin."""
+    rng = np.random.default_rng(seed)
+    with np.errstate(divide="ignore"):
+        octaves = np.floor(np.log2(np.abs(columns))) - scales.LOWEST
+    counts = np.stack([np.histogram(row, np.arange(scales.BINS + 1))[0] for row in octaves])
+    noisy = jnp.asarray(counts + noise_std * rng.normal(size=counts.shape), float)
+    return of(noisy, jnp.asarray(noise_std**2), jnp.asarray(1.0 * RECORDS), jnp.ones(()))
+
+
+def amounts(rng, share):
+    """Of which most are nothing, centred and scaled."""
+    amount = np.where(rng.random(RECORDS) < share, np.exp(rng.normal(3, 1, RECORDS)), 0)
+    return (amount - amount.mean()) / amount.std()
+
+
+def columns(rng):
+    """About zero, far from it, all above it, noughts and ones, and amounts."""
+    return np.stack(
+        [
+            3 * rng.normal(size=RECORDS),
+            0.01 * rng.normal(size=RECORDS),
+            37 + 0.7 * rng.normal(size=RECORDS),
+            rng.uniform(20, 90, RECORDS),
+            1.0 * (rng.random(RECORDS) < 0.3),
+            amounts(rng, 0.08),
+            amounts(rng, 0.3),
+        ]
+    )
+
+
+@pytest.mark.parametrize("noise_std", [1.0, 50.0])
+def test_information_is_the_mean_square(noise_std):
+    rows = columns(np.random.default_rng(1))
+    found = said(rows, noise_std)
+    ratio = (found.most + found.beyond) / np.mean(rows**2, axis=1)
+    assert found.found.all()
+    # All in one bin, as of an indicator, is taken for a template's peak: up to six times as much.
+    assert np.all((ratio > 0.3) & (ratio < 6)), ratio
+    # Without what lies beyond most records, steps would be sixteen and four times too long.
+    assert np.all(found.most[-2:] < np.array([0.07, 0.26]))
+    # Of a normal column a few records are beyond, and of one far from zero none: looks tell how far
+    # it spreads.
+    assert np.all(found.beyond[:2] < 0.3 * found.most[:2])
+    assert not found.beyond[2:5].any()
+
+
+def test_a_column_that_noise_hides_is_taken_for_an_average_one():
+    rng = np.random.default_rng(2)
+    rare = 1.0 * (rng.random(RECORDS) < 0.002)
+    far = 1000 + rng.normal(size=RECORDS)
+    found = said(np.stack([3 * rng.normal(size=RECORDS), far, rare]), 50.0)
+    assert found.found.tolist() == [True, True, False]
+    # A column far from zero has the scale of its mean, which is no average.
+    np.testing.assert_allclose(found.most[2], found.most[0], rtol=1e-6)
+    np.testing.assert_allclose(found.usual, found.most[0], rtol=1e-6)
+
+
+def test_noise_puts_no_records_beyond_a_column():
+    """In five thousand columns: a scale that is a thousand times too large hides its column."""
+    rows = np.random.default_rng(3).normal(size=(1, RECORDS))
+    assert said(rows, 0.0).beyond[0] < 0.01
+    found = said(np.repeat(rows, 5000, axis=0), 300.0, seed=4)
+    assert np.mean(found.beyond > 0) < 0.001
+
+
+def test_outcomes_that_cannot_be_drawn_scatter_scales_of_their_own():
+    counts = jnp.zeros((2, scales.BINS)).at[:, 20].set(0.9 * RECORDS).at[0, 30].set(0.1 * RECORDS)
+    found = of(counts, jnp.ones(()), jnp.asarray(1.0 * RECORDS), jnp.zeros(()))
+    assert not found.beyond.any()
