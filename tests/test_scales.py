@@ -64,9 +64,17 @@ def test_a_column_that_noise_hides_is_taken_for_an_average_one():
     far = 1000 + rng.normal(size=RECORDS)
     found = said(np.stack([3 * rng.normal(size=RECORDS), far, rare]), 50.0)
     assert found.found.tolist() == [True, True, False]
-    # A column far from zero has the scale of its mean, which is no average.
-    np.testing.assert_allclose(found.most[2], found.most[0], rtol=1e-6)
-    np.testing.assert_allclose(found.usual, found.most[0], rtol=1e-6)
+    np.testing.assert_allclose(found.most[2] ** 2, found.most[0] * found.most[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "may_be"), [(0.1, True), (1.0, False), (1000.0, False)])
+def test_a_small_constant_may_be_what_rare_values_were_centred_by(size, may_be):
+    """As may an intercept, or a spread, not: it has what it shows."""
+    rng = np.random.default_rng(5)
+    rows = np.stack([3 * rng.normal(size=RECORDS), np.full(RECORDS, 1.1 * size)])
+    found = said(rows, 50.0)
+    # A column far from zero has the scale of its mean, which says little of others.
+    np.testing.assert_allclose(found.centred, [0, found.most[0] if may_be else 0], rtol=1e-6)
 
 
 def test_noise_puts_no_records_beyond_a_column():

@@ -271,11 +271,8 @@ def _counted(
         memory = _searched(received, released, memory, part)
     memory = _asked_again(received, memory, first, looked)
     by_scale = _scales(memory)
-    first_shape = by_scale.most + by_scale.beyond
-    # Nobody has looked yet at what is far from zero, or small and centred.
-    unseen = of_one_scale(memory) & (memory.drawn > 0)
-    first_shape = jnp.where(unseen, jnp.maximum(first_shape, by_scale.usual), first_shape)
-    return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, jnp.diag(first_shape)))
+    first_shape = jnp.diag(jnp.maximum(by_scale.most + by_scale.beyond, by_scale.centred))
+    return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, first_shape))
 
 
 def _asked_again(received: Received, memory: Memory, first: Array, looked: Array) -> Memory:
@@ -499,7 +496,7 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     # Looks tell more than what noise left of the information so far.
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
     by_scale = _scales(memory)
-    looked = ratios.shape(by_scale.most, by_scale.beyond, by_scale.usual, memory.ratios)
+    looked = ratios.shape(by_scale.most, by_scale.beyond, by_scale.centred, memory.ratios)
     shape = jnp.where(far, looked, shape)
 
     last = tails.after(

@@ -248,7 +248,7 @@ def _templates() -> Array:
     return jnp.moveaxis(held[:, places], 0, 1).reshape(BINS, -1)
 
 
-def shape(most: Array, beyond: Array, usual: Array, known: Ratios) -> Array:
+def shape(most: Array, beyond: Array, centred: Array, known: Ratios) -> Array:
     """The information of an average record, as far as scales and looks tell, in units of the prior.
 
     What is shared times the mean ratios, and what each latent has of its own.
@@ -256,15 +256,15 @@ def shape(most: Array, beyond: Array, usual: Array, known: Ratios) -> Array:
     Args:
         most: Of most records, by their scales, shape ``(d,)``.
         beyond: What others add to it, which lie further out than looks see.
-        usual: The information of an average latent.
+        centred: What a constant may have that most records do not show, shape ``(d,)``.
         known: What looks have found.
     """
     mean, var, constant = known.found
     seen = jnp.isfinite(var)
     way = jnp.where(seen, known.look.unit * mean, 0)
     own = beyond + jnp.where(seen, known.look.unit**2 * jnp.where(seen, var, 0), most)
-    # A constant that is smaller than others is what a rare value was centred by. Steps by what most
+    # A constant much smaller than others is what a rare value was centred by. Steps by what most
     # records say would be a thousand times too long, and by an average column's information a
     # constant loses nothing.
-    own = jnp.where(seen & (constant > 0), jnp.maximum(own, usual), own)
+    own = jnp.where(seen & (constant > 0), jnp.maximum(own, centred), own)
     return jnp.outer(way, way) + jnp.diag(own)

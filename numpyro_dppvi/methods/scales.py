@@ -28,6 +28,7 @@ _LENGTH = float(np.linalg.norm(_TEMPLATE))
 _FOUND, _ABOUT = (4.5, 3.5), 6.0
 # Records beyond the template, in one bin or in three, by so many: there are many places for noise.
 _BEYOND = 5.0
+_SMALL = 50.0  # times less information than an average latent's
 _IN_OCTAVE = 2.2  # the mean square of what is in an octave, over its lower end's: 2.16 to 2.33
 # All records are so many deviations of a bin's noise, or histograms show nothing but noise.
 FAINT = 5.0
@@ -41,14 +42,15 @@ class Scales(NamedTuple):
         found: Which latents' scales stand out from noise, shape ``(d,)``.
         most: The information of an average record among most, shape ``(d,)``.
         beyond: What the others add to it, which lie far beyond these.
-        usual: The information of an average record on an average latent.
+        centred: That of an average latent about zero, for constants so much smaller that they may
+            be what rare values were centred by; 0 for other latents, shape ``(d,)``.
     """
 
     clear: Array
     found: Array
     most: Array
     beyond: Array
-    usual: Array
+    centred: Array
 
 
 def clear(drawn: Array, counted: Array, counts_var: Array) -> Array:
@@ -82,14 +84,16 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Scales
     about = jnp.abs(log_scale - _mean_of(log_scale, found)) < _ABOUT * np.log(2)
     some = jnp.any(found) & (drawn > 0) & (deviations > FAINT)
     found = found | (some & about & (height > _FOUND[1] * noise))
-    # What is far from zero has the scale of its mean, which says little of others.
-    wide = found & ~ratios.narrow(counts, counts_var, counted, drawn)
-    usual = _mean_of(log_scale, jnp.where(jnp.any(wide), wide, found))
     # A column that noise hides is taken for an average one.
-    most = jnp.exp(2 * jnp.where(found, log_scale, usual))
+    most = jnp.exp(2 * jnp.where(found, log_scale, _mean_of(log_scale, found)))
+    # What is far from zero has the scale of its mean, which says little of others.
+    constant = ratios.narrow(counts, counts_var, counted, drawn)
+    wide = found & ~constant
+    usual = jnp.exp(2 * _mean_of(log_scale, jnp.where(jnp.any(wide), wide, found)))
+    centred = jnp.where(constant & (_SMALL * most < usual) & (drawn > 0), usual, 0)
     others = jnp.where(jnp.arange(BINS) >= window[:, None] + len(_TEMPLATE), counts, 0)
     beyond = jnp.where(drawn > 0, _squares(others, noise) / jnp.maximum(counted, 1), 0)
-    return Scales(deviations, found, most, beyond, jnp.exp(2 * usual))
+    return Scales(deviations, found, most, beyond, centred)
 
 
 def _squares(counts: Array, noise: Array) -> Array:
