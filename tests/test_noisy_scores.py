@@ -53,7 +53,14 @@ def picked_up(received, memory, axes):
 
 def remembered(**changes):
     family = MeanField((("w", FullNormal((SIZE,))),))
-    memory = nothing(family, family.natural(family.standard()), 2, searches=False, drawn=True)
+    memory = nothing(
+        family,
+        family.natural(family.standard()),
+        2,
+        searches=False,
+        drawn=True,
+        columns=np.ones(SIZE),
+    )
     return memory._replace(**{name: jnp.asarray(value) for name, value in changes.items()})
 
 
@@ -268,7 +275,9 @@ def test_scores_begin_hardly_beside_the_prior_mean():
     wide = family.natural(
         {"w": FullNormalCoordinates(jnp.zeros(2), jnp.log(jnp.array([3000.0, 1])), jnp.zeros(1))}
     )
-    loc = np.asarray(nothing(family, wide, 1, searches=False, drawn=True).loc)
+    loc = np.asarray(
+        nothing(family, wide, 1, searches=False, drawn=True, columns=np.ones(SIZE)).loc
+    )
     assert np.all((loc > 0) & (loc < 0.01))
 
 

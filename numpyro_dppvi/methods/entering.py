@@ -25,11 +25,24 @@ from numpyro_dppvi.methods.visits import Received
 
 def of(space: LatentSpace, family: MeanField) -> np.ndarray:
     """The entries of a joint normal's vector that records enter, shape ``(k,)``."""
+    return np.sort(_places(family, space.entering))
+
+
+def columns(space: LatentSpace, family: MeanField) -> np.ndarray:
+    """Which of these entries are multiplied by values of a record, shape ``(k,)``.
+
+    As the weights of a matrix are. Of others a record's information is no column's.
+    """
+    layers = space.first_layers
+    return np.isin(of(space, family), _places(family, layers.names if layers else frozenset()))
+
+
+def _places(family: MeanField, latents: frozenset[str]) -> np.ndarray:
+    """Where some latents are in the joint normal's vector."""
     ((name, normal),) = family.members
     # Of NumPy, which stays concrete where this is traced.
-    places = cast(Array, np.arange(normal.size)[None])
-    by_latent = family.by_latent({name: places})
-    return np.sort(np.concatenate([np.ravel(by_latent[latent]) for latent in space.entering]))
+    by_latent = family.by_latent({name: cast(Array, np.arange(normal.size)[None])})
+    return np.concatenate([np.zeros(0, int), *(np.ravel(by_latent[one]) for one in latents)])
 
 
 def alone(family: MeanField, entries: np.ndarray) -> MeanField:

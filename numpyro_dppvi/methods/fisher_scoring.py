@@ -216,7 +216,12 @@ class FisherScoring(values.Usual):
         # Where outcomes are few, as binary ones, a record is never all but impossible.
         searches = not space.can_draw or space.few_outcomes is None
         return remembered.nothing(
-            alone, marginal, num_factors, searches=searches, drawn=space.can_draw
+            alone,
+            marginal,
+            num_factors,
+            searches=searches,
+            drawn=space.can_draw,
+            columns=entering.columns(space, family),
         )
 
     def told(self, memory: Memory, place: Array | int) -> Told:

@@ -342,7 +342,7 @@ def _looked(
 
 
 def _scales(memory: Memory) -> Scales:
-    return scales.of(memory.counts, memory.counts_var, memory.counted, memory.drawn)
+    return scales.of(memory.counts, memory.counts_var, memory.counted, memory.drawn, memory.columns)
 
 
 def _waiting(

@@ -263,8 +263,8 @@ def shape(most: Array, beyond: Array, centred: Array, known: Ratios) -> Array:
     seen = jnp.isfinite(var)
     way = jnp.where(seen, known.look.unit * mean, 0)
     own = beyond + jnp.where(seen, known.look.unit**2 * jnp.where(seen, var, 0), most)
-    # A constant much smaller than others is what a rare value was centred by. Steps by what most
-    # records say would be a thousand times too long, and by an average column's information a
-    # constant loses nothing.
+    # A constant column that is smaller than others is what a rare value was centred by. Steps by
+    # what most records say would be a thousand times too long, and by an average column's
+    # information a constant loses nothing.
     own = jnp.where(seen & (constant > 0), jnp.maximum(own, centred), own)
     return jnp.outer(way, way) + jnp.diag(own)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families import MeanField
@@ -145,6 +146,7 @@ class Memory(NamedTuple):
         near: A root of the posterior's covariance, short enough for an expansion about ``loc``.
         search: Where records would have the run begin.
         drawn: Whether outcomes can be drawn, 1 or 0.
+        columns: 1 for latents that are multiplied by values of a record, shape ``(d,)``.
     """
 
     loc: Array
@@ -173,6 +175,7 @@ class Memory(NamedTuple):
     near: Array
     search: Search
     drawn: Array
+    columns: Array
 
     @property
     def own(self) -> Own:
@@ -186,7 +189,13 @@ class Memory(NamedTuple):
 
 @in_own_precision
 def nothing(
-    family: MeanField, q: Natural, num_factors: int, *, searches: bool, drawn: bool
+    family: MeanField,
+    q: Natural,
+    num_factors: int,
+    *,
+    searches: bool,
+    drawn: bool,
+    columns: np.ndarray,
 ) -> Memory:
     """What is remembered before the first visit: the prior.
 
@@ -196,6 +205,7 @@ def nothing(
         num_factors: How many factors there are: the clients, or 1 with a trusted aggregator.
         searches: Whether records vote for where the run begins.
         drawn: Whether outcomes can be drawn.
+        columns: Which latents are multiplied by values of a record, shape ``(d,)``.
     """
     ((name, normal),) = family.members
     size = normal.size
@@ -242,6 +252,7 @@ def nothing(
         near=square,
         search=search.nothing(loc / prior_sd, searches),
         drawn=one if drawn else zero,
+        columns=jnp.asarray(columns, float),
     )
 
 

@@ -28,7 +28,6 @@ _LENGTH = float(np.linalg.norm(_TEMPLATE))
 _FOUND, _ABOUT = (4.5, 3.5), 6.0
 # Records beyond the template, in one bin or in three, by so many: there are many places for noise.
 _BEYOND = 5.0
-_SMALL = 50.0  # times less information than an average latent's
 _IN_OCTAVE = 2.2  # the mean square of what is in an octave, over its lower end's: 2.16 to 2.33
 # All records are so many deviations of a bin's noise, or histograms show nothing but noise.
 FAINT = 5.0
@@ -42,8 +41,8 @@ class Scales(NamedTuple):
         found: Which latents' scales stand out from noise, shape ``(d,)``.
         most: The information of an average record among most, shape ``(d,)``.
         beyond: What the others add to it, which lie far beyond these.
-        centred: That of an average latent about zero, for constants so much smaller that they may
-            be what rare values were centred by; 0 for other latents, shape ``(d,)``.
+        centred: That of an average column about zero, for columns that are all but constant; 0 for
+            others, shape ``(d,)``. A small constant may be what rare values were centred by.
     """
 
     clear: Array
@@ -63,7 +62,7 @@ def clear(drawn: Array, counted: Array, counts_var: Array) -> Array:
     return jnp.where(drawn > 0, deviations, jnp.inf)
 
 
-def of(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Scales:
+def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: Array) -> Scales:
     """What noisy histograms say of latents' scales.
 
     Args:
@@ -71,6 +70,7 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Scales
         counts_var: Variance of their noise.
         counted: Records in them.
         drawn: Whether outcomes can be drawn.
+        columns: Which latents are multiplied by values of a record.
     """
     template = jnp.array(_TEMPLATE, counts.dtype)
     windows = jnp.arange(BINS - len(_TEMPLATE) + 1)[:, None] + jnp.arange(len(_TEMPLATE))
@@ -88,9 +88,9 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Scales
     most = jnp.exp(2 * jnp.where(found, log_scale, _mean_of(log_scale, found)))
     # What is far from zero has the scale of its mean, which says little of others.
     constant = ratios.narrow(counts, counts_var, counted, drawn)
-    wide = found & ~constant
+    wide = found & ~constant & (columns > 0)
     usual = jnp.exp(2 * _mean_of(log_scale, jnp.where(jnp.any(wide), wide, found)))
-    centred = jnp.where(constant & (_SMALL * most < usual) & (drawn > 0), usual, 0)
+    centred = jnp.where(constant & (columns > 0) & (drawn > 0), usual, 0)
     others = jnp.where(jnp.arange(BINS) >= window[:, None] + len(_TEMPLATE), counts, 0)
     beyond = jnp.where(drawn > 0, _squares(others, noise) / jnp.maximum(counted, 1), 0)
     return Scales(deviations, found, most, beyond, centred)
