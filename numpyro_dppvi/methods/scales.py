@@ -23,9 +23,11 @@ LOWEST, BINS = -20, ratios.BINS  # of histograms: their first octave, and how ma
 _TEMPLATE = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
 _TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean square
 _LENGTH = float(np.linalg.norm(_TEMPLATE))
-# A column is taken for seen if its template stands out by so many deviations of noise; the second
+_PEAK = 3  # the bin of the template that holds most
+# A column is taken for seen if its template, or a bin that all its records may share, stands out by
+# so many deviations of noise. More are asked far from columns that are seen for certain, and less
 # where histograms are clear and others have about its scale: within so many octaves.
-_FOUND, _ABOUT = (4.5, 3.5), 6.0
+_FOUND, _SPIKE, _CERTAIN, _NEAR, _ABOUT = 4.5, 5.0, 6.0, 3.5, 6.0
 # Records beyond the template, in one bin or in three, by so many: there are many places for noise.
 _BEYOND = 5.0
 _IN_OCTAVE = 2.2  # the mean square of what is in an octave, over its lower end's: 2.16 to 2.33
@@ -75,15 +77,21 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
     template = jnp.array(_TEMPLATE, counts.dtype)
     windows = jnp.arange(BINS - len(_TEMPLATE) + 1)[:, None] + jnp.arange(len(_TEMPLATE))
     fit = counts[:, windows] @ template / _LENGTH
-    height, window = jnp.max(fit, axis=1), jnp.argmax(fit, axis=1)
-    mass = jnp.clip(height / _LENGTH / jnp.maximum(counted, 1), 1e-6, 1)
+    # Records of an indicator share one bin, of which the template's peak is two thirds as clear.
+    one_bin = counts[:, _PEAK : _PEAK + fit.shape[1]]
+    height = jnp.maximum(fit, _FOUND / _SPIKE * one_bin)
+    window = jnp.argmax(height, axis=1)
+    height, held = (jnp.take_along_axis(rows, window[:, None], 1)[:, 0] for rows in (height, fit))
+    mass = jnp.clip(held / _LENGTH / jnp.maximum(counted, 1), 1e-6, 1)
     log_scale = (LOWEST + window + _TEMPLATE_RMS) * np.log(2) + 0.5 * jnp.log(mass)
     deviations, noise = clear(drawn, counted, counts_var), jnp.sqrt(counts_var)
-    found = height > _FOUND[0] * noise
-    # Of many places, noise alone reaches the lower bound in some: a scale wrong by a thousand.
+    # Of many places, noise alone reaches a lower bound in some: a scale wrong by a thousand.
+    certain = height > _CERTAIN * noise
+    far = jnp.abs(log_scale - _mean_of(log_scale, certain)) >= _ABOUT * np.log(2)
+    found = certain | ((height > _FOUND * noise) & ~(jnp.any(certain) & far))
     about = jnp.abs(log_scale - _mean_of(log_scale, found)) < _ABOUT * np.log(2)
     some = jnp.any(found) & (drawn > 0) & (deviations > FAINT)
-    found = found | (some & about & (height > _FOUND[1] * noise))
+    found = found | (some & about & (height > _NEAR * noise))
     # A column that noise hides is taken for an average one.
     most = jnp.exp(2 * jnp.where(found, log_scale, _mean_of(log_scale, found)))
     # What is far from zero has the scale of its mean, which says little of others.
