@@ -3,12 +3,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
+import numpyro_dppvi as dppvi
 from benchmarks import believe
 from numpyro_dppvi import FisherScoring
 from numpyro_dppvi.methods import ratios
 from numpyro_dppvi.methods.ratios import BINS, Look
+from numpyro_dppvi.methods.shapes import raised
+from numpyro_dppvi.methods.white import coordinates
 
 MEANS, SPREADS = np.array([1.0, 37.0, 7.4, -140.0]), np.array([0.0, 0.7, 0.1, 4.0])
 
@@ -242,3 +247,69 @@ def test_intervals_cover_with_seven_columns_twenty_spreads_off_zero():
         mean, std = believe.posterior(cell, made, FisherScoring(), seed)
         errors.append(np.abs(mean - made.truth) / std)
     assert np.mean(np.concatenate(errors) < 1.645) > 0.75
+
+
+def test_what_stands_far_above_a_shape_raises_it():
+    """What looks have found holds in all other directions, and what is smaller says nothing."""
+    size, rng = 6, np.random.default_rng(0)
+    way = np.ones(size) / np.sqrt(size)
+    prior = np.diag(4.0 ** np.arange(size))  # the old shape, whatever its units
+    axes = coordinates(jnp.asarray(prior, jnp.float32))
+    known = 10 * jnp.eye(size)  # noise's eigenvalues end at 2 sqrt(6) / 10
+    noise = rng.normal(size=(size, size)) / 10
+    noise = (noise + noise.T) / np.sqrt(2)
+    quiet, loud = 0.3 * np.eye(size) + noise, np.eye(size) + noise + 9 * np.outer(way, way)
+    for seen, expected in ((quiet, np.eye(size)), (loud, np.eye(size) + 9 * np.outer(way, way))):
+        shape = axes.information(raised(axes, jnp.asarray(seen, jnp.float32), known))
+        np.testing.assert_allclose(shape, expected, atol=0.5)
+    assert np.array_equal(raised(axes, jnp.asarray(quiet, jnp.float32), known) > 0, prior > 0)
+
+
+def rates(x, y, widths):
+    w = numpyro.sample("w", dist.Normal(0, widths).to_event(1))
+    with numpyro.plate("records", len(x)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4, 6])
+def test_looks_forget_no_information_that_has_grown(seed):
+    """Raw columns, counts far more dispersed than Poisson's: two of eight runs were thrown.
+
+    Rates grow on the way, and a tenfold information with them. It was forgotten at each visit that
+    looked for columns far from zero.
+    """
+    rng = np.random.RandomState(seed)
+    size = 15_000
+    columns = [
+        np.ones(size),
+        rng.randint(1984, 1989, size),
+        rng.uniform(25, 64, size),
+        11.5 + 2.2 * rng.normal(size=size),
+        np.exp(1.1 + 0.5 * rng.normal(size=size)),
+        *(rng.rand(5, size) < np.array([0.3, 0.45, 0.75, 0.4, 0.8])[:, None]),
+    ]
+    x = np.column_stack(columns).astype(float)
+    mean, std = x[:, 1:].mean(axis=0), x[:, 1:].std(axis=0)
+    weights = 0.15 * rng.normal(size=x.shape[1])
+    predictor = 0.9 + (x[:, 1:] - mean) / std @ weights[1:]
+    y = rng.poisson(np.exp(predictor) * rng.gamma(0.5, 2, size))
+    widths = np.append(np.sqrt(9 + np.sum((mean / std) ** 2)), 1 / std).astype(np.float32)
+    result = dppvi.fit(
+        rates,
+        None,
+        [{"x": x[i::10].astype(np.float32), "y": y[i::10].astype(np.int32)} for i in range(10)],
+        rng_key=jax.random.key(seed),
+        method=FisherScoring(),
+        budget=dppvi.PrivacyBudget(10.0, 1e-5),
+        model_kwargs={"widths": widths},
+        progress_bar=False,
+        insecure_noise_seed=seed,
+    )
+    found = x @ np.asarray(result.posterior.mean["w"], float)
+
+    def score(predictor):
+        return np.mean(y * predictor - np.exp(predictor))
+
+    # Before: -76 000 and -1.7 million.
+    assert score(found) - score(predictor) > -0.05

@@ -55,7 +55,7 @@ from numpyro_dppvi.methods.remembered import (
     partial,
 )
 from numpyro_dppvi.methods.scales import Scales
-from numpyro_dppvi.methods.shapes import longer, shrunk
+from numpyro_dppvi.methods.shapes import longer, raised, shrunk
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, symmetric
 
@@ -493,12 +493,19 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     seen, known = secant.learnt(responded, seen, known)
     shape = axes.information(shrunk(axes, seen, known))
     shape = axes.outside(secant.less(responded, shape, seen, known))
-    # Looks tell more than what noise left of the information so far.
+    # Looks tell more than what noise left of the information so far, but nothing of what has grown
+    # on the way: the information on rates, tenfold.
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
-    by_scale = _scales(memory)
-    looked = ratios.shape(by_scale.most, by_scale.beyond, by_scale.centred, memory.ratios)
-    shape = jnp.where(far, looked, shape)
 
+    def closer() -> Array:
+        by_scale = _scales(memory)
+        looked = coordinates(
+            ratios.shape(by_scale.most, by_scale.beyond, by_scale.centred, memory.ratios)
+        )
+        seen_there = looked.information(axes.outside(seen))
+        return raised(looked, seen_there, looked.known(axes.unknown(known)))
+
+    shape = jax.lax.cond(far, closer, lambda: shape)
     last = tails.after(
         memory.tails, memory.most_visits, waiting.flags[:2], waiting.flags_var, records
     )

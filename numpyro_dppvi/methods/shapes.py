@@ -15,6 +15,7 @@ _LENGTHS = 0.5  # a change of lengths is believed if its relative error is less
 _ALONE = 2.0  # an axis is taken for seen if it stands out by so many deviations of noise
 _PAIR = 3.0  # the same for a pair of columns, if these are few
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
+_FAR = 2.0  # of the noise's edge: what exceeds it is believed beside what looks have found
 
 
 def shrunk(axes: White, seen: Array, known: Array) -> Array:
@@ -64,8 +65,26 @@ def _by_column(shape: Array, axes: White, seen: Array, noise: Array) -> Array:
     return axes.information(by[:, None] * axes.outside(shape) * by)
 
 
-def _by_eigenvalue(shape: Array, seen: Array, p: Array, turn: Array) -> Array:
-    """Directions that stand out; noise has eigenvalues 1 / p and eigenvectors ``turn``."""
+def raised(axes: White, seen: Array, known: Array) -> Array:
+    """The old shape in prior units, and what stands out far above it.
+
+    Args:
+        axes: The coordinates in which the old shape is the identity.
+        seen: The mean of all released shapes, in ``axes``.
+        known: What is known of it, in ``axes``.
+    """
+    p, turn = jnp.linalg.eigh(known)
+    p = jnp.maximum(p, 1e-9)
+    return axes.outside(_by_eigenvalue(jnp.eye(len(seen)), seen, p, turn, above=_FAR))
+
+
+def _by_eigenvalue(
+    shape: Array, seen: Array, p: Array, turn: Array, above: float | None = None
+) -> Array:
+    """Directions that stand out; noise has eigenvalues 1 / p and eigenvectors ``turn``.
+
+    With ``above``, those alone that stand out above the shape, by so many of the noise's edges.
+    """
     # In coordinates where noise is white, eigenvalues of noise alone end at the edge 2 sqrt(d).
     # One that was v without noise is found near sqrt(v^2 + edge^2) (Gavish and Donoho 2017).
     root = (turn * jnp.sqrt(p)) @ turn.T
@@ -76,6 +95,8 @@ def _by_eigenvalue(shape: Array, seen: Array, p: Array, turn: Array) -> Array:
     # What is small already shrinks no further than to the noise.
     had = jnp.einsum("ik,ij,jk->k", vectors, root @ shape @ root, vectors)
     kept = jnp.maximum(kept, -jnp.maximum(had - _FLOOR * edge, 0))
+    if above is not None:
+        kept = jnp.where(values > above * edge, kept, 0)
     return _proper(shape + undo @ (vectors * kept) @ vectors.T @ undo)
 
 
