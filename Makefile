@@ -85,8 +85,8 @@ bench-believe: setup ## print coverage and width of posteriors in synthetic stud
 
 bench-battery: setup ## fit public data sets of all kinds of outcomes, and print scores (hours; goes on where it was)
 	$(RUN) $(INSTALL) --editable '.[battery]'
-	$(RUN) benchmarks.battery run --half both $(BATTERY)
-	$(RUN) benchmarks.battery table --half both $(BATTERY)
+	$(RUN) benchmarks.battery run --half all $(BATTERY)
+	$(RUN) benchmarks.battery table --half all $(BATTERY)
 
 paper: setup ## run the paper's experiments again, draw its figures and write docs/reproduction.md
 	$(RUN) benchmarks.paper $(PAPER)

@@ -11,7 +11,7 @@ from benchmarks.battery import designs, runs, sets, table
 def _names(arguments: argparse.Namespace) -> list[str]:
     if arguments.sets:
         return arguments.sets
-    return [s.name for s in sets.SOURCES if arguments.half in (s.half, "both")]
+    return [s.name for s in sets.SOURCES if arguments.half in (s.half, "all")]
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     )
     parser.add_argument("command", choices=("run", "table", "sets"))
     parser.add_argument("--folder", type=Path, default=Path("benchmarks/results/battery"))
-    parser.add_argument("--half", choices=("chosen", "reported", "both"), default="chosen")
+    parser.add_argument("--half", choices=(*sets.HALVES, "all"), default="chosen")
     parser.add_argument("--sets", nargs="+", choices=sets.BY_NAME, metavar="SET")
     every = (*runs.REFERENCES, *runs.METHODS)
     parser.add_argument("--methods", nargs="+", choices=every, default=every, metavar="METHOD")

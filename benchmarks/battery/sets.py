@@ -2,7 +2,8 @@
 
 Nothing of the data is kept here; packages of the extra `battery` bundle them. Halves alternate
 within each kind of outcome, in the order of this file, which was written before any result was
-seen. Adult and SUPPORT2 are both `chosen`, because defaults were tuned on them long ago.
+seen. Adult and SUPPORT2 are both `chosen`, because defaults were tuned on them long ago. Sets that
+are `further` were added in November 2026, to look for what the others do not show.
 """
 
 import functools
@@ -50,7 +51,7 @@ class Source(NamedTuple):
 
     Attributes:
         name: What it is called here.
-        half: `"chosen"` or `"reported"`.
+        half: `"chosen"`, `"reported"` or `"further"`.
         model: `"logistic"`, `"poisson"`, `"linear"`, `"weibull"` or `"exponential"`.
         read: Reads the frame.
         origin: Package and item.
@@ -123,6 +124,12 @@ def _breast_cancer() -> pd.DataFrame:
     from sklearn.datasets import load_breast_cancer
 
     return load_breast_cancer(as_frame=True).frame
+
+
+def _diabetes() -> pd.DataFrame:
+    from sklearn.datasets import load_diabetes
+
+    return load_diabetes(as_frame=True, scaled=False).frame
 
 
 def _rand() -> pd.DataFrame:
@@ -229,7 +236,84 @@ SOURCES = (
         event="death",
         left_out=("pid", "rtime", "recur"),
     ),
+    # To look for what these do not show.
+    Source(
+        *("head injury", "further", "logistic", *_from("DAAG", "headInjury")),
+        "clinically.important.brain.injury",
+    ),
+    Source(*("spam", "further", "logistic", *_from("DAAG", "spam7"), "yesno"), positive="y"),
+    Source(
+        *("insurance", "further", "logistic", *_from("AER", "HealthInsurance"), "insurance"),
+        positive="yes",
+    ),
+    Source(*("mortgages", "further", "logistic", *_from("AER", "HMDA"), "deny"), positive="yes"),
+    Source(
+        *("wilms", "further", "logistic", *_from("survival", "nwtco"), "rel"),
+        left_out=("seqno", "edrel", "in.subcohort"),
+    ),
+    Source(
+        *("alcohol", "further", "logistic", *_from("wooldridge", "alcohol"), "abuse"),
+        left_out=("agesq", "beertaxsq", "cigtaxsq", "ethanolsq", "educsq"),
+    ),
+    Source(
+        *("attrition", "further", "logistic", *_from("modeldata", "attrition"), "Attrition"),
+        positive="Yes",
+    ),
+    Source(
+        *("card default", "further", "logistic", *_from("ISLR", "Default"), "default"),
+        positive="Yes",
+    ),
+    Source(
+        *("churn", "further", "logistic", *_from("modeldata", "mlc_churn"), "churn"),
+        positive="yes",
+        left_out=("state", *(f"total_{when}_charge" for when in ("day", "eve", "night", "intl"))),
+    ),
+    Source(
+        *("credit", "further", "logistic", *_from("modeldata", "credit_data"), "Status"),
+        positive="bad",
+    ),
+    Source("doctors", "further", "poisson", *_from("AER", "DoctorVisits"), "visits"),
+    Source(
+        *("medpar", "further", "poisson", *_from("COUNT", "medpar"), "los"),
+        left_out=("type", "provnum"),
+    ),
+    Source(
+        *("rwm", "further", "poisson", *_from("COUNT", "rwm5yr"), "docvis"),
+        left_out=("id", "hospvis", "edlevel", "self"),
+    ),
+    Source(
+        *("azpro", "further", "poisson", *_from("COUNT", "azpro"), "los"),
+        left_out=("hospital",),
+    ),
+    Source("earnings", "further", "linear", *_from("AER", "CPSSW8"), "earnings"),
+    Source("slid", "further", "linear", *_from("carData", "SLID"), "wages"),
+    Source("computers", "further", "linear", *_from("Ecdat", "Computers"), "price"),
+    Source(
+        *("gpa", "further", "linear", *_from("wooldridge", "gpa2"), "colgpa"),
+        left_out=("hsizesq",),
+    ),
+    Source("windsor", "further", "linear", *_from("AER", "HousePrices"), "price"),
+    Source(
+        *("diabetes", "further", "linear", _diabetes, "scikit-learn: load_diabetes"),
+        *("BSD-3 (scikit-learn); Efron and others 2004", "target"),
+    ),
+    Source(
+        *("colon", "further", "weibull", *_from("survival", "colon"), "time"),
+        event="status",
+        left_out=("id", "study", "node4"),
+    ),
+    Source(
+        *("nafld", "further", "exponential", *_from("survival", "nafld1"), "futime"),
+        event="status",
+        left_out=("id", "case.id"),
+    ),
+    Source(
+        *("mgus", "further", "exponential", *_from("survival", "mgus2"), "futime"),
+        event="death",
+        left_out=("id", "ptime", "pstat"),
+    ),
 )
+HALVES = tuple(dict.fromkeys(source.half for source in SOURCES))
 BY_NAME = {source.name: source for source in SOURCES}
 
 

@@ -183,7 +183,7 @@ def score_rows(scores: Scores) -> Iterator[str]:
 
 def rule_rows(scores: Scores) -> Iterator[str]:
     """How many cells keep each rule, by method and half, of those it applies to."""
-    columns = [(method, half) for half in ("chosen", "reported") for method in scores.methods]
+    columns = [(method, half) for half in sets.HALVES for method in scores.methods]
     yield _row(["rule", *(f"{method}, {half}" for method, half in columns)])
     yield _row(["---"] * (1 + len(columns)))
     for name, rule in RULES.items():
@@ -201,7 +201,7 @@ def broken(scores: Scores) -> Iterator[str]:
     """Where rules are broken, and by how much, worst first."""
     for method in scores.methods:
         for name, rule in RULES.items():
-            for half in ("chosen", "reported"):
+            for half in sets.HALVES:
                 found = verdicts(scores, rule, method, half)
                 bad = {c: m for c, m in found.items() if m is not None and not m >= 0}
                 where = "; ".join(
