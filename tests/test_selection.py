@@ -153,11 +153,11 @@ class TestScores:
         mechanisms = plan().mechanisms
         flat = [np.zeros(size) for size in SIZES]
         values = [
-            selection._noisy_score(flat, mechanisms, jax.random.key(seed)) for seed in range(400)
+            selection._noisy_score(flat, mechanisms, jax.random.key(seed)) for seed in range(150)
         ]
         std = math.hypot(*(m.noise_std for m in mechanisms)) / sum(SIZES)
-        # 400 draws: five standard errors of their standard deviation are 18 %.
-        assert np.std(values) == pytest.approx(std, rel=0.18)
+        # 150 draws: five standard errors of their standard deviation are 29 %.
+        assert np.std(values) == pytest.approx(std, rel=0.29)
 
 
 class TestRefusals:
