@@ -105,6 +105,8 @@ _NARROWEST = 0.1
 # Priors of these standard deviations are a hundred times too narrow or too wide for such steps,
 # give or take.
 _NARROW, _WIDEST = 0.05, 50.0
+# Or so much narrower than the median prior, as of a column in other units than the others.
+_BESIDE = 0.2
 
 
 def check_proper(
@@ -175,7 +177,8 @@ def off_scale(widths: Mapping[str, Any]) -> tuple[str, float] | None:
     (widest, wide), (narrowest, narrow) = max(ends), min(ends)
     if widest > _WIDEST:
         return wide, widest
-    return (narrow, narrowest) if narrowest < _NARROW else None
+    least = max(_NARROW, _BESIDE * float(np.median([end for end, _ in ends])))
+    return (narrow, narrowest) if narrowest < least else None
 
 
 def caution_of_width(family: MeanField, natural: Natural, method: str) -> str:

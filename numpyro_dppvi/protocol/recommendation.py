@@ -259,7 +259,7 @@ def _method(
         return scoring, (
             f"{many} But the prior of latent {strange[0]!r} has a standard deviation of "
             f"{strange[1]:.2g} on the unconstrained scale, and steps of other methods suit priors "
-            "of about 1. Intervals will be wide: scale the latent in the model."
+            "of one width, about 1. Intervals will be wide: scale the latent in the model."
         )
     return scoring, (
         f"the information matrix of {num_latents} latent{'s' * (num_latents > 1)} can be "
