@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi import latents
 from numpyro_dppvi.families import FullNormal, MeanField, factors, precision
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
@@ -112,6 +113,19 @@ def test_calendar_years_are_fitted(fitted):
     assert np.all(np.abs(off) < 5), off
     ratio = here.std(axis=0) / exact
     assert np.all((ratio > 0.9) & (ratio < 2)), ratio
+
+
+def test_layers_are_the_programs_whoever_asks_first():
+    """Servers, which compute in 64 bits, ask; what is found is kept for clients' programs."""
+    SEEN.clear()
+    records = {"x": np.zeros((3, 2), np.float32), "y": np.zeros(3, np.int32)}
+    space = latents.from_model(by_year, records, {"widths": np.array([3.0, 0.7], np.float32)})
+    with jax.enable_x64(True):
+        layers = space.first_layers
+    row = {"x": np.ones(2, np.float32), "y": np.int32(1)}
+    ((_, product),) = layers.products({"w": jnp.ones(2)}, row).items()
+    assert product.dtype == np.float32
+    assert {str(dtype) for dtype in SEEN} == {"float32"}
 
 
 @pytest.mark.slow

@@ -346,7 +346,9 @@ def _first_layers(space: LatentSpace) -> FirstLayers | None:
 
     if any(latent.is_discrete for latent in space.latents):
         return None
-    return first_layers(of_base, space._continuous, dict(space.row))
+    # A server that computes in 64 bits may ask first.
+    with precision.program(space.precision):
+        return first_layers(of_base, space._continuous, dict(space.row))
 
 
 def from_model(
