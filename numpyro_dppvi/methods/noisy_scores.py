@@ -49,12 +49,14 @@ from numpyro_dppvi.methods.remembered import (
     Told,
     Waiting,
     any_shape,
+    least_own,
+    looked_up,
     must_wait,
     nobody,
     of_one_scale,
     partial,
+    scales_of,
 )
-from numpyro_dppvi.methods.scales import Scales
 from numpyro_dppvi.methods.shapes import longer, raised, shrunk
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, symmetric
@@ -126,7 +128,7 @@ def _begun(memory: Memory, visits: Array) -> Array:
 def _look(memory: Memory, visits: Array) -> Look:
     """Where a client looks for columns far from zero, at its second visit and perhaps its third."""
     known = memory.ratios
-    by_scale = _scales(memory)
+    by_scale = scales_of(memory)
     alike = of_one_scale(memory) & (by_scale.clear > scales.FAINT)
     looks = (
         ratios.first(by_scale.most, alike, by_scale.clear),
@@ -270,7 +272,7 @@ def _counted(
     if memory.search.votes.size:
         memory = _searched(received, released, memory, part)
     memory = _asked_again(received, memory, first, looked)
-    by_scale = _scales(memory)
+    by_scale = scales_of(memory)
     first_shape = jnp.diag(jnp.maximum(by_scale.most + by_scale.beyond, by_scale.centred))
     return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, first_shape))
 
@@ -288,7 +290,7 @@ def _asked_again(received: Received, memory: Memory, first: Array, looked: Array
         once = jnp.abs(counted / received.total_records - 1) < 1e-3
         return jnp.any(now) & faint & once & (visits <= latest)
 
-    hidden = ~jnp.all(_scales(memory).found)
+    hidden = ~jnp.all(scales_of(memory).found)
     octaves = again(memory.counted, memory.counts_var, first & hidden, _IN_STEP[0])
     looks = again(known.counted, known.counts_var, looked & (known.stage == 1), _IN_STEP[1])
     repeated = jnp.where(looks, visits - 1, memory.search.repeated)
@@ -339,10 +341,6 @@ def _looked(
     # A visit that has not looked changes no histogram, and most visits do not look.
     found: Ratios = jax.lax.cond(jnp.any(mine), ratios.with_found, lambda now: now, now)
     return found
-
-
-def _scales(memory: Memory) -> Scales:
-    return scales.of(memory.counts, memory.counts_var, memory.counted, memory.drawn, memory.columns)
 
 
 def _waiting(
@@ -498,10 +496,7 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
 
     def closer() -> Array:
-        by_scale = _scales(memory)
-        looked = coordinates(
-            ratios.shape(by_scale.most, by_scale.beyond, by_scale.centred, memory.ratios)
-        )
+        looked = coordinates(looked_up(memory))
         seen_there = looked.information(axes.outside(seen))
         return raised(looked, seen_there, looked.known(axes.unknown(known)))
 
@@ -517,7 +512,7 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     # rounding; less than a tenth of what the prior knows need not be seen.
     least = _LEAST / received.total_records * jnp.eye(len(shape))
     return memory._replace(
-        shape=shape + least,
+        shape=shape + least + least_own(memory, shape),
         seen=axes.outside(seen),
         shape_known=axes.unknown(known),
         tails=last,
