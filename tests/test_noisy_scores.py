@@ -24,7 +24,7 @@ from numpyro_dppvi.methods import (
     shapes,
     white,
 )
-from numpyro_dppvi.methods.remembered import least_own, looked_up, nothing
+from numpyro_dppvi.methods.remembered import nothing
 from numpyro_dppvi.methods.visits import Received
 
 SIZE = 4
@@ -418,22 +418,6 @@ def test_intervals_cover_in_raw_units_with_few_records_and_much_noise(model):
         mean, std = believe.posterior(cell, made, dppvi.FisherScoring(), seed)
         errors.append(((mean - made.truth) / std)[: cell.num_weights])
     assert np.sum(np.abs(errors) < norm.ppf(0.95)) >= 96, errors
-
-
-def test_no_coordinates_are_stretched_on_and_on():
-    """A column that repeats others has something of its own, and so has one far from zero."""
-    histograms = np.where(np.arange(scales.BINS) == 20, 1000, 0) * np.ones((SIZE, 1))
-    memory = remembered(counts=histograms, counted=1000.0)
-    repeats = np.eye(SIZE)
-    repeats[:2, :2] = 1.0
-    added = jax.jit(least_own)(memory, jnp.asarray(100 * repeats))
-    np.testing.assert_allclose(added, 3e-3 * np.eye(SIZE), rtol=1e-5)
-    # Thirty times its deviation from zero, a column keeps what looks have told it apart by.
-    found = ratios.Found(jnp.ones(SIZE), jnp.full(SIZE, 1e-3), jnp.zeros(SIZE))
-    look = memory.ratios.look._replace(unit=jnp.ones(SIZE))
-    memory = memory._replace(ratios=memory.ratios._replace(found=found, look=look))
-    shape = looked_up(memory)
-    np.testing.assert_allclose(least_own(memory, shape), 3e-5 * shape, rtol=1e-5)
 
 
 @pytest.mark.slow

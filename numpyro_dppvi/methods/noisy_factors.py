@@ -10,7 +10,7 @@ from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.methods import moving
 from numpyro_dppvi.methods.kinds import Kinds
-from numpyro_dppvi.methods.remembered import Memory, least_own, of_one_scale
+from numpyro_dppvi.methods.remembered import Memory, any_shape, least, of_one_scale
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric, turned
 
@@ -49,10 +49,10 @@ def changes(
     # Each client's own maximum, by one Newton step.
     own = memory.own.score @ axes.white / num_records[:, None]
     own = here + own @ (ways / responses) @ ways.T @ axes.white.T
-    # What is in the shape for the sake of its coordinates alone, nobody has told.
-    told = jnp.eye(size) - axes.information(least_own(memory, memory.shape))
+    # What is in a learnt shape for the sake of its coordinates alone, nobody has told.
+    added = jnp.where(any_shape(memory), axes.information(least(size, received.total_records)), 0)
     # Factors have the precision claims_m, turned so.
-    turn = half @ response @ told if noise_aware else jnp.eye(size)
+    turn = half @ response @ (jnp.eye(size) - added) if noise_aware else jnp.eye(size)
     before = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), received.factor[name])
     known = alike.of_first(axes.known, memory.own.score_known)
     records = alike.of_first(lambda rows: rows, num_records[:, None, None])

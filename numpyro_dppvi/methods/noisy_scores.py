@@ -49,14 +49,13 @@ from numpyro_dppvi.methods.remembered import (
     Told,
     Waiting,
     any_shape,
-    least_own,
-    looked_up,
+    least,
     must_wait,
     nobody,
     of_one_scale,
     partial,
-    scales_of,
 )
+from numpyro_dppvi.methods.scales import Scales
 from numpyro_dppvi.methods.shapes import longer, raised, shrunk
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, symmetric
@@ -86,7 +85,6 @@ _ONE = 0.02  # the least error of one client's information, taken for everybody'
 # Of all records, those whose releases have to wait for the server to move by them: about a tenth,
 # and each of ten clients has so many, also where their records cannot be shared out evenly.
 _ENOUGH = 0.085
-_LEAST = 0.1  # information of all records, in units of the prior's, below which none is looked for
 
 # A part of the releases in its own units, and its noise: (sums, number of the part, scale).
 _Part: TypeAlias = Callable[[Array, int, Array | float], tuple[Array, Array]]
@@ -128,7 +126,7 @@ def _begun(memory: Memory, visits: Array) -> Array:
 def _look(memory: Memory, visits: Array) -> Look:
     """Where a client looks for columns far from zero, at its second visit and perhaps its third."""
     known = memory.ratios
-    by_scale = scales_of(memory)
+    by_scale = _scales(memory)
     alike = of_one_scale(memory) & (by_scale.clear > scales.FAINT)
     looks = (
         ratios.first(by_scale.most, alike, by_scale.clear),
@@ -272,7 +270,7 @@ def _counted(
     if memory.search.votes.size:
         memory = _searched(received, released, memory, part)
     memory = _asked_again(received, memory, first, looked)
-    by_scale = scales_of(memory)
+    by_scale = _scales(memory)
     first_shape = jnp.diag(jnp.maximum(by_scale.most + by_scale.beyond, by_scale.centred))
     return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, first_shape))
 
@@ -290,7 +288,7 @@ def _asked_again(received: Received, memory: Memory, first: Array, looked: Array
         once = jnp.abs(counted / received.total_records - 1) < 1e-3
         return jnp.any(now) & faint & once & (visits <= latest)
 
-    hidden = ~jnp.all(scales_of(memory).found)
+    hidden = ~jnp.all(_scales(memory).found)
     octaves = again(memory.counted, memory.counts_var, first & hidden, _IN_STEP[0])
     looks = again(known.counted, known.counts_var, looked & (known.stage == 1), _IN_STEP[1])
     repeated = jnp.where(looks, visits - 1, memory.search.repeated)
@@ -341,6 +339,10 @@ def _looked(
     # A visit that has not looked changes no histogram, and most visits do not look.
     found: Ratios = jax.lax.cond(jnp.any(mine), ratios.with_found, lambda now: now, now)
     return found
+
+
+def _scales(memory: Memory) -> Scales:
+    return scales.of(memory.counts, memory.counts_var, memory.counted, memory.drawn, memory.columns)
 
 
 def _waiting(
@@ -496,7 +498,10 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
 
     def closer() -> Array:
-        looked = coordinates(looked_up(memory))
+        by_scale = _scales(memory)
+        looked = coordinates(
+            ratios.shape(by_scale.most, by_scale.beyond, by_scale.centred, memory.ratios)
+        )
         seen_there = looked.information(axes.outside(seen))
         return raised(looked, seen_there, looked.known(axes.unknown(known)))
 
@@ -508,11 +513,8 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     memory = _clips(memory, said, axes, shape, seen, known, fractions, error, share)
     if not partial(received):
         shape = shape + axes.outside(secant.missed(responded, axes.information(shape)))
-    # Of a column that repeats others nothing is left. To stretch it until it shows would end in
-    # rounding; less than a tenth of what the prior knows need not be seen.
-    least = _LEAST / received.total_records * jnp.eye(len(shape))
     return memory._replace(
-        shape=shape + least + least_own(memory, shape),
+        shape=shape + least(len(shape), received.total_records),
         seen=axes.outside(seen),
         shape_known=axes.unknown(known),
         tails=last,

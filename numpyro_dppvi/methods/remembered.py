@@ -9,18 +9,16 @@ from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.full_normal import unpack
 from numpyro_dppvi.families.precision import in_own_precision
-from numpyro_dppvi.methods import differences, pull, ratios, scales, search, secant, tails
+from numpyro_dppvi.methods import differences, pull, ratios, search, secant, tails
 from numpyro_dppvi.methods.differences import Differences
 from numpyro_dppvi.methods.pull import Pull
 from numpyro_dppvi.methods.ratios import BINS, Look, Ratios
-from numpyro_dppvi.methods.scales import Scales
 from numpyro_dppvi.methods.search import Search
 from numpyro_dppvi.methods.tails import Tails
 from numpyro_dppvi.methods.visits import ByClient, Received
 
 # Chosen by simulation (docs/believe.md says on which studies).
 _ROOM = 2.0  # by how much higher the first clip is where outcomes cannot be drawn
-_LEAST_OWN = 3e-5  # of a column's information, what it has beside others at the least
 
 
 class Told(NamedTuple):
@@ -293,25 +291,13 @@ def of_one_scale(memory: Memory) -> Array:
     return ratios.narrow(memory.counts, memory.counts_var, memory.counted, memory.drawn)
 
 
-def scales_of(memory: Memory) -> Scales:
-    """What histograms say of each latent's scale."""
-    return scales.of(memory.counts, memory.counts_var, memory.counted, memory.drawn, memory.columns)
+def least(size: int, total_records: Array) -> Array:
+    """What every learnt shape gets in prior units: over all records, as much as the prior knows.
 
-
-def looked_up(memory: Memory) -> Array:
-    """The shape as far as scales and looks tell, without any information that was released."""
-    found = scales_of(memory)
-    return ratios.shape(found.most, found.beyond, found.centred, memory.ratios)
-
-
-def least_own(memory: Memory, shape: Array) -> Array:
-    """The least that columns have of their own in a shape, beside what looks have found they share.
-
-    Say a column repeats others, but not in one record of a thousand. Noise soon tells that most
-    records say nothing of it by itself, and clips hide what the few say. Coordinates would be
-    stretched on and on, until a step that noise leads moves the few's predictions by many units of
-    a log rate. Factors claim nothing of what is added here.
+    Of columns that repeat others nothing is left, or next to nothing: say that a column repeats
+    others, but not in one record of a thousand. Noise soon tells that most records say nothing of
+    it by itself, and clips hide what the few say. Coordinates would be stretched on and on, until
+    what is released in them is rounding, or a step that noise leads moves the few's predictions by
+    many units of a log rate. Factors claim nothing of what is added.
     """
-    found = looked_up(memory)
-    grown = jnp.sqrt(jnp.diagonal(shape) / jnp.diagonal(found))
-    return _LEAST_OWN * grown[:, None] * found * grown
+    return jnp.eye(size) / total_records
