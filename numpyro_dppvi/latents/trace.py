@@ -464,8 +464,10 @@ def _of_a_loop(
 
 def resized(shapes: Mapping[str, Any], num_rows: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the same arrays with another number of rows."""
+    # As JAX would take them: 64 bits that are asked for where they are off make it warn.
     return {
-        name: jax.ShapeDtypeStruct((num_rows, *s.shape[1:]), s.dtype) for name, s in shapes.items()
+        name: jax.ShapeDtypeStruct((num_rows, *s.shape[1:]), jax.dtypes.canonicalize_dtype(s.dtype))
+        for name, s in shapes.items()
     }
 
 
