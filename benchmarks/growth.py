@@ -99,7 +99,7 @@ def lines() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    here = cost._peak()
+    here = cost.peak()
     number, series = sys.argv[1].split(" ", maxsplit=1)
     built = SERIES[series][1](int(number))
     sys.stdout.write(json.dumps(cost.measure(built, here, REPEATS)._asdict()) + "\n")

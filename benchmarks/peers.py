@@ -26,6 +26,11 @@ def has_torch() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "opacus"))
 
 
+def _where() -> str:
+    """PyTorch's name of what JAX runs on."""
+    return "cuda" if jax.default_backend() == "gpu" else "cpu"
+
+
 def one_by_one(runs: list[Run]) -> Run:
     """Client after client."""
 
@@ -82,6 +87,7 @@ def torch_func(kind: str, X: np.ndarray, y: np.ndarray, steps: int, prob: float 
     import torch
     from torch.func import grad, vmap
 
+    torch.set_default_device(_where())
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     rows, targets = torch.tensor(X), torch.tensor(y, dtype=torch.float32)
     size = X.shape[1] if kind == "logistic" else X.shape[1] * HIDDEN + 2 * HIDDEN + 1
@@ -113,7 +119,7 @@ def torch_func(kind: str, X: np.ndarray, y: np.ndarray, steps: int, prob: float 
                 norms = of_rows.flatten(1).norm(dim=1)
                 gradients.append(torch.einsum("n,nij->ij", (CLIP / norms).clamp(max=1), of_rows))
             at = at - 1e-5 * (sum(gradients) + torch.randn(2, size))
-        return at
+        return at.cpu()  # waits for a GPU
 
     return run
 
@@ -124,6 +130,7 @@ def opacus(kind: str, X: np.ndarray, y: np.ndarray, steps: int) -> Run:
     from opacus import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
+    torch.set_default_device(_where())
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     rows, targets = torch.tensor(X), torch.tensor(y, dtype=torch.float32)[:, None]
     network = torch.nn.Linear(X.shape[1], 1, bias=False)
@@ -138,11 +145,12 @@ def opacus(kind: str, X: np.ndarray, y: np.ndarray, steps: int) -> Run:
         expected_batch_size=len(rows),
     )
 
-    def run() -> None:
+    def run() -> Any:
         for _ in range(steps):
             optimizer.zero_grad()
             logits = private(rows)
             torch.nn.functional.binary_cross_entropy_with_logits(logits, targets).backward()
             optimizer.step()
+        return next(network.parameters()).cpu()  # waits for a GPU
 
     return run

@@ -34,7 +34,7 @@ FLOORS: tuple[frozenset[str], ...] = (
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
 # privacy/ stands beside the floors, so that it can be audited alone.
-PRIVACY_MAY_IMPORT = frozenset({"_disk", "_html", "_typing", "_validate"})
+PRIVACY_MAY_IMPORT = frozenset({"_device", "_disk", "_html", "_typing", "_validate"})
 MAY_IMPORT_PRIVACY = frozenset(
     {"__init__", "flower", "silo", "analysis", "run", "protocol", "methods"}
 )

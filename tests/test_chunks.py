@@ -1,6 +1,7 @@
 """Sums over records are made chunk by chunk, which changes nothing but time and memory."""
 
 import dataclasses
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -153,14 +154,16 @@ def test_rounds_that_differ_in_nothing_but_the_microbatch_are_described_alike():
     ("sizes", "rows"),
     [([50] * 9, None), ([50, 55], None), ([20, 100], 32), ([1000, 1100, 5000], 128)],
 )
-def test_clients_that_differ_have_chunks_that_follow_their_mean_size(sizes, rows):
+def test_clients_that_differ_have_chunks_that_follow_their_mean_size(sizes, rows, monkeypatch):
+    monkeypatch.setattr(algorithm, "on_cpu", lambda: True)
     assert algorithm._rows_at_once(sizes) == rows
     assert algorithm._rows_at_once(sizes, 30) == 30
 
 
 def padding_computed(sizes):
-    """The share of the rows that are computed which is padding."""
-    capacity, at_once = max(sizes), algorithm._rows_at_once(sizes)
+    """The share of the rows that are computed which is padding, on a processor."""
+    with mock.patch.object(algorithm, "on_cpu", return_value=True):
+        capacity, at_once = max(sizes), algorithm._rows_at_once(sizes)
     chunk = capacity
     if at_once is not None and capacity > at_once:
         chunk = visits.chunk_size(capacity, at_once)
@@ -195,12 +198,12 @@ def test_chunks_are_no_longer_than_allowed_and_not_one_more_than_needed(num_rows
     assert -(-num_rows // chunk) <= -(-num_rows // (largest // piece * piece))
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="only processors go one by one")
 @pytest.mark.parametrize(
     ("rows", "shards", "sampled", "at_once"),
     [(50, 1, 0, 10), (3000, 1, 0, None), (3000, 1, 50, 10), (50, 1, 3000, None), (7, 400, 0, None)],
 )
-def test_large_clients_are_visited_one_after_the_other(rows, shards, sampled, at_once):
+def test_large_clients_are_visited_one_after_the_other(rows, shards, sampled, at_once, monkeypatch):
+    monkeypatch.setattr(rounds, "on_cpu", lambda: True)
     space = latents.from_model(logistic_regression, jax.eval_shape(lambda: ROWS))
     family = guides.family_of(None, logistic_regression, space)  # six coordinates
     layout = visits.Layout(sampled, shards, rows)

@@ -44,7 +44,8 @@ def test_what_is_made_once_a_kind_is_what_each_client_would_get(lengths):
     )
 
 
-def test_a_kind_is_clients_with_the_same_rows_side_by_side():
+def test_a_kind_is_clients_with_the_same_rows_side_by_side(monkeypatch):
+    monkeypatch.setattr(kinds, "on_cpu", lambda: True)
     matrices, numbers = runs([70, 30])
     alike = kinds.of(matrices, numbers)
     assert alike.number == 2

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import Array, Tree
 
 _P = ParamSpec("_P")
@@ -30,10 +31,18 @@ def in_own_precision(function: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         wide = any(map(_is_wide, jax.tree.leaves((args, kwargs))))
-        with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        with jax.enable_x64(True) if wide else contextlib.nullcontext(), _whole_products():
             return function(*args, **kwargs)
 
     return run
+
+
+def _whole_products() -> contextlib.AbstractContextManager[object]:
+    # By default a GPU rounds the factors of a product of matrices to eleven bits.
+    default = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if on_cpu() or default is not None:
+        return contextlib.nullcontext()
+    return jax.default_matmul_precision("highest")
 
 
 def widened(tree: Tree) -> Tree:

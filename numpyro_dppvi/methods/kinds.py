@@ -11,10 +11,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import Array
 
-# Kinds at a time. So few clients are not compared: each is a kind.
-_AT_ONCE = 64
+# Kinds at a time. So few clients are not compared: each is a kind. On an accelerator more of them
+# take hardly longer.
+_AT_ONCE, _ON_ACCELERATOR = 64, 1024
 
 
 class Kinds(NamedTuple):
@@ -40,7 +42,8 @@ class Kinds(NamedTuple):
         """
 
         def some(turn: Array) -> Array:
-            places = jax.lax.dynamic_slice_in_dim(self.first, turn * _AT_ONCE, _AT_ONCE)
+            at_once = _at_once()
+            places = jax.lax.dynamic_slice_in_dim(self.first, turn * at_once, at_once)
             return function(*[leaf[places] for leaf in rows])
 
         return function(*rows) if self.number is None else self._in_turn(some, self.number)
@@ -49,8 +52,9 @@ class Kinds(NamedTuple):
         """A function of what :meth:`of_first` found; arguments as there, but rows of kinds."""
 
         def some(turn: Array) -> Array:
-            start = turn * _AT_ONCE
-            return function(*[jax.lax.dynamic_slice_in_dim(leaf, start, _AT_ONCE) for leaf in rows])
+            at_once = _at_once()
+            start = turn * at_once
+            return function(*[jax.lax.dynamic_slice_in_dim(leaf, start, at_once) for leaf in rows])
 
         return function(*rows) if self.number is None else self._in_turn(some, self.number)
 
@@ -60,9 +64,9 @@ class Kinds(NamedTuple):
         nothing = jnp.zeros((self.first.size, *like.shape[1:]), like.dtype)
 
         def more(turn: Array, found: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(found, some(turn), turn * _AT_ONCE, 0)
+            return jax.lax.dynamic_update_slice_in_dim(found, some(turn), turn * _at_once(), 0)
 
-        found: Array = jax.lax.fori_loop(0, -(-number // _AT_ONCE), more, nothing)
+        found: Array = jax.lax.fori_loop(0, -(-number // _at_once()), more, nothing)
         return found
 
     def sums(self, rows: Array) -> Array:
@@ -85,12 +89,16 @@ def of(*rows: Array) -> Kinds:
     Only neighbours are compared: who cuts records into parts of two sizes has them in two rows.
     """
     everyone = jnp.arange(rows[0].shape[0])
-    if everyone.size <= _AT_ONCE:
+    if everyone.size <= _at_once():
         return Kinds(everyone, everyone, None)
     begins = jnp.zeros(everyone.size - 1, bool)
     for leaf in rows:
         begins |= jnp.any(leaf[1:] != leaf[:-1], axis=tuple(range(1, leaf.ndim)))
     of_client = jnp.concatenate([jnp.zeros(1, int), jnp.cumsum(begins)])
-    places = jnp.arange(everyone.size + -everyone.size % _AT_ONCE)
+    places = jnp.arange(everyone.size + -everyone.size % _at_once())
     first = jnp.minimum(jnp.searchsorted(of_client, places), everyone.size - 1)
     return Kinds(first, of_client, of_client[-1] + 1)
+
+
+def _at_once() -> int:
+    return _AT_ONCE if on_cpu() else _ON_ACCELERATOR

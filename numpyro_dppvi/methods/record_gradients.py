@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import (
     Array,
     Coordinates,
@@ -184,7 +185,7 @@ def _draw_by_draw(
     first = of_draw(*jax.tree.map(lambda leaf: leaf[0], each))
     others = jax.tree.map(lambda leaf: leaf[1:], each)
     # Beside first layers little is left to be added up, and an unrolled loop compiles for seconds.
-    unroll = 1 if layers.names else _DRAWS_AT_ONCE
+    unroll = 1 if layers.names and on_cpu() else _DRAWS_AT_ONCE
     total, behind = jax.lax.scan(add, first[0], others, unroll=unroll)
     behind = jax.tree.map(lambda one, more: jnp.concatenate([one[None], more]), first[1], behind)
     inputs = jax.vmap(layers.inputs)(rows)
@@ -271,7 +272,7 @@ def _added_up(pairs: Array, weights: Array) -> Array:
         return total + pair[0] * pair[1], None
 
     each = jnp.moveaxis(pairs, 1, 0), weights
-    return jax.lax.scan(add, jnp.zeros_like(pairs[:, 0]), each)[0]
+    return jax.lax.scan(add, jnp.zeros_like(pairs[:, 0]), each, unroll=not on_cpu())[0]
 
 
 def _pairs_of_noise(at: NormalCoordinates, noise: Array) -> Array:

@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
+from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import Array, Coordinates, Gradient, Hits, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import MeanField, factors
 from numpyro_dppvi.latents import LatentSpace
@@ -36,6 +37,8 @@ from numpyro_dppvi.privacy.keys import Purposes
 # leave the cache. It changes no result.
 _FLOATS_PER_CHUNK = 2**17
 _ROWS_WORTH_MORE = 64
+# An accelerator has no such cache, and starts kernels for every chunk: there, memory is the bound.
+_FLOATS_ON_ACCELERATOR = 2**26
 # Gradients of plain sums are not laid out by record. They are made in chunks to bound memory.
 _FLOATS_OF_SUM = 2**24
 # Rows are cut into multiples of so many. With chunks of 16, 24, 40, 48 or 56 rows, a round of small
@@ -410,8 +413,9 @@ class OfRecords(NamedTuple):
     def _rows_at_once(self, floats: int) -> int:
         """How many rows a chunk has at most, if a row takes so much memory."""
         few = min(_ROWS_WORTH_MORE, 4 * _FLOATS_PER_CHUNK // floats)
-        in_cache = max(1, few, _FLOATS_PER_CHUNK // floats)
-        return min(in_cache, self.layout.rows_at_once or in_cache)
+        at_once = _FLOATS_PER_CHUNK if on_cpu() else _FLOATS_ON_ACCELERATOR
+        most = max(1, few, at_once // floats)
+        return min(most, self.layout.rows_at_once or most)
 
 
 def _are_hits(part: Any) -> bool:

@@ -11,7 +11,7 @@ operations under ``jit``, ``vmap``, ``scan`` and ``lax.map``; the caller's preci
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
 
+from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import (
     Array,
     Hits,
@@ -40,6 +41,7 @@ ROWS_PER_BLOCK = 8
 # only a ten-millionth (2^-20 / 12) to the noise's variance. 32-bit floats hold the grid exactly up
 # to 2^14 standard deviations.
 _RELEASE_BITS = 10
+_ROWS_AT_ONCE = 16  # of a running sum, on an accelerator
 
 
 @jax.custom_batching.custom_vmap
@@ -141,7 +143,8 @@ def squared_norms_of_products(products: LowerProduct, dtype: jnp.dtype) -> Array
             return (before + row[1], total + row[0] * before), None
 
         zeros = jnp.zeros_like(left[0])
-        (_, total), _ = jax.lax.scan(add, (zeros, zeros), (left, right))
+        unroll = 1 if on_cpu() else _ROWS_AT_ONCE
+        (_, total), _ = jax.lax.scan(add, (zeros, zeros), (left, right), unroll=unroll)
         sides = jnp.sum(left, axis=0), jnp.sum(right, axis=0)
         total = jnp.where(_in_range(sides, dtype), total, jnp.inf)
         return jnp.sum(total.reshape(total.shape[0], -1), axis=1)
@@ -179,17 +182,16 @@ def _squared_norms_of_weighted(left: Array, right: Array, weights: Array) -> Arr
     rights = jax.lax.optimization_barrier([right[:, m].T for m in range(right.shape[1])])
     rows = _in_eights(left.T), [_in_eights(weight[:, :, None]) for weight in weights]
 
-    def of_eight(carry: None, eight: Any) -> tuple[None, Array]:
+    def of_eight(eight: Any) -> Array:
         mine, weights = jax.lax.optimization_barrier(eight)
         entries = [
             mine[k] * _weighted([weight[k] for weight in weights], rights)
             for k in range(ROWS_PER_BLOCK)
         ]
-        return carry, functools.reduce(jnp.add, [each**2 for each in entries])
+        return functools.reduce(jnp.add, [each**2 for each in entries])
 
-    squares = jax.lax.scan(of_eight, None, jax.lax.optimization_barrier(rows))[1]
-    wide = squares.reshape(-1, len(left)).astype(jnp.float64)
-    return _product(jnp.ones(len(wide), jnp.float64), wide)
+    squares = _of_each(of_eight, jax.lax.optimization_barrier(rows))
+    return _column_sums(squares.reshape(-1, len(left)))
 
 
 def _weighted(weights: Sequence[Array], rights: Sequence[Array]) -> Array:
@@ -260,12 +262,26 @@ def total_of_rounded(entries: Array, grid: Grid) -> Array:
 
 
 def _total_of_blocks(blocks: Array, grid: Grid) -> Array:
-    # By a product: then the compiler adds up the rows of a block while it makes them, and not in a
-    # second pass.
     with jax.enable_x64(True):
-        wide = blocks.reshape(len(blocks), -1).astype(jnp.float64)
-        total = _product(jnp.ones(len(blocks), jnp.float64), wide)
+        total = _column_sums(blocks.reshape(len(blocks), -1))
         return grid.unit * total.reshape(blocks.shape[1:])
+
+
+def _column_sums(rows: Array) -> Array:
+    """In 64 bits."""
+    wide = rows.astype(jnp.float64)
+    # A processor's compiler makes rows while it multiplies them, an accelerator's while it adds.
+    if on_cpu():
+        return _product(jnp.ones(len(wide), jnp.float64), wide)
+    return jnp.sum(wide, axis=0)
+
+
+def _of_each(function: Callable[[Any], Array], rows: Any) -> Array:
+    """Of every row: one after the other on a processor, where each stays in a core's cache."""
+    if not on_cpu():
+        return jax.vmap(function)(rows)
+    found: Array = jax.lax.scan(lambda _, row: (None, function(row)), None, rows)[1]
+    return found
 
 
 def total_of_rounded_products(products: LowerProduct, grid: Grid) -> Array:
@@ -287,13 +303,13 @@ def _matrix_of_products(grid: Grid, left: Array, right: Array) -> Array:
     left, right = jnp.pad(left, padding), jnp.pad(right, padding)
     blocks = right.reshape(-1, ROWS_PER_BLOCK, right.shape[1])
 
-    def of_row(carry: None, mine: Array) -> tuple[None, Array]:
+    def of_row(mine: Array) -> Array:
         mine = mine.reshape(-1, ROWS_PER_BLOCK)
         each = [jnp.round(mine[:, k, None] * blocks[:, k]) for k in range(ROWS_PER_BLOCK)]
-        return carry, weighted_total(functools.reduce(jnp.add, each), grid.unit)
+        total: Array = weighted_total(functools.reduce(jnp.add, each), grid.unit)
+        return total
 
-    matrix: Array = jax.lax.scan(of_row, None, left.T)[1]
-    return matrix
+    return _of_each(of_row, left.T)
 
 
 def total_of_rounded_layers(products: LayerProduct, grid: Grid) -> Array:
@@ -309,15 +325,15 @@ def total_of_rounded_layers(products: LayerProduct, grid: Grid) -> Array:
     eights = [_in_eights(left), *(_in_eights(right[:, m]) for m in range(right.shape[1]))]
     every = jax.lax.optimization_barrier(list(weights))
 
-    def of_eight(carry: None, eight: list[list[Array]]) -> tuple[None, Array]:
+    def of_eight(eight: list[list[Array]]) -> Array:
         lefts, *rights = jax.lax.optimization_barrier(eight)
         each = [
             jnp.round(lefts[k][:, None] * _weighted(every, [right[k] for right in rights]))
             for k in range(ROWS_PER_BLOCK)
         ]
-        return carry, functools.reduce(jnp.add, each)
+        return functools.reduce(jnp.add, each)
 
-    return _total_of_blocks(jax.lax.scan(of_eight, None, eights)[1], grid)
+    return _total_of_blocks(_of_each(of_eight, eights), grid)
 
 
 def total_of_rounded_hits(hits: Hits, grid: Grid) -> Array:

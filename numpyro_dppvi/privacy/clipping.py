@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import (
     Array,
     Hits,
@@ -45,6 +46,7 @@ def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyT
     Returns:
         The clipped vectors, in the shapes of the input.
     """
+    contributions = _written_down(contributions)
     grid = arithmetic.grid(clip_norm, False, _dtype(contributions))
     factor = _factors(contributions, mask, grid.norm, grid.one)
 
@@ -83,6 +85,7 @@ def clipped_sum(
     # Sensitivity: each rounded vector has norm <= clip_norm, because clipping leaves room for what
     # rounding may add. The sum is exact, so replacing one vector moves it by |-a + b| <=
     # 2 clip_norm with no slack for summation error.
+    contributions = _written_down(contributions)
     grid = arithmetic.grid(clip_norm, rounded, _dtype(contributions))
     # |round(v)| <= |v| + rounding_norm C <= C.
     bound = (1 - arithmetic.rounding_norm(_num_entries(contributions))) * grid.norm
@@ -120,12 +123,22 @@ def clipped_in_steps(
         Integers as 64-bit floats, in the shapes of the input; a vector's norm is at most
         ``clip_norm / step`` in exact arithmetic.
     """
+    contributions = _written_down(contributions)
     bound = (1 - arithmetic.rounding_norm(_num_entries(contributions))) * clip_norm
     factor = _factors(contributions, mask, bound)
     return jax.tree.map(
         lambda leaf: noise_laws.in_steps(_scaled(factor, leaf), step).reshape(leaf.shape),
         contributions,
     )
+
+
+def _written_down(contributions: PyTree) -> PyTree:
+    """Vectors whose norms and sums are made of the same numbers.
+
+    An accelerator's compiler may make an entry in several kernels, and contracts products and sums
+    in each as it likes. Where terms of an entry cancel, that moves it by far more than the margin.
+    """
+    return contributions if on_cpu() else jax.lax.optimization_barrier(contributions)
 
 
 def _factors(

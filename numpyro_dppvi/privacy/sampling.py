@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi import _validate
+from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.privacy import loss_distributions
 from numpyro_dppvi.privacy.budget import Relation
@@ -206,7 +207,8 @@ class PoissonSampling:
         threshold = jnp.floor(below * 2**_BITS).astype(jnp.uint32)
         # How many of the rows so far are drawn: where that first reaches k, the k-th of them is.
         drawn = jnp.cumsum(words < threshold, dtype=jnp.int32)
-        rows = jnp.searchsorted(drawn, jnp.arange(1, physical_size + 1, dtype=jnp.int32))
+        ranks = jnp.arange(1, physical_size + 1, dtype=jnp.int32)
+        rows = jnp.searchsorted(drawn, ranks, method="scan" if on_cpu() else "scan_unrolled")
         # searchsorted gives ``capacity`` for what was not drawn: those places are padding, and
         # masked.
         rows = jnp.minimum(rows, capacity - 1)  # padding

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numpyro_dppvi import _validate, guides, latents
+from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.families.compiled import compiled
@@ -44,6 +45,7 @@ from numpyro_dppvi.records.shards import record_shapes
 
 # Clients whose sizes differ compute their sums in chunks, so many for the average client.
 _PER_CLIENT = 16
+_ROWS_ON_ACCELERATOR = 2**12  # which take hardly longer there than one row
 
 
 # Not as JAX compiles it, which takes longer.
@@ -427,7 +429,8 @@ def _rows_at_once(client_sizes: Sequence[int], most: int | None = None) -> int |
     if max(client_sizes) < 1.2 * mean:
         return most
     pieces = max(1, int(mean / _PER_CLIENT / ROWS_TOGETHER))
-    return min(pieces * ROWS_TOGETHER, most or max(client_sizes))
+    least = 0 if on_cpu() else _ROWS_ON_ACCELERATOR
+    return min(max(pieces * ROWS_TOGETHER, least), most or max(client_sizes))
 
 
 def shards_of(plan: PrivacyPlan | None, client_sizes: Sequence[int]) -> np.ndarray:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import factors, precision
 from numpyro_dppvi.families.compiled import Compiled, compiled
@@ -28,6 +29,8 @@ _CLIENTS_AT_ONCE = 16
 # busy by themselves. Sixteen at a time, those of 2442 records and 109 columns took 1.3 to 1.7 times
 # as long as one after the other, and those of 50 records and 20 columns .9 times.
 _FLOATS_OF_ONE = 2**14
+# An accelerator takes as many clients at once as its memory allows (256 MiB of gradients).
+_FLOATS_ON_ACCELERATOR = 2**26
 # A server that does algebra takes longer to compile than its clients do, and is hardly slower
 # without the compiler's optimisations, which clients need. As programs of their own the two compile
 # in half the time, and each turn takes half a millisecond to one and a half longer: not for many.
@@ -522,10 +525,11 @@ def _side_by_side(
 def batch_size(problem: Problem, group_size: int) -> int | None:
     """Clients that are solved side by side; ``None`` for one after the other."""
     layout = problem.layout
-    one_by_one = jax.default_backend() == "cpu" and _floats(problem) > _FLOATS_OF_ONE
     # A batch of one is many times slower than no batch at all.
-    if group_size == 1 or one_by_one:
+    if group_size == 1 or (on_cpu() and _floats(problem) > _FLOATS_OF_ONE):
         return None
+    if not on_cpu():
+        return min(group_size, max(1, _FLOATS_ON_ACCELERATOR // _floats(problem)))
     # A client of n shards solves n problems.
     return min(group_size, _CLIENTS_AT_ONCE, max(1, _SOLVES_AT_ONCE // layout.num_shards))
 
