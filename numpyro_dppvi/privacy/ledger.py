@@ -182,17 +182,10 @@ class Ledger:
     def check(self, client: int) -> None:
         """Raises :class:`BudgetExceededError` if a client's budget is exceeded."""
         budget, composition = self.budgets[client], self.composition(client)
-
-        def cost(composition: Composition) -> float:
-            return accounting.epsilon(composition, budget.delta, budget.relation)
-
-        # Part of a composition costs no more than the whole, whose epsilon is cached.
-        # The plan's epsilon was computed when noise was calibrated: a round within it needs no
-        # accountant, which takes seconds for sampled batches.
         planned = self.affordable[client] if self.affordable else frozenset()
-        if _within(composition, planned) and cost(planned) <= budget.epsilon:
+        if _is_planned(composition, planned, budget):
             return
-        epsilon = cost(composition)
+        epsilon = _cost(composition, budget)
         # Written so that NaN refuses, too.
         if not epsilon <= budget.epsilon:
             who = words.client(client, self.client_names)
@@ -230,12 +223,27 @@ def _added(totals: dict[int, Composition], entries: Iterable[Entry]) -> dict[int
     for entry in entries:
         more.setdefault(entry.client, []).append((entry.event, entry.num_releases))
     return totals | {
-        client: accounting.compose([*totals.get(client, ()), *events])
+        client: _longer(totals.get(client, frozenset()), tuple(events))
         for client, events in more.items()
     }
 
 
-def _within(composition: Composition, bound: Composition) -> bool:
-    """Whether a composition is part of another: no event occurs more often."""
-    counts = dict(bound)
-    return all(count <= counts.get(event, 0) for event, count in composition)
+# Of thousands of clients many are alike: they share one value, of which Python keeps the hash.
+@functools.lru_cache(maxsize=1024)
+def _longer(composition: Composition, events: tuple[tuple[dpa.DpEvent, int], ...]) -> Composition:
+    return accounting.compose([*composition, *events])
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_planned(composition: Composition, planned: Composition, budget: PrivacyBudget) -> bool:
+    """Whether a composition is part of a planned one, and that within its budget."""
+    # Part of a composition costs no more than the whole. The plan's epsilon was computed when noise
+    # was calibrated, and is cached: a round within it needs no accountant, which takes seconds for
+    # sampled batches.
+    counts = dict(planned)
+    within = all(count <= counts.get(event, 0) for event, count in composition)
+    return within and _cost(planned, budget) <= budget.epsilon
+
+
+def _cost(composition: Composition, budget: PrivacyBudget) -> float:
+    return accounting.epsilon(composition, budget.delta, budget.relation)

@@ -4,6 +4,7 @@ A sampler has both ``draw`` and ``dp_event``, so what runs and what is accounted
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,7 +133,13 @@ class FullBatch:
         self, noise_multiplier: float, num_records: int, physical_size: int
     ) -> dpa.DpEvent:
         """A plain Gaussian event."""
-        return dpa.GaussianDpEvent(noise_multiplier)
+        return _gaussian(noise_multiplier)
+
+
+@functools.lru_cache(maxsize=1024)
+def _gaussian(noise_multiplier: float) -> dpa.DpEvent:
+    # Ledgers keep one a client and round, and Python's garbage collector goes through them all.
+    return dpa.GaussianDpEvent(noise_multiplier)
 
 
 @dataclass(frozen=True)

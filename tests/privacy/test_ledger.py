@@ -21,6 +21,7 @@ from numpyro_dppvi.privacy import (
     PrivacyBudget,
     accounting,
 )
+from numpyro_dppvi.privacy import ledger as ledger_module
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan, of_changes, of_gradients
 
 BUDGET = PrivacyBudget(1.0, 1e-5)
@@ -256,6 +257,7 @@ class TestAffordable:
             return epsilon(composition, *arguments)
 
         monkeypatch.setattr(accounting, "epsilon", recorded)
+        ledger_module._is_planned.cache_clear()  # of what other tests have asked
         event = plan.clients[0].mechanism.dp_event
         for visit in range(5):
             ledger = ledger.charge([Entry(visit, 0, event, 4)])
