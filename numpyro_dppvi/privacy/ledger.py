@@ -222,16 +222,16 @@ def _added(totals: dict[int, Composition], entries: Iterable[Entry]) -> dict[int
     more: dict[int, list[tuple[dpa.DpEvent, int]]] = {}
     for entry in entries:
         more.setdefault(entry.client, []).append((entry.event, entry.num_releases))
-    return totals | {
-        client: _longer(totals.get(client, frozenset()), tuple(events))
-        for client, events in more.items()
-    }
-
-
-# Of thousands of clients many are alike: they share one value, of which Python keeps the hash.
-@functools.lru_cache(maxsize=1024)
-def _longer(composition: Composition, events: tuple[tuple[dpa.DpEvent, int], ...]) -> Composition:
-    return accounting.compose([*composition, *events])
+    # Of thousands of clients many are alike: they share one value, of which Python keeps the hash.
+    found: dict[tuple[object, ...], Composition] = {}
+    new = {}
+    for client, events in more.items():
+        before = totals.get(client, frozenset())
+        key = before, *events
+        if key not in found:
+            found[key] = accounting.compose([*before, *events])
+        new[client] = found[key]
+    return totals | new
 
 
 @functools.lru_cache(maxsize=1024)
