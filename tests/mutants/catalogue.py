@@ -655,14 +655,14 @@ _CHARGING = (
     ),
     Mutant(
         "a plan beyond its budget that is waved through",
-        "if _within(composition, planned) and cost(planned) <= budget.epsilon:",
-        "if _within(composition, planned):",
+        "return within and _cost(planned, budget) <= budget.epsilon",
+        "return within",
         (f"{LEDGER}TestAffordable::test_a_plan_beyond_its_budget_opens_no_door",),
     ),
     Mutant(
         "a plan that lasts for ever",
-        "return all(count <= counts.get(event, 0) for event, count in composition)",
-        "return all(event in counts for event, count in composition)",
+        "within = all(count <= counts.get(event, 0) for event, count in composition)",
+        "within = all(event in counts for event, count in composition)",
         (f"{LEDGER}TestAffordable::test_a_whole_plan_can_be_carried_out_and_not_more[shards]",),
     ),
     Mutant(
