@@ -649,8 +649,8 @@ _CHARGING = (
     ),
     Mutant(
         "a ledger that forgets a client",
-        "for client, events in more.items()\n",
-        "for client, events in list(more.items())[:-1]\n",
+        "for client, events in more.items():\n",
+        "for client, events in list(more.items())[:-1]:\n",
         (f"{LEDGER}TestSpent",),
     ),
     Mutant(
