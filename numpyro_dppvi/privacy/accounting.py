@@ -18,6 +18,7 @@ Composition: TypeAlias = frozenset[tuple[dpa.DpEvent, int]]
 # Spacings of the grid on which privacy losses are discretised, tried from the coarsest to the
 # finest. Every one of them gives an upper bound, because losses are rounded up.
 _GRIDS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+COARSEST = _GRIDS[0]
 # The search stops when the last grid changed epsilon by at most this relative amount. The error
 # falls with the square of the spacing, so about a hundredth of that change remains: epsilon is
 # then too large by at most about 3 parts in 10^5.
@@ -186,7 +187,10 @@ def renyi_distance(composition: Composition, relation: Relation) -> float | None
 
 
 def tightest(
-    bound: Callable[[float], float], settled_at: float = _SETTLED, enough: float = -math.inf
+    bound: Callable[[float], float],
+    settled_at: float = _SETTLED,
+    enough: float = -math.inf,
+    coarsest: float = COARSEST,
 ) -> float:
     """The smallest upper bound over ever finer grids, until it settles.
 
@@ -194,6 +198,8 @@ def tightest(
         bound: An upper bound as a function of the grid's spacing.
         settled_at: Stop when a finer grid lowered the bound by at most this relative amount.
         enough: Stop as soon as a bound is at or below this.
+        coarsest: Coarser grids are skipped, all but the finest. A bound that all coarse grids
+            share would seem to have settled.
 
     Returns:
         An upper bound. Its relative error is about a hundredth of ``settled_at``, or a thousandth
@@ -201,6 +207,8 @@ def tightest(
     """
     best = before = math.inf
     for grid in _GRIDS:
+        if grid > max(coarsest, _GRIDS[-1]):
+            continue
         found = bound(grid)
         change = best - found
         # An infinite bound would stay so on finer grids.

@@ -113,6 +113,9 @@ class TestSampledBatches:
         st.sampled_from(["poisson", "fixed size"]),
     )
     @example("replace_one", 11.0, 1, 1e-4, "poisson")
+    @example("replace_one", 19.0, 1, 1e-4, "poisson")
+    @example("add_or_remove_one", 19.278873232423212, 1, 1e-4, "poisson")
+    @example("add_or_remove_one", 9.0, 1, 0.125, "poisson")
     def test_lies_within_the_guarantee(self, relation, noise, count, rate, kind):
         # (epsilon, delta) caps every test: e^epsilon times the false alarms, and delta.
         event = sampled(0.3, noise)
@@ -122,10 +125,9 @@ class TestSampledBatches:
         attack = best_attack(composition, relation, rate)
         for delta in (1e-6, 1e-3, 0.05):
             cap = math.exp(accounting.epsilon(composition, delta, relation)) * rate + delta
-            # It is a bound, whose grid is refined until what exceeds guessing changes by 3 %: in
-            # the example, where that is a fifth of all, by .5 % of the whole.
-            most = max(cap * (1 + 5e-3), rate + (cap - rate) * 1.03)
-            assert attack.true_positive_rate <= most
+            # It is a bound, whose grid is refined until what exceeds guessing changes by 3 %. In
+            # the examples losses are small beside coarse grids and the distances of slopes.
+            assert attack.true_positive_rate <= rate + (cap - rate) * 1.03
         assert rate <= attack.true_positive_rate <= rate + attack.advantage + 2e-3
         assert 0 <= attack.advantage <= 1
 
