@@ -10,6 +10,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
@@ -63,6 +64,7 @@ def test_programs_run_where_they_are_told_to():
             assert _device.on_cpu()
 
 
+@pytest.mark.slow
 def test_the_cipher_gives_the_same_words():
     keys = jnp.asarray(RNG.integers(0, 2**32, (3, 8)), jnp.uint32)
     counters, nonce = jnp.arange(19, dtype=jnp.uint32), jnp.array([1, 2, 3], jnp.uint32)

@@ -143,11 +143,8 @@ MORE = {
 ALL = {**EXAMPLES, **GUIDED, **MORE}
 FIRST = (
     "hierarchy with a group a public number",
-    "several outcomes",
     "two kinds of outcome",
-    "counts in a plate of stated size",
     "missing and weighted",
-    "penalised",
 )
 
 

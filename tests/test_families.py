@@ -404,7 +404,7 @@ def case(request):
 
 
 # Gradients of their draws take long to compile.
-SLOWLY_DRAWN = (*SLOW, "matrix of betas", "two dirichlets")
+SLOWLY_DRAWN = (*SLOW, "matrix of betas", "two dirichlets", "vector of gammas")
 quickly_drawn = pytest.mark.parametrize(
     "case",
     [

@@ -356,6 +356,7 @@ def counts(x, y, width):
 
 
 # In much noise, to ask twice would show nothing either.
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise_std", "once_more"), [(250.0, 0.0), (80.0, 1.0), (20.0, 0.0)])
 def test_histograms_that_noise_hides_are_asked_for_once_more(noise_std, once_more):
     """As soon as all have sent them, and no more than once; none where clients are out of step."""

@@ -151,7 +151,7 @@ CASES = {
     chain_by_scan: {"histories": HISTORIES},
 }
 # One of each kind: a mixture, two latents that meet, a loop along a record, a missing column.
-FIRST = (two_classes, chain_by_scan, missing_category)
+FIRST = (two_classes, missing_category)
 named = functools.partial(pytest.mark.parametrize, "model", ids=lambda model: model.__name__)
 
 

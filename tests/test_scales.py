@@ -102,6 +102,7 @@ def test_a_constant_column_may_be_what_rare_values_were_centred_by():
     np.testing.assert_allclose(found.centred, [0, found.most[0], 0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_puts_no_records_beyond_a_column():
     """In a thousand columns: a scale that is a thousand times too large hides its column."""
     rows = np.random.default_rng(3).normal(size=(1, RECORDS))

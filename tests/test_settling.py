@@ -260,6 +260,7 @@ class TestRuns:
         assert result.status.rounds > 60
         assert abs(result.posterior.mean["e0"] - mean) < 0.1 * sd
 
+    @pytest.mark.slow
     def test_a_number_of_rounds_is_exact(self):
         data = columns(5.0)
         short = run(far_from_zero, data, num_rounds=20)

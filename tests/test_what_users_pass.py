@@ -1065,8 +1065,17 @@ OWN = {
     "mean": {"tracer"},
 }
 # What takes many seconds. Mistakes in fits are in test_bad_input.py, too.
-DEAR_TOO = ("silo.Study", "plan_privacy, sampled", "plan_privacy, fixed size")
-DEAR |= {name: CALLS.pop(name) for name in (*DEAR_TOO, "privacy.plan_selection")}
+DEAR_TOO = (
+    "silo.Study",
+    "silo.digest_of",
+    "plan_privacy, sampled",
+    "plan_privacy, fixed size",
+    "privacy.noise_from_epsilon",
+    "privacy.paper_epsilon",
+    "privacy.plan_selection",
+    "privacy.rounds_from_epsilon",
+)
+DEAR |= {name: CALLS.pop(name) for name in DEAR_TOO}
 
 
 @pytest.fixture
@@ -1106,7 +1115,9 @@ class TestEveryArgument:
     def test_that_is_dear_to_try_likewise(self, name):
         assert not faults(DEAR[name], {**FEW, **MANY})
 
-    @pytest.mark.parametrize("name", [*CALLS, *DEAR])
+    @pytest.mark.parametrize(
+        "name", [*CALLS, *[pytest.param(name, marks=pytest.mark.slow) for name in DEAR]]
+    )
     def test_is_right_to_begin_with(self, name):
         call = {**CALLS, **DEAR}[name]
         first = next(iter(call.arguments), None)

@@ -344,6 +344,7 @@ def test_a_server_that_dies_at_any_delivery_goes_on(
     np.testing.assert_allclose(found.ledger.spent(), wanted.ledger.spent(), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_study_that_has_ended_asks_nobody(consortium_in_turn, tmp_path):
     pinned, wanted = consortium_in_turn
     paths, path = hospitals.beside(pinned, tmp_path), tmp_path / "server.npz"
