@@ -1,5 +1,6 @@
 """Partitioned inference against exact answers: closed forms, NumPyro's SVI, q as a product."""
 
+import ast
 import functools
 import logging
 import math
@@ -262,22 +263,36 @@ def model(X, y):
 found = []
 class Count(logging.Handler):
     def emit(self, record):
-        found.extend(re.findall(r"Finished XLA compilation of jit", record.getMessage()))
+        names = re.findall(r"Finished XLA compilation of (jit[^ ]+)", record.getMessage())
+        found.extend((name, record.threadName == "MainThread") for name in names)
 
 logging.getLogger("jax").addHandler(Count())
 data = {"X": np.ones((20, 3), np.float32), "y": np.arange(20) % 2}
-with jax.log_compiles():
-    dppvi.fit(model, None, data, rng_key=jax.random.key(0), clients=2,
-              budget=dppvi.PrivacyBudget(1.0), num_rounds=2, progress_bar=False)
-print(len(found))
+jax.config.update("jax_log_compiles", True)  # in all threads
+dppvi.fit(model, None, data, rng_key=jax.random.key(0), clients=2, METHOD
+          budget=dppvi.PrivacyBudget(1.0), num_rounds=2, progress_bar=False)
+print(repr(found))
 """
+
+
+def compiled_by_a_first_fit(method=""):
+    """Names of programs, and whether each was compiled on the main thread."""
+    script = FIRST_FIT.replace("METHOD", method)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    return ast.literal_eval(done.stdout.splitlines()[-1].decode())
 
 
 @pytest.mark.slow
 def test_the_first_fit_of_a_process_compiles_few_programs():
     """Each takes 10 to 40 ms, however small it is; there were 47."""
-    done = subprocess.run([sys.executable, "-c", FIRST_FIT], capture_output=True, check=True)
-    assert 5 < int(done.stdout.splitlines()[-1]) <= 20
+    assert 5 < len(compiled_by_a_first_fit()) <= 20
+
+
+@pytest.mark.slow
+def test_the_largest_programs_are_compiled_at_once_and_once():
+    found = compiled_by_a_first_fit("method=dppvi.FisherScoring(),")
+    largest = [(name, main) for name, main in found if name in ("jit(_taken)", "jit(_visited)")]
+    assert sorted(largest) == [("jit(_taken)", False), ("jit(_visited)", True)]
 
 
 @pytest.mark.slow

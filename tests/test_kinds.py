@@ -7,6 +7,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from models.logistic_regression import logistic_regression
+from numpyro_dppvi.families.full_normal import pack
 from numpyro_dppvi.methods import kinds
 from tests.grids import grid
 
@@ -28,20 +29,24 @@ def runs(lengths):
 )
 def test_what_is_made_once_a_kind_is_what_each_client_would_get(lengths):
     matrices, numbers = runs(lengths)
+    vectors = np.random.default_rng(1).normal(size=(len(numbers), SIZE))
 
     @jax.jit
-    def found(matrices, numbers):
+    def found(matrices, numbers, vectors):
         alike = kinds.of(matrices, numbers)
         first = alike.of_first(lambda a, n: n[:, None, None] * jnp.linalg.inv(a), matrices, numbers)
         whole = alike.of_each(lambda a: a @ a, first)
-        return alike.clients(whole), jnp.tensordot(alike.sums(numbers), whole, 1)
+        total = alike.total(lambda a, n: jnp.tensordot(n, a, 1), whole, alike.sums(numbers))
+        packed = alike.of_each(lambda a: pack(a + jnp.swapaxes(a, 1, 2)), whole)
+        return alike.clients(whole), total, alike.times(packed, vectors)
 
     inverse = numbers[:, None, None] * np.linalg.inv(matrices)
-    each, total = found(matrices, numbers)
-    np.testing.assert_allclose(each, inverse @ inverse, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(
-        total, np.tensordot(numbers, inverse @ inverse, 1), rtol=1e-4, atol=1e-4
-    )
+    whole = inverse @ inverse
+    each, total, products = found(matrices, numbers, vectors)
+    np.testing.assert_allclose(each, whole, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(total, np.tensordot(numbers, whole, 1), rtol=1e-4, atol=1e-4)
+    expected = np.einsum("mij,mj->mi", whole + np.swapaxes(whole, 1, 2), vectors)
+    np.testing.assert_allclose(products, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_a_kind_is_clients_with_the_same_rows_side_by_side(monkeypatch):

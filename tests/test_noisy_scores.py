@@ -13,6 +13,7 @@ from scipy.stats import norm
 import numpyro_dppvi as dppvi
 from benchmarks import believe
 from numpyro_dppvi.families import FullNormal, FullNormalCoordinates, MeanField
+from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.methods import (
     kinds,
     moving,
@@ -35,7 +36,7 @@ shrink = jax.jit(shapes.shrunk)
 longer = jax.jit(shapes.longer)
 after_step = jax.jit(moving.moved)
 error_of = jax.jit(moving.error_of)
-put_down = jax.jit(moving.kept)
+put_down = jax.jit(lambda memory: moving.kept(memory, kinds.of(memory.own.score_known)))
 responses = jax.jit(noisy_factors.responses_in)
 pull_after = jax.jit(pull.after)
 
@@ -46,7 +47,7 @@ outside_of = jax.jit(lambda axes, seen, known: (axes.outside(seen), axes.unknown
 def picked_up(received, memory, axes):
     def found(memory, axes):
         alike = kinds.of(memory.own.score_known)
-        return moving.outside(moving.found(received, memory, axes, alike), axes)
+        return moving.outside(moving.found(received, memory, axes, alike), axes, alike)
 
     return jax.jit(found)(memory, axes)
 
@@ -222,7 +223,7 @@ def test_the_level_is_found_in_noise_of_its_own_size():
 def test_scores_are_over_the_level_that_is_known_now():
     """A level that was wrong was wrong for earlier scores, too; one that drifts was right then."""
     axes, known = coordinates(jnp.eye(SIZE)), 1e3 * jnp.eye(SIZE)
-    score, score_known = jnp.ones((2, SIZE)), jnp.stack([jnp.eye(SIZE)] * 2)
+    score, score_known = jnp.ones((2, SIZE)), jnp.stack([pack(jnp.eye(SIZE))] * 2)
     memory = remembered(shape=np.eye(SIZE), level=0.8, shape_known=known)
     memory = memory.with_own(score=score, score_known=score_known)
     now = 0.4 * jnp.eye(SIZE)
@@ -230,7 +231,7 @@ def test_scores_are_over_the_level_that_is_known_now():
     after, _, _ = learn(memory, axes, now, jnp.asarray(0.1), jnp.asarray(1e-9))
     assert 0.4 < float(after.level) < 0.8
     np.testing.assert_allclose(after.own.score, 0.8 / after.level, rtol=1e-3)
-    np.testing.assert_allclose(after.own.score_known[0, 0, 0], (after.level / 0.8) ** 2, rtol=1e-3)
+    np.testing.assert_allclose(after.own.score_known[0, 0], (after.level / 0.8) ** 2, rtol=1e-3)
     # So are those of clients who are not visited.
     np.testing.assert_allclose(after.moves.unit, 0.8 / after.level, rtol=1e-3)
     # No noise: the level is what was released, and the change is drift.
@@ -298,7 +299,7 @@ def test_steps_add_their_errors_to_what_scores_leave_unknown():
         memory = remembered(shape=raw_columns(), shape_known=10.0 * np.eye(SIZE)).with_own(
             records=jnp.array([50.0, 0.0]),
             score=jnp.stack([jnp.asarray(1.0 * score), jnp.zeros(SIZE)]),
-            score_known=jnp.stack([jnp.asarray(known), jnp.zeros((SIZE, SIZE))]),
+            score_known=pack(jnp.stack([jnp.asarray(known), jnp.zeros((SIZE, SIZE))])),
         )
         memory = put_down(memory._replace(moves=memory.moves._replace(unit=jnp.asarray(3.0))))
         for times in (0.5, 1.0, 1.5):
@@ -313,7 +314,8 @@ def test_steps_add_their_errors_to_what_scores_leave_unknown():
             moves = memory.moves._replace(unit=times * memory.moves.unit)
             memory = memory._replace(moves=moves, shape=memory.shape + 0.1 * jnp.eye(SIZE))
         own = picked_up(received, memory, coordinates(memory.shape)).own
-        np.testing.assert_allclose(np.linalg.inv(own.score_known[0]), covariance, rtol=1e-9)
+        found = np.linalg.inv(unpack(own.score_known[0]))
+        np.testing.assert_allclose(found, covariance, rtol=1e-9)
         np.testing.assert_allclose(own.score[0], score, rtol=1e-9)
         # A client of which nothing is known stays unknown.
         assert not np.any(own.score_known[1])

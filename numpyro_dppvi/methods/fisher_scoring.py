@@ -191,7 +191,10 @@ class FisherScoring(values.Usual):
                 return score(told.loc, space.draw(latents(loc), row, key))
 
             number = self.num_replicates
-            key, *keys = jax.random.split(key, number + 1)
+            # A multiple of sixteen, the first of which are the same: loops over nine are unrolled
+            # into so much code that the whole visit takes a quarter longer to compile.
+            enough = number + 1 + -(number + 1) % 16
+            key, *keys = jax.random.split(key, enough)[: number + 1]
             # By the same keys about ``loc`` and at it, so that they differ by the place alone.
             here = jax.vmap(draw, (None, 0))(told.loc, jnp.stack(keys))
             places = _about(told, -(-number // 2), key, here)[:number]

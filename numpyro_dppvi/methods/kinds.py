@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._device import on_cpu
-from numpyro_dppvi._typing import Array
+from numpyro_dppvi._typing import Array, PyTree
+from numpyro_dppvi.families.full_normal import unpack
 
 # Kinds at a time. So few clients are not compared: each is a kind. On an accelerator more of them
 # take hardly longer.
@@ -67,6 +68,42 @@ class Kinds(NamedTuple):
             return jax.lax.dynamic_update_slice_in_dim(found, some(turn), turn * _at_once(), 0)
 
         found: Array = jax.lax.fori_loop(0, -(-number // _at_once()), more, nothing)
+        return found
+
+    def total(self, function: Callable[..., PyTree], *rows: Array) -> PyTree:
+        """The sum over kinds of a function that adds up those it is given; arguments as there.
+
+        Rows behind the last kind are taken, too: they have to add nothing.
+        """
+        if self.number is None:
+            return function(*rows)
+
+        def some(turn: Array) -> PyTree:
+            at_once = _at_once()
+            start = turn * at_once
+            return function(*[jax.lax.dynamic_slice_in_dim(leaf, start, at_once) for leaf in rows])
+
+        like = jax.eval_shape(some, jnp.zeros((), int))
+        nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+        return jax.lax.fori_loop(
+            0,
+            -(-self.number // _at_once()),
+            lambda turn, found: jax.tree.map(jnp.add, found, some(turn)),
+            nothing,
+        )
+
+    def times(self, packed: Array, vectors: Array) -> Array:
+        """Of each client its kind's matrix, which is symmetric and packed, times its own vector."""
+
+        def product(kind: Array, vector: Array) -> Array:
+            return unpack(packed[kind]) @ vector
+
+        if self.number is None:
+            return jax.vmap(product)(self.of_client, vectors)
+        # A matrix for each client at a time would be more memory than all that is remembered.
+        found: Array = jax.lax.map(
+            lambda pair: product(*pair), (self.of_client, vectors), batch_size=_at_once()
+        )
         return found
 
     def sums(self, rows: Array) -> Array:

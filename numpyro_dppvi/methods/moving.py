@@ -8,6 +8,7 @@ however many clients there are.
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array
+from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.methods.kinds import Kinds
 from numpyro_dppvi.methods.remembered import Memory
 from numpyro_dppvi.methods.visits import Received
@@ -54,35 +55,40 @@ def less(known: Array, error: Array) -> Array:
 def found(received: Received, memory: Memory, axes: White, alike: Kinds) -> Memory:
     """Scores of clients at ``memory.loc``, as far as they are known, from where they are kept.
 
-    They are in ``axes``, until :func:`outside` takes them back.
+    They are in ``axes``, until :func:`outside` takes them back. What is known of them has a row for
+    each kind of client, until :func:`kept` gives each client its own.
     """
     (unit, way, _), own = memory.moves, memory.own
 
     def now(known: Array, error: Array, weights: Array) -> Array:
-        more = axes.information(memory.moves.error - error)
-        return less(axes.known(known), weights * more)
+        more = axes.information(memory.moves.error - unpack(error))
+        return pack(less(axes.known(unpack(known)), weights * more) / unit**2)
 
     known = alike.of_first(now, own.score_known, own.error, weights_of(received))
-    known = alike.clients(known)
-    told_something = jnp.any(own.score_known != 0, axis=(1, 2))
+    told_something = jnp.any(own.score_known != 0, axis=1)
     score = jnp.where(told_something[:, None], own.score - own.records[:, None] * way, 0)
-    return memory.with_own(score=unit * score @ axes.white, score_known=known / unit**2)
+    return memory.with_own(score=unit * score @ axes.white, score_known=known)
 
 
-def outside(memory: Memory, axes: White) -> Memory:
+def outside(memory: Memory, axes: White, alike: Kinds) -> Memory:
     """The same with clients' scores, which were in ``axes``, in prior units."""
+
+    def there(known: Array) -> Array:
+        return pack(axes.unknown(unpack(known)))
+
     return memory.with_own(
-        score=memory.own.score @ axes.back, score_known=axes.unknown(memory.own.score_known)
+        score=memory.own.score @ axes.back,
+        score_known=alike.of_each(there, memory.own.score_known),
     )
 
 
-def kept(memory: Memory) -> Memory:
+def kept(memory: Memory, alike: Kinds) -> Memory:
     """The inverse of :func:`found`: scores and what is known of them as they are kept."""
     (unit, way, error), own = memory.moves, memory.own
     return memory.with_own(
         score=own.score / unit + own.records[:, None] * way,
-        score_known=own.score_known * unit**2,
-        error=jnp.broadcast_to(error, own.error.shape),
+        score_known=alike.clients(own.score_known) * unit**2,
+        error=jnp.broadcast_to(pack(error), own.error.shape),
     )
 
 

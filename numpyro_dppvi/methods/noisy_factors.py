@@ -54,7 +54,7 @@ def changes(
     # Factors have the precision claims_m, turned so.
     turn = half @ response @ (jnp.eye(size) - added) if noise_aware else jnp.eye(size)
     before = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), received.factor[name])
-    known = alike.of_first(axes.known, memory.own.score_known)
+    known = alike.of_each(lambda rows: pack(axes.known(unpack(rows))), memory.own.score_known)
     records = alike.of_first(lambda rows: rows, num_records[:, None, None])
     # How many clients a kind has, and the sum of where they would have the posterior's mean.
     many, pulls = alike.sums(jnp.ones_like(own[:, 0])), alike.sums(own @ axes.back.T @ turn)
@@ -70,10 +70,10 @@ def changes(
 
         def of_kind(known: Array, records: Array) -> Array:
             if not noise_aware:  # the limit of the same without noise, A, once there are scores
-                scored = jnp.any(known != 0, axis=(1, 2), keepdims=True)
-                return jnp.where(scored, records * memory.level, 0) * jnp.eye(size)
+                scored = jnp.any(known != 0, axis=1, keepdims=True)
+                return jnp.where(scored, records[:, 0] * memory.level, 0) * pack(jnp.eye(size))
             slope = records / memory.level * response
-            return records**2 * moving.less(known, slope + records**2 * error)
+            return pack(records**2 * moving.less(unpack(known), slope + records**2 * error))
 
         return alike.of_each(of_kind, known, records)
 
@@ -81,18 +81,20 @@ def changes(
         """Their factors."""
 
         def outside(claims: Array) -> Array:
-            return symmetric(turned(axes.back.T @ turn, claims)) / (sd[:, None] * sd)
+            precision = symmetric(turned(axes.back.T @ turn, unpack(claims)))
+            return pack(precision / (sd[:, None] * sd))
 
-        precision = alike.clients(alike.of_each(outside, claims))
-        linear = jnp.einsum("mij,mj->mi", precision, own * sd)
-        return NormalNatural(linear, pack(-0.5 * precision))
+        precision = alike.of_each(outside, claims)
+        return NormalNatural(alike.times(precision, own * sd), -0.5 * alike.clients(precision))
 
     def total(claims: Array) -> NormalNatural:
         """The product of their factors, which takes less time."""
-        summed = jnp.tensordot(many, claims, 1)
-        precision = axes.outside(turned(turn, summed)) / (sd[:, None] * sd)
-        # Over rows, as they lie in memory: claims are symmetric.
-        linear = pulls.ravel() @ claims.reshape(-1, size)
+
+        def some(claims: Array, many: Array, pulls: Array) -> tuple[Array, Array]:
+            return many @ claims, jnp.einsum("kij,kj->i", unpack(claims), pulls)
+
+        summed, linear = alike.total(some, claims, many, pulls)
+        precision = axes.outside(turned(turn, unpack(summed))) / (sd[:, None] * sd)
         return NormalNatural(axes.back.T @ turn @ linear / sd, pack(-0.5 * precision))
 
     def moments(found: NormalNatural) -> tuple[Array, Array]:

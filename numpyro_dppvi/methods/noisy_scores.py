@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi._typing import Array, Natural, PyTree
-from numpyro_dppvi.families.full_normal import unpack
+from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.methods import (
     differences,
@@ -185,8 +185,10 @@ def take(
     must = must_wait(received, memory)
     moves = any_scored & ((waiting > 0.999) | (~must & (waiting > _ENOUGH)))
     memory = _where(moves, _learnt(received, memory, said), memory)
-    memory = _where(any_scored, _scored(received, released, memory, said, part, scored), memory)
-    memory = moving.outside(memory, axes)
+    memory = _where(
+        any_scored, _scored(received, released, memory, said, part, scored, alike), memory
+    )
+    memory = moving.outside(memory, axes, alike)
     change, loc, covariance = noisy_factors.changes(
         received, memory, alike, noise_aware, must | (any_scored & ~moves)
     )
@@ -194,7 +196,7 @@ def take(
     # A posterior that is hardly told anything is wider than its mean is off. Outcomes drawn about
     # it would seem to say that a learnt spread is too large.
     about = noisy_factors.by_noise(covariance) if centred else covariance
-    memory = moving.kept(memory)._replace(
+    memory = moving.kept(memory, alike)._replace(
         near=noisy_factors.near(memory, about, reach),
         search=search.let_go(memory.search, asked),
     )
@@ -426,6 +428,7 @@ def _scored(
     said: Told,
     part: _Part,
     scored: Array,
+    alike: Kinds,
 ) -> Memory:
     """Each client's own scores, averaged with what is known of them, in the coordinates told."""
     axes, level = _told_axes(memory, said), memory.level
@@ -441,13 +444,24 @@ def _scored(
         received.total_records,
         level,
     )
-    before, score = memory.own.score_known, memory.own.score
-    after = before + fresh[:, None, None] * jnp.eye(len(memory.loc))
-    sums = jnp.einsum("mij,mj->mi", before, score) + fresh[:, None] * sums / level
-    mean = jnp.linalg.solve(after + 1e-12 * jnp.eye(len(memory.loc)), sums[..., None])[..., 0]
-    score = jnp.where(scored[:, None], mean, score)
+    score, identity = memory.own.score, jnp.eye(len(memory.loc))
+
+    def added(known: Array, fresh: Array) -> Array:
+        return known + fresh * pack(identity)
+
+    def gained(known: Array, fresh: Array) -> Array:
+        """How far scores move towards new ones, (K + f)^-1 f if K was known and f is new."""
+        after = unpack(added(known, fresh)) + 1e-12 * identity
+        return pack(fresh[..., None] * jnp.linalg.inv(after))
+
+    new = alike.of_first(lambda rows: rows, fresh[:, None])
+    gain = alike.of_each(gained, memory.own.score_known, new)
+    moved = score + alike.times(gain, sums / level - score)
+    score = jnp.where(scored[:, None], moved, score)
     memory = memory._replace(pull=pulled)
-    return memory.with_own(score=score, score_known=after)
+    return memory.with_own(
+        score=score, score_known=alike.of_each(added, memory.own.score_known, new)
+    )
 
 
 def _average(received: Received, memory: Memory, axes: White) -> tuple[Memory, Array, Array]:

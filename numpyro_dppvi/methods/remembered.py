@@ -83,14 +83,14 @@ class Own(NamedTuple):
     Where it is kept, ``score`` and ``score_known`` are as of the client's last visit, in units of
     :class:`Moves`, so that a visit costs as much however many clients there are: see
     ``moving.kept``. Within ``take`` they are at ``Memory.loc``, and until ``moving.outside`` in
-    the coordinates that clients were told.
+    the coordinates that clients were told; there ``score_known`` is that of each kind of client.
 
     Attributes:
         visits: How often it was visited.
         records: How many records it has, once it was visited.
         score: Sum of its scores over the level, shape ``(d,)``.
-        score_known: The inverse of its covariance, shape ``(d, d)``.
-        error: ``Moves.error`` at its last visit.
+        score_known: The inverse of its covariance, packed (``full_normal.pack``).
+        error: ``Moves.error`` at its last visit, packed.
     """
 
     visits: Array
@@ -240,8 +240,8 @@ def nothing(
                 visits=jnp.zeros(num_factors),
                 records=jnp.zeros(num_factors),
                 score=jnp.zeros((num_factors, size)),
-                score_known=jnp.zeros((num_factors, size, size)),
-                error=jnp.zeros((num_factors, size, size)),
+                score_known=jnp.zeros((num_factors, size * (size + 1) // 2)),
+                error=jnp.zeros((num_factors, size * (size + 1) // 2)),
             )
         ),
         moves=Moves(one, jnp.zeros(size), square),

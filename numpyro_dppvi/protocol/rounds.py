@@ -1,5 +1,7 @@
 """One round, compiled: group after group of clients, visited side by side."""
 
+import concurrent.futures
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -205,6 +207,7 @@ class Round:
         """Forgets what was compiled."""
         for program in self.programs:
             program.clear_cache()
+        _seen.clear()
 
 
 run_round = Round()
@@ -246,11 +249,36 @@ def in_turn(
     turn = start
     for index in map(np.int32, range(groups.shape[0])):
         asked = _asked.program(problem, params, turn, groups, index, public)
-        outcomes = _visited.program(
-            problem, params, turn.now.clients, groups, drawn, index, keys[1], asked, shards
-        )
-        turn = _taken.program(problem, params, turn, groups, index, public, outcomes)
+        visits = params, turn.now.clients, groups, drawn, index, keys[1], asked, shards
+        takes = params, turn, groups, index, public
+        with _compiled_beside(problem, visits, takes):
+            outcomes = _visited.program(problem, *visits)
+        turn = _taken.program(problem, *takes, outcomes)
     return turn.now, _ended.program(problem, before, start, turn)
+
+
+def _compiled_beside(
+    problem: Problem, visits: tuple[Any, ...], takes: tuple[Any, ...]
+) -> contextlib.AbstractContextManager[Any]:
+    """Compiles the server's program on another core while that of clients is compiled and run.
+
+    Each takes seconds. Where clients lie on several devices they are compiled one after the other:
+    it is not known here how their releases will lie.
+    """
+    leaves, structure = jax.tree.flatten((visits, takes))
+    seen = hash((problem, structure, *[(leaf.shape, leaf.dtype) for leaf in leaves]))
+    if seen in _seen or jax.device_count() > 1:
+        return contextlib.nullcontext()
+    _seen.add(seen)
+    like = _visited.program.lower(problem, *visits).out_info
+    server_side = _taken.program.lower(problem, *takes, like)
+    beside = concurrent.futures.ThreadPoolExecutor(1)
+    # What fails there fails again, and is told, where it is called.
+    beside.submit(server_side.compile)
+    return beside
+
+
+_seen: set[int] = set()
 
 
 @precision.in_own_precision
