@@ -336,6 +336,7 @@ def test_latents_of_one_scale_respond_by_no_more_than_was_seen(number):
         counts=histograms,
         counted=1000.0,
     )
+    memory = noisy_scores._with_scales(memory)
     values, vectors = responses(memory, coordinates(memory.shape))
     found = np.asarray((vectors * values) @ vectors.T)
     expected = np.eye(SIZE)
@@ -365,6 +366,7 @@ def test_histograms_that_noise_hides_are_asked_for_once_more(noise_std, once_mor
     received, sent, not_sent = SimpleNamespace(total_records=1000.0), jnp.ones(2), jnp.zeros(2)
 
     def after(memory, first, looked):
+        memory = noisy_scores._with_scales(memory)
         return noisy_scores._asked_again(received, memory, first > 0, looked > 0)
 
     def repeated(memory, first, looked):
@@ -404,6 +406,7 @@ def test_nobody_looks_for_columns_where_histograms_are_noise(noise_std, looks):
     memory = remembered(
         counts=one_scale, counted=1000.0, counts_var=noise_std**2, most_visits=1.0
     ).with_own(visits=jnp.ones(2))
+    memory = noisy_scores._with_scales(memory)
     assert bool(jnp.any(noisy_scores.told(memory, 0).look.step > 0)) == looks
 
 

@@ -115,3 +115,10 @@ def test_outcomes_that_cannot_be_drawn_scatter_scales_of_their_own():
     counts = jnp.zeros((2, scales.BINS)).at[:, 20].set(0.9 * RECORDS).at[0, 30].set(0.1 * RECORDS)
     found = of(counts, jnp.ones(()), jnp.asarray(1.0 * RECORDS), jnp.zeros(()), jnp.ones(2))
     assert not found.beyond.any()
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_empty_histograms_say_nothing(drawn):
+    empty = jnp.zeros((3, scales.BINS)), jnp.zeros(()), jnp.zeros(())
+    found = scales.of(*empty, jnp.asarray(1.0 * drawn), jnp.ones(3))
+    jax.tree.map(np.testing.assert_array_equal, found, scales.nothing(3, drawn))

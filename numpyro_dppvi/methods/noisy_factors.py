@@ -10,7 +10,7 @@ from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.methods import moving
 from numpyro_dppvi.methods.kinds import Kinds
-from numpyro_dppvi.methods.remembered import Memory, any_shape, least, of_one_scale
+from numpyro_dppvi.methods.remembered import Memory, any_shape, least
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric, turned
 
@@ -167,7 +167,7 @@ def responses_in(memory: Memory, axes: White) -> tuple[Array, Array]:
     nothing seem to say that all is well, and intervals are many times too narrow. So these respond
     by no more than what was seen, noise and all.
     """
-    narrow = of_one_scale(memory)
+    narrow = memory.scales.constant
     narrow = jnp.where(narrow & (jnp.sum(narrow) > 1), 1.0, 0.0)[order_of(memory.shape)]
     among = narrow[:, None] * narrow * axes.information(memory.seen)
     values, vectors = jnp.linalg.eigh(among + jnp.diag(1 - narrow))

@@ -52,10 +52,8 @@ from numpyro_dppvi.methods.remembered import (
     least,
     must_wait,
     nobody,
-    of_one_scale,
     partial,
 )
-from numpyro_dppvi.methods.scales import Scales
 from numpyro_dppvi.methods.shapes import longer, raised, shrunk
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, symmetric
@@ -126,8 +124,8 @@ def _begun(memory: Memory, visits: Array) -> Array:
 def _look(memory: Memory, visits: Array) -> Look:
     """Where a client looks for columns far from zero, at its second visit and perhaps its third."""
     known = memory.ratios
-    by_scale = _scales(memory)
-    alike = of_one_scale(memory) & (by_scale.clear > scales.FAINT)
+    by_scale = memory.scales
+    alike = by_scale.constant & (by_scale.clear > scales.FAINT)
     looks = (
         ratios.first(by_scale.most, alike, by_scale.clear),
         ratios.second(known),
@@ -271,8 +269,8 @@ def _counted(
     )
     if memory.search.votes.size:
         memory = _searched(received, released, memory, part)
-    memory = _asked_again(received, memory, first, looked)
-    by_scale = _scales(memory)
+    memory = _asked_again(received, _with_scales(memory), first, looked)
+    by_scale = memory.scales
     first_shape = jnp.diag(jnp.maximum(by_scale.most + by_scale.beyond, by_scale.centred))
     return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, first_shape))
 
@@ -290,7 +288,7 @@ def _asked_again(received: Received, memory: Memory, first: Array, looked: Array
         once = jnp.abs(counted / received.total_records - 1) < 1e-3
         return jnp.any(now) & faint & once & (visits <= latest)
 
-    hidden = ~jnp.all(_scales(memory).found)
+    hidden = ~jnp.all(memory.scales.found)
     octaves = again(memory.counted, memory.counts_var, first & hidden, _IN_STEP[0])
     looks = again(known.counted, known.counts_var, looked & (known.stage == 1), _IN_STEP[1])
     repeated = jnp.where(looks, visits - 1, memory.search.repeated)
@@ -343,8 +341,10 @@ def _looked(
     return found
 
 
-def _scales(memory: Memory) -> Scales:
-    return scales.of(memory.counts, memory.counts_var, memory.counted, memory.drawn, memory.columns)
+def _with_scales(memory: Memory) -> Memory:
+    """With what its histograms say. Once a visit: it takes long to compile."""
+    of = memory.counts, memory.counts_var, memory.counted, memory.drawn, memory.columns
+    return memory._replace(scales=scales.of(*of))
 
 
 def _waiting(
@@ -512,7 +512,7 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
 
     def closer() -> Array:
-        by_scale = _scales(memory)
+        by_scale = memory.scales
         looked = coordinates(
             ratios.shape(by_scale.most, by_scale.beyond, by_scale.centred, memory.ratios)
         )

@@ -9,10 +9,11 @@ from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.full_normal import unpack
 from numpyro_dppvi.families.precision import in_own_precision
-from numpyro_dppvi.methods import differences, pull, ratios, search, secant, tails
+from numpyro_dppvi.methods import differences, pull, ratios, scales, search, secant, tails
 from numpyro_dppvi.methods.differences import Differences
 from numpyro_dppvi.methods.pull import Pull
 from numpyro_dppvi.methods.ratios import BINS, Look, Ratios
+from numpyro_dppvi.methods.scales import Scales
 from numpyro_dppvi.methods.search import Search
 from numpyro_dppvi.methods.tails import Tails
 from numpyro_dppvi.methods.visits import ByClient, Received
@@ -135,6 +136,7 @@ class Memory(NamedTuple):
         counts: Noisy histograms of the records' scales, shape ``(d, bins)``.
         counts_var: Variance of their noise.
         counted: Records in them.
+        scales: What they say.
         ratios: What is known of columns far from zero.
         most_visits: How often the client was visited that was visited most.
         clients: What is remembered of each; in ``take``, of those who were visited alone.
@@ -164,6 +166,7 @@ class Memory(NamedTuple):
     counts: Array
     counts_var: Array
     counted: Array
+    scales: Scales
     ratios: Ratios
     most_visits: Array
     clients: ByClient[Own]
@@ -233,6 +236,7 @@ def nothing(
         counts=jnp.zeros((size, BINS)),
         counts_var=zero,
         counted=zero,
+        scales=scales.nothing(size, drawn),
         ratios=ratios.nothing(size),
         most_visits=zero,
         clients=ByClient(
@@ -284,11 +288,6 @@ def must_wait(received: Received, memory: Memory) -> Array:
 def any_shape(memory: Memory) -> Array:
     """Whether any information was released."""
     return jnp.trace(memory.shape_known) > 0
-
-
-def of_one_scale(memory: Memory) -> Array:
-    """Latents whose records have about one scale."""
-    return ratios.narrow(memory.counts, memory.counts_var, memory.counted, memory.drawn)
 
 
 def least(size: int, total_records: Array) -> Array:

@@ -45,6 +45,7 @@ class Scales(NamedTuple):
         beyond: What the others add to it, which lie far beyond these.
         centred: That of an average column about zero, for columns that are all but constant; 0 for
             others, shape ``(d,)``. A small constant may be what rare values were centred by.
+        constant: Which latents' records have about one scale.
     """
 
     clear: Array
@@ -52,6 +53,14 @@ class Scales(NamedTuple):
     most: Array
     beyond: Array
     centred: Array
+    constant: Array
+
+
+def nothing(size: int, drawn: bool) -> Scales:
+    """What empty histograms say."""
+    none, zero = jnp.zeros(size, bool), jnp.zeros(size)
+    clear = jnp.zeros(())
+    return Scales(clear if drawn else clear + jnp.inf, none, jnp.ones(size), zero, zero, none)
 
 
 def clear(drawn: Array, counted: Array, counts_var: Array) -> Array:
@@ -101,7 +110,7 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
     centred = jnp.where(constant & (columns > 0) & (drawn > 0), usual, 0)
     others = jnp.where(jnp.arange(BINS) >= window[:, None] + len(_TEMPLATE), counts, 0)
     beyond = jnp.where(drawn > 0, _squares(others, noise) / jnp.maximum(counted, 1), 0)
-    return Scales(deviations, found, most, beyond, centred)
+    return Scales(deviations, found, most, beyond, centred, constant)
 
 
 def _squares(counts: Array, noise: Array) -> Array:
