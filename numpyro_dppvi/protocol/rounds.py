@@ -266,7 +266,8 @@ def _compiled_beside(
     it is not known here how their releases will lie.
     """
     leaves, structure = jax.tree.flatten((visits, takes))
-    seen = hash((problem, structure, *[(leaf.shape, leaf.dtype) for leaf in leaves]))
+    shapes = [(np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves]
+    seen = hash((problem, structure, *shapes))
     if seen in _seen or jax.device_count() > 1:
         return contextlib.nullcontext()
     _seen.add(seen)
