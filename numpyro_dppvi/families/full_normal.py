@@ -235,8 +235,9 @@ def unpack(packed: Array) -> Array:
     size = (math.isqrt(8 * packed.shape[-1] + 1) - 1) // 2
     rows, columns, weight = _triangle(size)
     entries = packed / weight.astype(packed.dtype)
-    matrix = jnp.zeros((*packed.shape[:-1], size, size), packed.dtype)
-    return matrix.at[..., rows, columns].set(entries).at[..., columns, rows].set(entries)
+    place = np.zeros((size, size), np.int32)
+    place[rows, columns] = place[columns, rows] = np.arange(rows.size)
+    return entries[..., place]
 
 
 def _triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
