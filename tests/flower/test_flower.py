@@ -50,6 +50,7 @@ def run(script, folder, *arguments):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_simulated_study_is_the_one_in_one_process(schedule, tmp_path):
+    pytest.importorskip("ray", reason="Flower simulates with `flwr[simulation]`")
     run("simulation.py", tmp_path, schedule)
     in_one_process.assert_same(tmp_path)
 
