@@ -72,6 +72,7 @@ def test_the_cipher_gives_the_same_words():
     np.testing.assert_array_equal(here, there)
 
 
+@pytest.mark.slow
 def test_sums_are_the_same_to_the_last_bit():
     rows = RowProduct(floats(21), floats(21, 5))
     lower = LowerProduct(floats(21, 40), floats(21, 40))

@@ -16,7 +16,7 @@ from scipy.stats import norm
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import latents
 from numpyro_dppvi.families.full_normal import unpack
-from numpyro_dppvi.methods import fisher_scoring, ratios, visits
+from numpyro_dppvi.methods import fisher_scoring, noisy_scores, ratios, visits
 from numpyro_dppvi.privacy import SecretKeys
 from numpyro_dppvi.protocol import planning, rounds
 from tests.grids import grid
@@ -697,6 +697,29 @@ def test_flags_say_which_outcomes_were_clipped():
     np.testing.assert_allclose(flags([[9.0, 0.0], *drawn], 1.0), [1, 0, 0], atol=1e-6)
     far = drawn * [[1], [1], [40], [1]]
     np.testing.assert_allclose(flags([[0.0, 0.0], *far], 1.0)[:2], [0, 0.25], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_clips_of_all_clients_at_once_do_not_go_to_and_fro(monkeypatch):
+    """Each round they were half or twice what they had been, and information as wrong by as much."""
+    clips, whole = [], noisy_scores._clips
+
+    def seen(*args):
+        found = whole(*args)
+        jax.debug.callback(lambda clip: clips.append(float(clip)), found.clip)
+        return found
+
+    monkeypatch.setattr(noisy_scores, "_clips", seen)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 20)).astype(np.float32)
+    y = (rng.uniform(size=4000) < 1 / (1 + np.exp(-x[:, 0]))).astype(np.int32)
+    data = [{"x": x[start::4], "y": y[start::4]} for start in range(4)]
+    kwargs = {"width": np.full(20, 3.0, np.float32)}
+    fitted(logistic, data, 30.0, model_kwargs=kwargs, schedule=dppvi.synchronous)
+    jax.effects_barrier()
+    steps = np.diff(np.log(clips[1:]))  # the first round finds scales and no clip
+    assert len(steps) == 8
+    assert steps.min() > -np.log(1.4), clips
 
 
 @pytest.mark.slow

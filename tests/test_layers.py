@@ -71,7 +71,7 @@ def test_gradients_are_those_of_the_loss(model, at_once, num_draws, monkeypatch)
 
 
 @grid("bad", [np.nan, np.inf, 1e30], quick=[0, 2])
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("at_once", [pytest.param(True, marks=pytest.mark.slow), False])
 @grid("num_draws", [1, 4, 5], quick=[1])
 def test_a_hostile_record_is_left_out_and_moves_no_other(bad, at_once, num_draws, monkeypatch):
     """To the last bit: as if it were padding, of which whatever it holds is left out, too."""

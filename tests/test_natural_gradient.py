@@ -55,7 +55,8 @@ def posterior_of_mean(data):
     return (0.5 / 4 + y.sum() / 1.5**2) / precision, precision**-0.5
 
 
-@pytest.mark.parametrize("guide", [pytest.param(None, marks=pytest.mark.slow), "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("guide", [None, "full"])
 def test_one_undamped_round_of_single_steps_is_the_closed_form(x64, guide):
     data = clients(lambda rng, size: rng.normal(2.0, 1.5, size))
     method = dppvi.NonPrivate(1, EXACT, dppvi.methods.SphericalCubature())

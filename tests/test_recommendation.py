@@ -50,6 +50,21 @@ def test_many_latents_few_records_or_little_budget_get_gradients(num_latents, si
     assert "too many for this budget and these records" in str(found)
 
 
+@pytest.mark.parametrize(("num_latents", "epsilon"), [(109, 1.0), (65, 0.3)])
+def test_sums_of_many_latents_get_fisher_scoring(num_latents, epsilon):
+    """What is taken instead has noise of which its intervals say nothing."""
+    sizes = [2442] * 10
+    summed = recommended(num_latents, sizes, epsilon, trusted_aggregator=True)
+    assert summed.method == dppvi.FisherScoring()
+    assert recommended(num_latents, sizes, epsilon).method == dppvi.DPOptimization()
+
+
+def test_sums_of_too_many_latents_get_virtual_clients():
+    found = recommended(109, [100] * 10, 1.0, trusted_aggregator=True)
+    assert found.method == dppvi.VirtualClients(50)
+    assert "too many for this budget and these records" in str(found)
+
+
 def counts(x, y):
     w = numpyro.sample("w", dist.Normal(0, 3).expand([x.shape[1]]).to_event(1))
     with numpyro.plate("records", x.shape[0]):

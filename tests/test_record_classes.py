@@ -303,7 +303,8 @@ def test_a_minibatch_counts_each_record_once():
         np.testing.assert_allclose(*both, rtol=1e-6)
 
 
-@named([m if m is missing_category else pytest.param(m, marks=pytest.mark.slow) for m in CASES])
+@pytest.mark.slow
+@named(CASES)
 def test_it_is_read_adds_up_and_has_gradients(model):
     records = CASES[model]
     space = latents.from_model(model, records)
@@ -495,6 +496,7 @@ def test_it_is_compared_with_nuts_on_the_summed_density():
         assert abs(mine - nuts) < 0.5 * found.stddev["nonprivate_pooled_nuts"][name]
 
 
+@pytest.mark.slow
 def test_outcomes_are_drawn_with_the_class():
     """Not given one class: the draws' variance is that of the mixture, within 6 standard errors."""
     space = latents.from_model(mixture, {"y": Z})

@@ -183,7 +183,7 @@ def is_standard(errors):
     return 2 * min(below, 1 - below) > ALPHA
 
 
-@pytest.mark.parametrize("num_shares", [None, len(SIZES)])
+@pytest.mark.parametrize("num_shares", [None, pytest.param(len(SIZES), marks=pytest.mark.slow)])
 def test_noise_is_as_large_as_is_said(posteriors, num_shares):
     """Errors over their standard errors are standard normal, estimate by estimate."""
     budgets = [dppvi.PrivacyBudget(1.0), dppvi.PrivacyBudget(3.0, max_records_per_person=2)]

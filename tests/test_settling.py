@@ -290,6 +290,7 @@ class TestRuns:
 
 
 class TestCheckpoints:
+    @pytest.mark.slow
     def test_a_resumed_run_ends_where_an_uninterrupted_one_ends(self, tmp_path, monkeypatch):
         data = columns(5.0)
         whole = run(far_from_zero, data)

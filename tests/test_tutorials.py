@@ -186,6 +186,7 @@ def test_a_page_shows_text_code_and_what_came_out(example):
     assert (example.parent / "images" / "example-1.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_quick_run_sets_what_its_source_says(example, tmp_path):
     assert "x is 3." in rendering.run(example, tmp_path, quick=True)
 

@@ -68,6 +68,10 @@ _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
 _TARGETS, _INFO_TARGETS = (0.003, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
 _ALONG = 0.2  # beyond a third of the clip: from so many scores on, clipped ones steer by weights
 _AIM = 0.1  # the fraction to be clipped where noise is as large as what scores say
+# By which power of a fraction over its target a clip changes, and by which at once at the most if
+# outcomes can be drawn. The fraction of these falls tenfold where the clip grows by a half: by all
+# clients' fractions at once, clips went to and fro between a half and twice what they should be.
+_GAIN = 0.6, 0.2
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _MOST_LEVEL = 6.0  # of a shape that is right, at most 1
 _LEVEL_DRIFT = 0.2  # relative change of the level in a round
@@ -587,7 +591,9 @@ def _clips(
     # exceeds that pulls all one way, by up to a clip each: it must stay below a round's noise,
     # which is noise_std clips. As the misfit is not known exactly, only what is sure counts.
     bent = _sure_misfit(memory) * records / (noise_std * jnp.sqrt(share) + 1e-4 * records)
-    factor = jnp.clip(jnp.maximum(drawn, bent), 0.3, 3.0) ** (0.6 * trust)
+    gain = _GAIN[0] * trust
+    slowly = jnp.where(memory.drawn > 0, jnp.minimum(gain, _GAIN[1]), gain)
+    factor = jnp.maximum(jnp.clip(drawn, 0.3, 3.0) ** slowly, jnp.clip(bent, 0.3, 3.0) ** gain)
     # Lengths are of the order of sqrt(d level), of sqrt(d) if clips have made the level small.
     level = jnp.maximum(memory.level, 1)
     bounds = math.sqrt(size) * _CLIPS[0], jnp.sqrt(size * level) * _CLIPS[1]

@@ -90,9 +90,17 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
     one_bin = counts[:, _PEAK : _PEAK + fit.shape[1]]
     height = jnp.maximum(fit, _FOUND / _SPIKE * one_bin)
     window = jnp.argmax(height, axis=1)
-    height, held = (jnp.take_along_axis(rows, window[:, None], 1)[:, 0] for rows in (height, fit))
-    mass = jnp.clip(held / _LENGTH / jnp.maximum(counted, 1), 1e-6, 1)
-    log_scale = (LOWEST + window + _TEMPLATE_RMS) * np.log(2) + 0.5 * jnp.log(mass)
+    height, held, single = (
+        jnp.take_along_axis(rows, window[:, None], 1)[:, 0] for rows in (height, fit, one_bin)
+    )
+    constant = ratios.narrow(counts, counts_var, counted, drawn)
+    # All that an indicator has is in the middle of one octave. By the template, which has most of a
+    # normal column's information above its peak, it would be taken for nearly three times as much.
+    # Columns that are all but constant are looked at in units of the template's scale.
+    indicator = (_FOUND / _SPIKE * single > held) & ~constant
+    middle = jnp.where(indicator, _PEAK + 0.5, _TEMPLATE_RMS)
+    mass = jnp.where(indicator, single, held / _LENGTH) / jnp.maximum(counted, 1)
+    log_scale = (LOWEST + window + middle) * np.log(2) + 0.5 * jnp.log(jnp.clip(mass, 1e-6, 1))
     deviations, noise = clear(drawn, counted, counts_var), jnp.sqrt(counts_var)
     # Of many places, noise alone reaches a lower bound in some: a scale wrong by a thousand.
     certain = height > _CERTAIN * noise
@@ -104,11 +112,11 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
     # A column that noise hides is taken for an average one.
     most = jnp.exp(2 * jnp.where(found, log_scale, _mean_of(log_scale, found)))
     # What is far from zero has the scale of its mean, which says little of others.
-    constant = ratios.narrow(counts, counts_var, counted, drawn)
     wide = found & ~constant & (columns > 0)
     usual = jnp.exp(2 * _mean_of(log_scale, jnp.where(jnp.any(wide), wide, found)))
     centred = jnp.where(constant & (columns > 0) & (drawn > 0), usual, 0)
-    others = jnp.where(jnp.arange(BINS) >= window[:, None] + len(_TEMPLATE), counts, 0)
+    above = window + jnp.where(indicator, _PEAK + 1, len(_TEMPLATE))
+    others = jnp.where(jnp.arange(BINS) >= above[:, None], counts, 0)
     beyond = jnp.where(drawn > 0, _squares(others, noise) / jnp.maximum(counted, 1), 0)
     return Scales(deviations, found, most, beyond, centred, constant)
 

@@ -31,6 +31,9 @@ _MOST_SPREAD, _MOST_NOISE, _MOST_LATENTS = 1.7, 2.5, 200
 # Of more latents, the spread falls with their number's square: otherwise held-out records were
 # predicted worse than by gradients (docs/battery.md, chosen half).
 _FEW_LATENTS = 35
+# Under a trusted aggregator, where what would be taken instead has noise that its intervals do not
+# know of, so much is taken for many latents, too (chosen half, epsilon .1 to 3).
+_MOST_SPREAD_SUMMED = 1.0
 _NUM_DRAWS = 400  # of a prior, to see how wide it is
 _SHARDS = 50  # virtual clients of each client, where there are as many records
 # How much of the budget information gets, and how far its clip is from the average record's.
@@ -171,7 +174,10 @@ def of_space(
     read = functools.partial(guides.approximation, asked, model, space, shapes, constants)
     other = by_gradients(sizes, trusted is not None)
     drawn = functools.partial(_drawn_widths, model, space, shapes, constants)
-    method, why = _method(model, read, drawn, prior, bought.num_latents, noise, spread, other)
+    most = _MOST_SPREAD * min(1.0, _FEW_LATENTS / bought.num_latents) ** 2
+    if trusted is not None:
+        most = max(most, _MOST_SPREAD_SUMMED)
+    method, why = _method(model, read, drawn, prior, bought.num_latents, noise, spread, most, other)
     joining = of_joining(bought, client_names)
     return Recommendation(method, (why, of_widths(bought), *([joining] if joining else [])), bought)
 
@@ -215,6 +221,7 @@ def _method(
     num_latents: int,
     noise: float,
     spread: float,
+    most: float,
     other: Method,
 ) -> tuple[Method, str]:
     """The method, and the reason for it; ``other`` where it is not FisherScoring."""
@@ -230,7 +237,6 @@ def _method(
         if prior.family == asked.family:
             return scoring, "the prior is a posterior of FisherScoring(), which it must go on from."
         return other, "the prior is a posterior of another guide than FisherScoring()'s."
-    most = _MOST_SPREAD * min(1.0, _FEW_LATENTS / num_latents) ** 2
     if num_latents > _MOST_LATENTS or spread > most or noise > _MOST_NOISE:
         many = (
             f"{num_latents} latents are too many for this budget and these records to release "

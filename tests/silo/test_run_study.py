@@ -703,6 +703,7 @@ def test_whatever_the_server_asks_with_a_record_moves_a_release_by_its_sensitivi
     assert 0.1 < max(moved) < 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise_std", [0.0, 2.0])
 def test_the_noise_of_all_entries_may_not_be_in_one(noise_std):
     """A sum of 10 vectors of norm 1 at most, of 10^4 entries: 200 of them would fit the norm."""
