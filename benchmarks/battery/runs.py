@@ -4,7 +4,7 @@ import csv
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +13,11 @@ import numpy as np
 import numpyro_dppvi as dppvi
 from benchmarks.battery import designs, scores
 
-METHODS: dict[str, Callable[[], Any]] = {
-    "default": lambda: None,  # whatever fit takes
-    "DPOptimization": dppvi.DPOptimization,
-    "FisherScoring": dppvi.FisherScoring,
+METHODS: dict[str, dict[str, Any]] = {
+    "default": {},  # whatever fit takes
+    "aggregated": {"trusted_aggregator": True},  # the same with an aggregator
+    "DPOptimization": {"method": dppvi.DPOptimization()},
+    "FisherScoring": {"method": dppvi.FisherScoring()},
 }
 # Without privacy, for "central" without partition, or for "limit" with all known that a run has to
 # find; on standardised columns.
@@ -139,7 +140,7 @@ def score(run: Run) -> tuple[float, str]:
     if run.method == "central":
         return scores.held_out(task, scores.central(task, run.epsilon, run.seed)), ""
     clients = designs.clients(task.train, run.split)
-    return scores.fitted(task, clients, METHODS[run.method](), run.epsilon, run.seed)
+    return scores.fitted(task, clients, run.epsilon, run.seed, METHODS[run.method])
 
 
 def _work(folder: Path, runs: Sequence[Run]) -> str:

@@ -56,9 +56,16 @@ def held_out(task: Problem, draws: Records) -> float:
 
 
 def fitted(
-    task: Problem, clients: list[Records], method: Any, epsilon: float, seed: int
+    task: Problem, clients: list[Records], epsilon: float, seed: int, arguments: Mapping[str, Any]
 ) -> tuple[float, str]:
     """Fits with the library.
+
+    Args:
+        task: The set.
+        clients: Their records.
+        epsilon: The budget's.
+        seed: Of the run and of its noise.
+        arguments: Others of ``fit``.
 
     Returns:
         The score, and how the run ended.
@@ -68,11 +75,11 @@ def fitted(
         None,
         clients,
         rng_key=jax.random.key(seed),
-        method=method,
         budget=dppvi.PrivacyBudget(epsilon, DELTA),
         model_kwargs=task.kwargs,
         progress_bar=False,
         insecure_noise_seed=seed,
+        **arguments,
     )
     draws = result.posterior.sample(jax.random.key(1), (NUM_DRAWS,))
     return held_out(task, draws), str(result.status)
