@@ -210,13 +210,14 @@ class TestSharing:
         budgets = (dppvi.PrivacyBudget(epsilon, BUDGET.delta),) * NUM_CLIENTS
         return LedgerFile(ledger).open(Ledger(budgets)).spent()
 
-    @pytest.mark.parametrize(
+    @grid(
         "method",
         [
             dppvi.DPOptimization(num_local_steps=1),
             dppvi.DPOptimization(num_local_steps=1, sampler=dppvi.PoissonSampling(0.5)),
             dppvi.VirtualClients(num_shards=2, num_local_steps=1),
         ],
+        quick=[0, 2],
         ids=["full batches", "sampled batches", "shards"],
     )
     def test_a_second_run_has_what_is_left(self, tmp_path, monkeypatch, method):

@@ -66,7 +66,7 @@ def gradients_of(model, guide, rule, rows=ROWS):
 @grid(
     ("model", "rule"),
     [(line, QUADRATURE), (line, DRAWS(4)), (spread, DRAWS(1)), (spread, DRAWS(13))],
-    quick=[0, 3],
+    quick=[0],
     ids=["quadrature", "draws of a predictor", "one draw", "draws of any model"],
 )
 def test_they_are_the_gradients_of_the_loss(model, rule, guide):

@@ -16,6 +16,7 @@ from numpyro_dppvi.privacy import (
     accounting,
     calibrate,
 )
+from tests.grids import grid
 
 RELATIONS = ["replace_one", "add_or_remove_one"]
 EPSILONS = [0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 50.0]
@@ -120,7 +121,7 @@ class TestPoisson:
         budget = PrivacyBudget(epsilon, delta, relation)
         check_share_spent(budget, steps, PoissonSampling(prob), 2442)
 
-    @pytest.mark.parametrize(("epsilon", "delta", "relation", "prob", "steps"), EXTREMES)
+    @grid(("epsilon", "delta", "relation", "prob", "steps"), EXTREMES, quick=[0, 1, 3, 4])
     def test_keeps_and_uses_extreme_budgets(self, epsilon, delta, relation, prob, steps):
         budget = PrivacyBudget(epsilon, delta, relation)
         check_share_spent(budget, steps, PoissonSampling(prob), 10)

@@ -8,6 +8,7 @@ import pytest
 
 from numpyro_dppvi import privacy
 from numpyro_dppvi.privacy import FixedSizeSampling, epsilon_from_noise, paper_epsilon
+from tests.grids import grid
 
 # (q, steps, noise): get_epsilon_S of fourier-accountant 0.12.11 at delta 1e-5, to its four digits.
 FOURIER = {
@@ -21,7 +22,7 @@ FOURIER = {
 }
 
 
-@pytest.mark.parametrize("case", FOURIER, ids=str)
+@grid("case", FOURIER, quick=[0, 1], ids=str)
 def test_is_the_fourier_accountants(case):
     prob, steps, noise = case
     assert paper_epsilon(noise, prob, steps) == pytest.approx(FOURIER[case], abs=1e-3)
