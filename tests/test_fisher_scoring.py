@@ -700,7 +700,7 @@ def test_flags_say_which_outcomes_were_clipped():
 
 
 @pytest.mark.slow
-def test_clips_of_all_clients_at_once_do_not_go_to_and_fro(monkeypatch):
+def test_clips_of_all_clients_at_once_do_not_swing(monkeypatch):
     """Each round they were half or twice the last ones, and information as wrong by as much."""
     clips, whole = [], noisy_scores._clips
 

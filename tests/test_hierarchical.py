@@ -25,6 +25,7 @@ from numpyro_dppvi.families import (
     Part,
     factors,
     full_normal,
+    joint,
 )
 from numpyro_dppvi.methods import visits
 from numpyro_dppvi.protocol import algorithm, server
@@ -340,6 +341,16 @@ def test_refining_a_prior_leaves_latents_alone_that_it_does_not_depend_on():
     assert jnp.isfinite(matrix[1, 1])
     # And its factor is that of the exact prior, to the last digit.
     assert full_normal.unpack(prior[name].quadratic)[0, 0] == jnp.float32(-0.5e-6)
+
+
+def test_a_marginal_of_columns_far_from_zero_is_a_distribution():
+    """An intercept and calendar years: the product of rows is no covariance in single precision."""
+    tril = np.diag([1e-3, 1e3, 1e-4, 1.0]).astype(np.float32)
+    tril[2, 1], tril[3, 0] = -0.5, 2.0
+    at = full_normal.of_tril(jnp.zeros(4), jnp.asarray(tril))
+    found = joint.marginal(at, 1, (2,))
+    np.testing.assert_allclose(found.scale_tril, tril[1:3, 1:3], rtol=1e-4, atol=1e-9)
+    assert np.isfinite(found.log_prob(found.mean))
 
 
 def test_marginals_and_factors_of_some_latents_of_a_joint_normal():

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions.transforms import ReshapeTransform
 
+from numpyro_dppvi._typing import Array
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import (
     FullNormal,
@@ -40,28 +41,30 @@ def block(natural: NormalNatural, entries: Sequence[int]) -> NormalNatural:
 @in_own_precision
 def marginal_of(coordinates: FullNormalCoordinates, entries: Sequence[int]) -> NormalNatural:
     """The natural parameters of the marginal of some entries of a vector."""
-    # With R the rows of L of these entries the covariance is R R', and R' = Q U gives U'U: its
-    # Cholesky factor without the squares of R, which would take half of the digits.
-    rows = scale_tril(coordinates)[np.asarray(entries)]
-    upper = jnp.linalg.qr(rows.T, mode="r")
-    tril = (upper * jnp.sign(jnp.diagonal(upper))[:, None]).T
+    tril = _factor(scale_tril(coordinates)[np.asarray(entries)])
     part = FullNormal((len(entries),))
     return part.natural(of_tril(coordinates.loc[np.asarray(entries)], tril))
+
+
+def _factor(rows: Array) -> Array:
+    """The Cholesky factor of the covariance of some entries, from their rows of L."""
+    # With R these rows the covariance is R R', and R' = Q U gives U'U: its factor without the
+    # squares of R, which would take half of the digits.
+    upper = jnp.linalg.qr(rows.T, mode="r")
+    return (upper * jnp.sign(jnp.diagonal(upper))[:, None]).T
 
 
 def marginal(
     coordinates: FullNormalCoordinates, offset: int, shape: tuple[int, ...]
 ) -> dist.Distribution:
     """The marginal distribution of some entries of a normal vector, in a given shape."""
-    # Rows of the Cholesky factor give the marginal covariance: (L L')[i, j] = L[i] . L[j].
     size = math.prod(shape)
     rows = scale_tril(coordinates)[offset : offset + size]
     loc = coordinates.loc[offset : offset + size]
     if not shape:
         return dist.Normal(loc[0], jnp.linalg.norm(rows))
-    # From the covariance and not from rows, which are no triangle: a block below the first has
-    # entries left of its own columns.
-    normal = dist.MultivariateNormal(loc, rows @ rows.T)
+    # Rows are no triangle: a block below the first has entries left of its own columns.
+    normal = dist.MultivariateNormal(loc, scale_tril=_factor(rows))
     if len(shape) == 1:
         return normal
     return dist.TransformedDistribution(normal, ReshapeTransform(shape, (size,)))

@@ -70,7 +70,7 @@ _ALONG = 0.2  # beyond a third of the clip: from so many scores on, clipped ones
 _AIM = 0.1  # the fraction to be clipped where noise is as large as what scores say
 # By which power of a fraction over its target a clip changes, and by which at once at the most if
 # outcomes can be drawn. The fraction of these falls tenfold where the clip grows by a half: by all
-# clients' fractions at once, clips went to and fro between a half and twice what they should be.
+# clients' fractions at once, clips swung between a half and twice what they should be.
 _GAIN = 0.6, 0.2
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _MOST_LEVEL = 6.0  # of a shape that is right, at most 1
