@@ -166,16 +166,12 @@ class Status:
             ]
         elif self._unsettled:
             said = [self._why()]
+            if self.cut:
+                said.append(f"Besides, {self._far}")
             if self._noisy and not self._idle:
                 said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
         elif self.cut:
-            said = [
-                f"{self._all_ran}, but outcomes lie further out than the model says: clips cut "
-                f"scores of {self.cut:.2g} of the records that would be whole if it were right. "
-                "This pulls the posterior away from where all outcomes would put it, and its "
-                "intervals do not show it. Write a likelihood with heavier tails (StudentT in the "
-                "place of Normal, NegativeBinomial2 in that of Poisson), or transform the outcome."
-            ]
+            said = [f"{self._all_ran}, but {self._far}"]
             if self._noisy and not self._idle:
                 said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
         elif self.untold:
@@ -246,6 +242,17 @@ class Status:
     @property
     def _all_ran(self) -> str:
         return "The one round ran" if self.rounds == 1 else f"All {self.rounds} rounds ran"
+
+    @property
+    def _far(self) -> str:
+        """What clips cut beyond the model, and what to do about it."""
+        return (
+            "outcomes lie further out than the model says: clips cut scores of "
+            f"{self.cut or 0.0:.2g} of the records that would be whole if it were right. This "
+            "pulls the posterior away from where all outcomes would put it, and its intervals do "
+            "not show it. Write a likelihood with heavier tails (StudentT in the place of Normal, "
+            "NegativeBinomial2 in that of Poisson), or transform the outcome."
+        )
 
     @property
     def _noisy(self) -> bool:
