@@ -703,9 +703,8 @@ def test_flags_say_which_scores_were_clipped():
     np.testing.assert_allclose(flags([[0.0, 0.0], *clipped], 1.0)[:2], [0, 0.25], atol=1e-6)
 
 
-@pytest.mark.slow
-def test_clips_of_all_clients_at_once_do_not_swing(monkeypatch):
-    """Each round they were half or twice the last ones, and information as wrong by as much."""
+def clips_of(monkeypatch):
+    """A list for the clips of later runs, one a move, whose shapes have not been compiled yet."""
     clips, whole = [], noisy_scores._clips
 
     def seen(*args):
@@ -714,6 +713,13 @@ def test_clips_of_all_clients_at_once_do_not_swing(monkeypatch):
         return found
 
     monkeypatch.setattr(noisy_scores, "_clips", seen)
+    return clips
+
+
+@pytest.mark.slow
+def test_clips_of_all_clients_at_once_do_not_swing(monkeypatch):
+    """Each round they were half or twice the last ones, and information as wrong by as much."""
+    clips = clips_of(monkeypatch)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4000, 20)).astype(np.float32)
     y = (rng.uniform(size=4000) < 1 / (1 + np.exp(-x[:, 0]))).astype(np.int32)
@@ -760,14 +766,7 @@ def test_the_status_sees_far_outcomes_that_a_learnt_spread_makes_up_for(seed):
 @pytest.mark.slow
 def test_clips_settle_where_clients_take_turns(monkeypatch):
     """They followed the noise on fractions up and down by a half, to the end of a run."""
-    clips, whole = [], noisy_scores._clips
-
-    def seen(*args):
-        found = whole(*args)
-        jax.debug.callback(lambda clip: clips.append(float(clip)), found.clip)
-        return found
-
-    monkeypatch.setattr(noisy_scores, "_clips", seen)
+    clips = clips_of(monkeypatch)
     fitted(unknown_spread, many_records(normal_errors, number=1000), 3.0, model_kwargs={})
     jax.effects_barrier()
     last = np.array(clips[-50:])  # five of ten rounds
