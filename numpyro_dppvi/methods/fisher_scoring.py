@@ -391,17 +391,13 @@ def _centred(
     # ``loc``. Those drawn elsewhere vary more, and would seem to say more.
     rest = here @ told.white - centre
     info = jnp.einsum("k,ki,kj", weights * _shrink(_norms(rest), told.clip), rest, rest)
-    # How many of the observed outcomes' scores are far out, beyond what the model expects; and how
-    # many are clipped under the model.
-    far = 1.0 * (norms > tails.FAR * told.clip)
-    excess = far[0] - weights @ far[1:]
-    expected = weights @ (1.0 * (norms[1:] > told.clip))
+    over = 1.0 * (norms > told.clip)
     scores = here * told.prior_sd
     return _contribution(
         told,
         score=score,
         info=info,
-        over=(excess, expected),
+        over=(over[0], weights @ over[1:]),  # the latter is how many are clipped under the model
         scales=jnp.sqrt(weights @ scores**2),
         scores=scores,
     )
@@ -439,7 +435,7 @@ def _as_observed(told: Told, score: Callable[[Array], Array]) -> PyTree:
         told,
         score=clipped,
         info=(info + info.T) / 2,
-        over=(-near, near),
+        over=(jnp.zeros_like(near), near),
         scales=jnp.sqrt(jnp.abs(jnp.diagonal(slope))) * told.prior_sd,
         scores=observed[None] * told.prior_sd,
     )
@@ -460,8 +456,7 @@ def _contribution(
         told: What the server said.
         score: In white coordinates, clipped.
         info: How it responds, in white coordinates.
-        over: Of the observed score, whether it is far out, less how many of the others are; and how
-            many of these are clipped. In [-1, 1] and in [0, 1].
+        over: Whether the observed score counts as clipped, and how many of the others.
         scales: Roots of the record's information on each latent, in units of the prior.
         scores: Of some outcomes, in units of the prior.
     """
@@ -470,15 +465,14 @@ def _contribution(
     score = score * _shrink(_norms(score), told.clip)
     size = jnp.sqrt(jnp.sum(info * info))
     info = info * _shrink(size, told.info_clip)
-    excess, drawn = over
-    flags = jnp.stack([excess, 2 * drawn - 1, 2.0 * (size > told.info_clip) - 1])
+    flags = jnp.stack([*over, 1.0 * (size > told.info_clip)])
     # Each part has norm at most sqrt(share), and the shares add up to 1: so does the squared norm
-    # of all together. (The flags are numbers in [-1, 1], whose shares of theirs add up to 1, too.)
+    # of all together. (The three flags become numbers in [-1, 1], of norm at most sqrt(3).)
     roots = jnp.sqrt(told.shares)
     return {
         "score": roots[0] / told.clip * score,
         "information": roots[1] / told.info_clip * pack(info),
-        "clipped": roots[2] * np.sqrt(tails.PARTS).astype(flags.dtype) * flags,
+        "clipped": roots[2] / np.sqrt(3) * (2.0 * flags - 1),
         "scales": _hits(told, scales, scores),
     }
 

@@ -62,9 +62,8 @@ class Waiting(NamedTuple):
         records: Records behind them.
         information: Released information in the coordinates that clients were told.
         information_var: Variance of its noise's entries.
-        flags: What was clipped, shape ``(3,)``, in [-1, 1] a record: far scores that were observed,
-            less drawn ones; drawn scores; information.
-        flags_var: Variance of their noise, shape ``(3,)``.
+        flags: What was clipped, shape ``(3,)``, in [-1, 1] a record.
+        flags_var: Variance of their noise.
         noise_var: Variance of the noise on releases of norm 1.
         noisy: A clip's noise beside the clients' own spread.
     """
@@ -130,7 +129,7 @@ class Memory(NamedTuple):
             normal entries.
         clip: Bound on the norm of a white score.
         info_clip: Bound on a record's information in units of ``clip`` squared.
-        misfit: Fraction of observed scores that are far out, less that of drawn ones; below 0 where
+        misfit: Fraction of observed scores that are clipped, less that of drawn ones; below 0 where
             outcomes cannot be drawn.
         misfit_known: The inverse of its error's variance.
         tails: The same of the last rounds, each by itself.
@@ -270,7 +269,7 @@ def nobody(size: int) -> Waiting:
         information=jnp.zeros((size, size)),
         information_var=zero,
         flags=jnp.zeros(3),
-        flags_var=jnp.zeros(3),
+        flags_var=zero,
         noise_var=zero,
         noisy=zero,
     )

@@ -1,11 +1,8 @@
 """Whether outcomes lie further out than the model says, by what clips cut off.
 
-Under the model, observed scores lie beyond a clip as often as those of drawn outcomes. Where many
-more do, clips cut off what pulls the posterior towards far outcomes, and no interval knows of it.
-One round tells little of this, because few records do it: the last rounds are taken together.
-
-Counted are scores somewhat beyond the clip. A learnt spread gives way until clipped scores balance:
-then nearly as many drawn scores are clipped as observed ones, but these lie further out.
+Under the model, observed scores are clipped as often as those of drawn outcomes. Where many more
+are, clips cut off what pulls the posterior towards far outcomes, and no interval knows of it. One
+round tells little of this, because few records do it: the last rounds are taken together.
 """
 
 from typing import NamedTuple
@@ -16,11 +13,7 @@ import jax.numpy as jnp
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.families.precision import in_own_precision
 
-FAR = 1.25  # of a clip: from here on scores are counted
-# Of the part of a release that says what is clipped: the excess, drawn scores, information.
-PARTS = 0.5, 0.25, 0.25
-SETTLED = 3  # rounds until the model is near the records; these do not count
-_ROUNDS = 7  # of those after them, so many count
+_ROUNDS = 4  # so many count: in early ones the model is far from the records
 # By chance, as many deviations are exceeded by one run in two hundred.
 _SURE = 2.6
 
@@ -30,9 +23,9 @@ class Tails(NamedTuple):
 
     Attributes:
         number: Which round a place holds.
-        excess: Observed scores that are far out, less as many as the model expects.
+        excess: Observed scores that were clipped, less as many as the model expects.
         excess_var: Variance of the noise on that.
-        expected: How many scores the model expects to be clipped, as released.
+        expected: How many the model expects, as released.
         records: Records behind them.
     """
 
@@ -54,14 +47,15 @@ def after(tails: Tails, number: Array, flags: Array, flags_var: Array, records: 
     Args:
         tails: What was known before.
         number: Which round it is, from 1 on.
-        flags: Sums over records: observed scores that are far out, less drawn ones; 1 where drawn
-            ones were clipped and -1 where not; more, shape ``(2,)`` or longer.
+        flags: Sums over records of 1 where the observed score was clipped and -1 where not, and of
+            the same for drawn ones, shape ``(2,)``.
         flags_var: Variance of the noise on each.
         records: Records behind them.
     """
     place = jnp.mod(number, _ROUNDS).astype(int)
-    fresh = Tails(number, flags[0], flags_var[0], (flags[1] + records) / 2, records)
-    fresh = jax.tree.map(lambda leaf: jnp.where(number > SETTLED, leaf, 0), fresh)
+    fresh = Tails(
+        number, (flags[0] - flags[1]) / 2, flags_var / 2, (flags[1] + records) / 2, records
+    )
     same = tails.number[place] == number
 
     def put(sums: Array, more: Array) -> Array:
@@ -73,7 +67,7 @@ def after(tails: Tails, number: Array, flags: Array, flags_var: Array, records: 
 
 @in_own_precision
 def cut(tails: Tails) -> Array:
-    """The fraction of records whose scores are far out, beyond what the model expects.
+    """The fraction of records whose scores were clipped, beyond what the model expects.
 
     0 where it may be noise, or chance: of n records that are expected, the square root of n more or
     less. These are the same ones in all rounds, so that their chance does not average out.
