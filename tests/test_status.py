@@ -217,6 +217,9 @@ def test_outcomes_that_clips_cut_are_no_success():
     assert "StudentT in the place of Normal" in str(status)
     assert "about 8 times as wide" in str(status)
     assert status_of(history(), 2, True, False, cut=0.0).outcome is dppvi.run.Outcome.COMPLETED
+    unsettled = status_of(history(), 2, True, False, pull=36.0, cut=0.0123)
+    assert unsettled.outcome is dppvi.run.Outcome.UNSETTLED
+    assert "Besides, outcomes lie further out than the model says" in str(unsettled)
 
 
 def test_a_posterior_that_hardly_differs_from_the_prior_is_said_to():
