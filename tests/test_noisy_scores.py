@@ -628,13 +628,35 @@ def test_a_column_of_one_scale_is_told_from_one_about_zero(spread):
     assert drawn.tolist() == [spread < 0.6, False]
 
 
+def noisy(rng, columns, noise, records=5000):
+    """Which of some columns count as narrow, from histograms by exponential times."""
+    times = np.abs(rng.exponential(size=records) - 1)
+    octaves = np.log2(np.abs(columns) * times) + rng.random((len(columns), 1))
+    edges = np.arange(ratios.BINS + 1) - ratios.BINS // 2
+    counts = np.stack([np.histogram(row, edges)[0] for row in octaves])
+    counts = jnp.asarray(counts + noise * records * rng.normal(size=counts.shape), jnp.float32)
+    var, all_records = jnp.asarray((noise * records) ** 2), jnp.asarray(float(records))
+    return np.asarray(ratios.narrow(counts, var, all_records, jnp.zeros(())))
+
+
 def test_noise_makes_no_column_one_of_one_scale():
-    """Of 200 columns about zero, in noise that could hide the tenth of the records."""
+    """Forty runs of five columns about zero, in noise of a sixteenth of the records a bin."""
     rng = np.random.default_rng(1)
-    counts = np.stack([np.asarray(histograms(rng, 1.0, 1000)[1]) for _ in range(200)])
-    noisy = jnp.asarray(counts + 50 * rng.normal(size=counts.shape))
-    found = ratios.narrow(noisy, jnp.asarray(50.0**2), jnp.asarray(1000.0), jnp.zeros(()))
-    assert np.mean(np.asarray(found)) < 0.15, np.mean(np.asarray(found))
+    found = [noisy(rng, rng.normal(size=(5, 5000)), 1 / 16) for _ in range(40)]
+    assert np.mean(found) < 0.15, np.mean(found, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("noise", "seen", "others"), [(0.015, 0.95, 0.05), (0.03, 0.9, 0.1), (0.06, 0.8, 0.5)]
+)
+def test_noise_hides_hardly_any_column_far_from_zero(noise, seen, others):
+    """In noise of .03 of the records a bin, up to half of such columns once stayed hidden."""
+    rng, found = np.random.default_rng(2), []
+    for _ in range(50):
+        far = 1 + np.array([[0], [0.17], [0.25]]) * rng.normal(size=(3, 5000))
+        found.append(noisy(rng, np.concatenate([far, rng.normal(size=(2, 5000))]), noise))
+    assert np.mean(found, axis=0)[:3].min() > seen, np.mean(found, axis=0)
+    assert np.mean(found, axis=0)[3:].max() < others, np.mean(found, axis=0)
 
 
 @pytest.mark.slow

@@ -23,12 +23,14 @@ from scipy.special import ndtr
 from numpyro_dppvi._typing import Array
 
 BINS = 44
+# log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
+NORMAL = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
 # What two octaves have to hold of a latent that is looked at, and what they have to hold at least
 # where noise may have taken so many of its deviations off. To look in vain costs less than not to.
 _NARROW, _MISSED = (0.8, 0.6), 1.5
-# Of outcomes that cannot be drawn: so many octaves, of which the fewest are taken that hold so much
-# of the narrowest latent; and what they have to hold of others, if they are more than two.
-_OCTAVES, _NARROWEST, _AS_NARROW = (2, 4, 6), 0.93, 0.84
+# Of outcomes that cannot be drawn: octaves that hold nearly all of their scales, and what two hold
+# of a latent with one scale, at least. Of columns about zero two hold .47 and less.
+_OCTAVES, _SCATTERED = 8, 0.5
 _STEPS = (0.1, 0.005)  # widths of bins at the first and the second look
 # In noise, bins of the first look are wider: by this over the deviations of a bin's noise that all
 # records are, but at most so many times. A record is in one bin, so fewer bins hold less noise.
@@ -148,7 +150,8 @@ def narrow(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Ar
     """Latents whose records have about one scale, from histograms of scales by octaves.
 
     The mean scale of drawn outcomes is that of a column. An outcome that cannot be drawn has a
-    scale of its own, which scatters all latents' scales alike, by as much as the narrowest shows.
+    scale of its own, which scatters all latents' scales alike: what is narrow is the narrowest one
+    elsewhere, rather than what a column about zero would make of it.
 
     Args:
         counts: The histograms.
@@ -156,18 +159,42 @@ def narrow(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Ar
         counted: Records in them.
         drawn: Whether outcomes can be drawn.
     """
-    below = jnp.cumsum(jnp.pad(counts, ((0, 0), (1, 0))), axis=1)
-    held = jnp.stack([jnp.max(below[:, k:] - below[:, :-k], axis=1) for k in _OCTAVES])
-    fewest = jnp.argmax(jnp.max(held, axis=1) > _NARROWEST * counted)
-    fewest = jnp.where(drawn > 0, 0, fewest)
-    # Four octaves hold most of a column about zero, too: what noise can make of that is not enough.
-    noise = jnp.sqrt(jnp.array(_OCTAVES)[fewest] * counts_var)
-    enough = jnp.where(
-        fewest > 0,
-        _AS_NARROW * counted + noise,
-        jnp.maximum(_NARROW[0] * counted - _MISSED * noise, _NARROW[1] * counted),
-    )
-    return held[fewest] > enough
+    held, noise = jnp.max(_held(counts, 2), axis=1), jnp.sqrt(2 * counts_var)
+    enough = jnp.maximum(_NARROW[0] * counted - _MISSED * noise, _NARROW[1] * counted)
+    narrowest = counts[jnp.argmax(held)]
+    start = jnp.argmax(_held(narrowest, _OCTAVES))
+    alike = jax.lax.dynamic_slice(narrowest, (start,), (_OCTAVES,))
+    about_zero = jnp.convolve(alike, jnp.array(NORMAL, counts.dtype))
+    var = _OCTAVES * counts_var
+    fits = _best(counts, alike, var) > _best(counts, about_zero, var * sum(x * x for x in NORMAL))
+    some = jnp.max(held) > _SCATTERED * counted + noise
+    return jnp.where(drawn > 0, held > enough, fits & some)
+
+
+def _held(counts: Array, octaves: int) -> Array:
+    """What so many octaves hold, by where they begin."""
+    below = jnp.cumsum(jnp.pad(counts, [(0, 0)] * (counts.ndim - 1) + [(1, 0)]), axis=-1)
+    return below[..., octaves:] - below[..., :-octaves]
+
+
+def _best(counts: Array, shape: Array, noise: Array) -> Array:
+    """How well histograms fit a shape at the best place, up to what they have in common.
+
+    Half the fall of the squared distance. Noise in the shape makes its own square larger.
+
+    Args:
+        counts: The histograms, shape ``(d, BINS)``.
+        shape: What is looked for in them.
+        noise: The sum of the variances of its noise.
+    """
+    fits = []
+    for part in (0.0, 0.25, 0.5, 0.75):  # of an octave
+        moved = jnp.convolve(shape, jnp.array([1 - part, part], counts.dtype))
+        square = moved @ moved - noise * ((1 - part) ** 2 + part**2)
+        windows = jnp.arange(BINS + len(moved) - 1)[:, None] + jnp.arange(len(moved))
+        wide = jnp.pad(counts, ((0, 0), (len(moved) - 1,) * 2))
+        fits.append(jnp.max(wide[:, windows] @ moved, axis=1) - square / 2)
+    return jnp.max(jnp.stack(fits), axis=0)
 
 
 def second(known: Ratios) -> Look:

@@ -19,10 +19,8 @@ from numpyro_dppvi._typing import Array
 from numpyro_dppvi.methods import ratios
 
 LOWEST, BINS = -20, ratios.BINS  # of histograms: their first octave, and how many there are
-# log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
-_TEMPLATE = (0.05, 0.1, 0.18, 0.3, 0.28, 0.09)
-_TEMPLATE_RMS = 4.0  # octaves from the template's first bin to the root mean square
-_LENGTH = float(np.linalg.norm(_TEMPLATE))
+_RMS = 4.0  # octaves from the template's first bin to the root mean square
+_LENGTH = float(np.linalg.norm(ratios.NORMAL))
 _PEAK = 3  # the bin of the template that holds most
 # A column is taken for seen if its template, or a bin that all its records may share, stands out by
 # so many deviations of noise. More are asked far from columns that are seen for certain, and less
@@ -83,8 +81,8 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
         drawn: Whether outcomes can be drawn.
         columns: Which latents are multiplied by values of a record.
     """
-    template = jnp.array(_TEMPLATE, counts.dtype)
-    windows = jnp.arange(BINS - len(_TEMPLATE) + 1)[:, None] + jnp.arange(len(_TEMPLATE))
+    template = jnp.array(ratios.NORMAL, counts.dtype)
+    windows = jnp.arange(BINS - len(ratios.NORMAL) + 1)[:, None] + jnp.arange(len(ratios.NORMAL))
     fit = counts[:, windows] @ template / _LENGTH
     # Records of an indicator share one bin, of which the template's peak is two thirds as clear.
     one_bin = counts[:, _PEAK : _PEAK + fit.shape[1]]
@@ -98,7 +96,7 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
     # normal column's information above its peak, it would be taken for nearly three times as much.
     # Columns that are all but constant are looked at in units of the template's scale.
     indicator = (_FOUND / _SPIKE * single > held) & ~constant
-    middle = jnp.where(indicator, _PEAK + 0.5, _TEMPLATE_RMS)
+    middle = jnp.where(indicator, _PEAK + 0.5, _RMS)
     mass = jnp.where(indicator, single, held / _LENGTH) / jnp.maximum(counted, 1)
     log_scale = (LOWEST + window + middle) * np.log(2) + 0.5 * jnp.log(jnp.clip(mass, 1e-6, 1))
     deviations, noise = clear(drawn, counted, counts_var), jnp.sqrt(counts_var)
@@ -115,7 +113,7 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
     wide = found & ~constant & (columns > 0)
     usual = jnp.exp(2 * _mean_of(log_scale, jnp.where(jnp.any(wide), wide, found)))
     centred = jnp.where(constant & (columns > 0) & (drawn > 0), usual, 0)
-    above = window + jnp.where(indicator, _PEAK + 1, len(_TEMPLATE))
+    above = window + jnp.where(indicator, _PEAK + 1, len(ratios.NORMAL))
     others = jnp.where(jnp.arange(BINS) >= above[:, None], counts, 0)
     beyond = jnp.where(drawn > 0, _squares(others, noise) / jnp.maximum(counted, 1), 0)
     return Scales(deviations, found, most, beyond, centred, constant)
