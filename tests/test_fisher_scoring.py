@@ -16,7 +16,7 @@ from scipy.stats import norm
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import latents
 from numpyro_dppvi.families.full_normal import unpack
-from numpyro_dppvi.methods import fisher_scoring, noisy_scores, ratios, visits
+from numpyro_dppvi.methods import fisher_scoring, noisy_scores, ratios, tails, visits
 from numpyro_dppvi.privacy import SecretKeys
 from numpyro_dppvi.protocol import planning, rounds
 from tests.grids import grid
@@ -404,7 +404,7 @@ def test_the_status_says_that_outcomes_lie_further_out_than_the_model_says():
     assert fitted(normal, data, 30.0).status.cut == 0
     rng = np.random.default_rng(0)
     far = [{**one, "y": one["y"] + rng.standard_t(3, len(one["y"])).astype("f")} for one in data]
-    status = fitted(normal, far, 30.0).status
+    status = fitted(normal, far, 3.0).status
     assert status.cut > 0.01
     assert status.outcome is dppvi.run.Outcome.BENT
 
@@ -688,15 +688,24 @@ def flags(scores, clip):
     part = jax.jit(fisher_scoring._centred)(told, scores[0], scores[1:], even, scores[1:])[
         "clipped"
     ]
-    return (np.asarray(part) / np.sqrt(0.2 / 3) + 1) / 2
+    far, near, *others = np.asarray(part) / np.sqrt(0.2) / tails.ROOTS
+    return [far, near, *((np.array(others) + 1) / 2)]
 
 
-def test_flags_say_which_outcomes_were_clipped():
-    """The observed one, a fraction of the drawn ones, the information."""
+def test_flags_say_which_scores_were_clipped():
+    """Far and near ones, less as many as all five have; their chance; drawn ones; information."""
     drawn = np.array([[0.1, 0.0], [-0.1, 0.0], [0.0, 0.1], [0.0, -0.1]])
-    np.testing.assert_allclose(flags([[9.0, 0.0], *drawn], 1.0), [1, 0, 0], atol=1e-6)
+    found = flags([[9.0, 0.0], *drawn], 1.0)
+    np.testing.assert_allclose(found, [0.8, 0, 0.16, 0, 0], atol=1e-6)
+    found = flags([[0.7, 0.0], *drawn], 1.0)
+    np.testing.assert_allclose(found, [0, 0.8, 0.16, 0, 0], atol=1e-6)
     far = drawn * [[1], [1], [40], [1]]
-    np.testing.assert_allclose(flags([[0.0, 0.0], *far], 1.0)[:2], [0, 0.25], atol=1e-6)
+    found = flags([[0.0, 0.0], *far], 1.0)
+    np.testing.assert_allclose(found[:4], [-0.2, 0, 0.16, 0.25], atol=1e-6)
+    # The centre is a third of a clip along the second axis: such scores are clipped, but not far.
+    clipped = drawn * [[1], [1], [14], [1]]
+    found = flags([[0.0, 0.0], *clipped], 1.0)
+    np.testing.assert_allclose(found[:4], [0, 0, 0, 0.25], atol=1e-6)
 
 
 @pytest.mark.slow
@@ -720,6 +729,37 @@ def test_clips_of_all_clients_at_once_do_not_swing(monkeypatch):
     steps = np.diff(np.log(clips[1:]))  # the first round finds scales and no clip
     assert len(steps) == 8
     assert steps.min() > -np.log(1.4), clips
+
+
+def many_records(errors, num_clients=10, number=2250):
+    """Clients whose errors are as large as the model says on average, and of another shape."""
+    rng = np.random.default_rng(0)
+    data = []
+    for _ in range(num_clients):
+        x = np.c_[np.ones(number), rng.normal(size=number)].astype(np.float32)
+        data.append({"x": x, "y": (x @ [0.2, 0.3] + errors(rng, number)).astype(np.float32)})
+    return data
+
+
+def normal_errors(rng, number):
+    return rng.normal(size=number)
+
+
+def lognormal_errors(rng, number):
+    return (np.exp(rng.normal(size=number)) - np.exp(0.5)) / np.sqrt(np.exp(2) - np.exp(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_status_sees_far_outcomes_that_a_learnt_spread_makes_up_for(seed):
+    """As many observed scores as drawn ones are clipped, and the spread is a third too small."""
+    settings = {"model_kwargs": {}, "insecure_noise_seed": seed}
+    result = fitted(unknown_spread, many_records(lognormal_errors), 1.0, **settings)
+    assert result.posterior.mean["spread"] < 0.85
+    assert "outcomes lie further out than the model says" in str(result.status)
+    result = fitted(unknown_spread, many_records(normal_errors), 1.0, **settings)
+    assert result.status.cut == 0
+    assert abs(result.posterior.mean["spread"] - 1) < 0.05
 
 
 @pytest.mark.slow

@@ -220,6 +220,18 @@ def test_the_level_is_found_in_noise_of_its_own_size():
     assert 0.05 < float(memory.level) < 0.2
 
 
+@pytest.mark.parametrize("unseen", [1, 3])
+def test_directions_that_no_record_speaks_of_do_not_make_the_level_fall(unseen):
+    """They would count as scores that do not respond: it fell to a quarter, with three of four."""
+    rng, there = np.random.default_rng(7), np.diag(1.0 * (np.arange(SIZE) >= unseen))
+    known = 30.0 * jnp.eye(SIZE)
+    memory = remembered(shape=np.eye(SIZE), level=0.5, seen=jnp.asarray(there), shape_known=known)
+    for _ in range(20):
+        now = jnp.asarray(0.5 * there + 0.02 * noise(rng))
+        memory, *_ = learn(memory, coordinates(jnp.eye(SIZE)), now, jnp.asarray(0.02), 0.1)
+    np.testing.assert_allclose(memory.level, 0.5, rtol=0.05)
+
+
 def test_scores_are_over_the_level_that_is_known_now():
     """A level that was wrong was wrong for earlier scores, too; one that drifts was right then."""
     axes, known = coordinates(jnp.eye(SIZE)), 1e3 * jnp.eye(SIZE)

@@ -63,7 +63,9 @@ _FAINT = 15.0
 _IN_STEP = 2, 4  # visits by which all must have sent scales or ratios, to be asked for them again
 
 # What was chosen by simulation (docs/believe.md says on which studies).
-_FLAGS_SHARE = 0.04  # of a visit's squared norm, for the three clipped fractions
+# Of a visit's squared norm, for what is clipped: at least, and so much more as soon as the error of
+# the misfit is far below the last number. With less budget or fewer records nothing is seen of it.
+_FLAGS_SHARE = 0.04, 0.08, 0.02
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
 _TARGETS, _INFO_TARGETS = (0.003, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
 _ALONG = 0.2  # beyond a third of the clip: from so many scores on, clipped ones steer by weights
@@ -75,8 +77,11 @@ _GAIN = 0.6, 0.2
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _MOST_LEVEL = 6.0  # of a shape that is right, at most 1
 _LEVEL_DRIFT = 0.2  # relative change of the level in a round
-_DOUBT = 1.5  # the misfit counts from so many of its standard deviations on
-_FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, relatively
+_KNOWN = 3.0  # of its information, over the error: from here on a direction counts by what was seen
+_DOUBT = 2.0  # the misfit counts from so many of its standard deviations on
+# Before the model is near the records, and then: by how much a round makes the variance of a known
+# misfit grow, relatively, and how much may be cut off beyond the model, in a round's noise.
+_FORGET, _BENT = (2.0, 0.3), (1.0, 1 / 3)
 _LOOK_SHARE = 0.8  # of a visit's squared norm, where columns far from zero are looked for
 # An observed information's error at the first visit, and by what it falls a visit: far away it says
 # little of where a step will end.
@@ -99,7 +104,11 @@ def told(memory: Memory, place: Array | int) -> Told:
     look = _look(memory, visits)
     first = (visits == 0) & ~any_shape(memory)
     info = jnp.maximum(_INFO_SHARES[2], _INFO_SHARES[0] * _INFO_SHARES[1] ** visits)
-    usual = jnp.array([1 - info - _FLAGS_SHARE, info, _FLAGS_SHARE, 0.0, 0.0])
+    least, more, error = _FLAGS_SHARE
+    seen = 1 / (1 + 1 / jnp.maximum(memory.misfit_known[0] * error**2, 1e-6))
+    flags = least + more * memory.drawn * seen
+    nothing = jnp.zeros_like(flags)
+    usual = jnp.stack([1 - info - flags, info, flags, nothing, nothing])
     looking = (1 - _LOOK_SHARE) * usual + jnp.array([0.0, 0.0, 0.0, _LOOK_SHARE, 0.0])
     usual = jnp.where(jnp.any(look.step > 0), looking, usual)
     votes = search.SHARE if memory.search.votes.size else 0.0
@@ -113,7 +122,7 @@ def told(memory: Memory, place: Array | int) -> Told:
         look=look,
         # Of outcomes that cannot be drawn, no observed score counts as clipped, and in the place of
         # drawn ones all that are beyond a third of the clip: together a misfit below 0.
-        along=jnp.clip(-memory.misfit / _ALONG - 1, 0, 1),
+        along=jnp.clip(-memory.misfit[0] / _ALONG - 1, 0, 1),
         squared=_SQUARED[0] * _SQUARED[1] ** visits * (1 - memory.drawn),
         near=memory.prior_sd[:, None] * memory.near,
         steps=search.steps(memory.search, memory.loc.size),
@@ -368,7 +377,8 @@ def _waiting(
     packed, info_std = part(released["information"], 1, said.info_clip[0])
     now = unpack(jnp.sum(packed, axis=0))
     info_var = jnp.sum(info_std**2) / 2  # packed entries are sqrt(2) as large
-    flags, flags_std = part(released["clipped"], 2, np.sqrt(3))
+    flags, flags_std = part(released["clipped"], 2, 1.0)
+    parts = jnp.asarray(tails.ROOTS, flags.dtype)
     scores, std = part(released["score"], 0, clip)
     records = jnp.maximum(jnp.sum(jnp.where(scored, received.num_records, 0)), 1)
     spread = jnp.sqrt(jnp.maximum(received.num_records, 1) * size)
@@ -377,8 +387,8 @@ def _waiting(
         records=records,
         information=now,
         information_var=info_var,
-        flags=jnp.sum(flags, axis=0),
-        flags_var=jnp.sum(flags_std**2),
+        flags=jnp.sum(flags, axis=0) / parts,
+        flags_var=jnp.sum(flags_std**2) / parts**2,
         noise_var=jnp.sum(received.noise_std**2),
         noisy=jnp.sum(received.noise_std * clip / spread),
     )
@@ -503,8 +513,9 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     records = jnp.maximum(waiting.records, 1)
     share = waiting.records / received.total_records
     memory, seen, known = _average(received, memory, axes)
-    fractions = (waiting.flags / records + 1) / 2
-    memory = _misfit(memory, fractions, jnp.sqrt(waiting.flags_var) / records / 2, share)
+    fractions = (waiting.flags[3:] / records + 1) / 2
+    doubt = jnp.sqrt(waiting.flags_var[3]) / records / 2
+    memory = _misfit(memory, waiting, share)
     responded = secant.response(memory.rounds, axes, memory.level, received.total_records)
     # Where clips bend, scores also change as clips do.
     responded = secant.unless(_sure_misfit(memory) > 0, responded)
@@ -525,10 +536,14 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
 
     shape = jax.lax.cond(far, closer, lambda: shape)
     last = tails.after(
-        memory.tails, memory.most_visits, waiting.flags[:2], waiting.flags_var, records
+        memory.tails,
+        _begun(memory, memory.most_visits),
+        waiting.flags,
+        waiting.flags_var,
+        records,
     )
     error = _info_error(received, memory, waiting)
-    memory = _clips(memory, said, axes, shape, seen, known, fractions, error, share)
+    memory = _clips(memory, axes, shape, seen, known, fractions, doubt, error, share)
     if not partial(received):
         shape = shape + axes.outside(secant.missed(responded, axes.information(shape)))
     return memory._replace(
@@ -541,27 +556,39 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     )
 
 
-def _misfit(memory: Memory, fractions: Array, error: Array, share: Array) -> Memory:
+def _misfit(memory: Memory, waiting: Waiting, share: Array) -> Memory:
     """What is known of the misfit after another release of it, older ones for less."""
-    before = memory.misfit_known / (1 + _FORGET * share)
-    now = 1 / jnp.maximum(2 * error**2, 1e-12)
-    misfit = (before * memory.misfit + now * (fractions[0] - fractions[1])) / (before + now)
+    excess, variance = tails.excesses(waiting.flags, waiting.flags_var)
+    records = jnp.maximum(waiting.records, 1)
+    forget = jnp.where(_near(memory), _FORGET[1], _FORGET[0])
+    before = memory.misfit_known / (1 + forget * share)
+    now = 1 / jnp.maximum(variance / records**2, 1e-12)
+    misfit = (before * memory.misfit + now * excess / records) / (before + now)
     return memory._replace(misfit=misfit, misfit_known=before + now)
 
 
 def _sure_misfit(memory: Memory) -> Array:
-    """The misfit, less what noise may have made of it."""
-    return jnp.maximum(memory.misfit - _DOUBT / jnp.sqrt(memory.misfit_known), 0)
+    """The misfit, less what noise may have made of it.
+
+    Far from the records every outcome looks unlikely, and of more than far scores nothing is said.
+    """
+    far, shape = memory.misfit - _DOUBT / jnp.sqrt(memory.misfit_known)
+    return jnp.maximum(jnp.maximum(far, jnp.where(_near(memory), shape, 0)), 0)
+
+
+def _near(memory: Memory) -> Array:
+    """Whether the model has come near the records, as far as the number of rounds tells."""
+    return _begun(memory, memory.most_visits) > tails.SETTLED
 
 
 def _clips(
     memory: Memory,
-    said: Told,
     axes: White,
     shape: Array,
     seen: Array,
     known: Array,
     fractions: Array,
+    doubt: Array,
     error: Array,
     share: Array,
 ) -> Memory:
@@ -569,28 +596,28 @@ def _clips(
 
     Args:
         memory: What is remembered; its misfit is the current one.
-        said: What the clients were told.
         axes: The coordinates of the release.
         shape: The new shape, in prior units.
         seen: The mean of all released shapes, in ``axes``.
         known: What is known of it, in ``axes``.
-        fractions: Of observed scores, of drawn ones and of information, what was clipped.
+        fractions: Of drawn scores and of information, what was clipped.
+        doubt: Noise on each of these.
         error: Noise on an entry of the information.
         share: Of all records, those behind the release.
     """
     size = memory.loc.size
     noise_std, records = jnp.sqrt(memory.waiting.noise_var), memory.waiting.records
-    # The fractions' own noise, of a part with the share of flags.
-    doubt = noise_std * math.sqrt(3 / _FLAGS_SHARE) / records / 2
     trust = jnp.sqrt(share) / (1 + (doubt / 0.1) ** 2)
     # A low clip costs information, a high one noise. Where noise is small beside the records' own
     # spread, hardly anything is clipped.
     noisy = memory.waiting.noisy / memory.waiting.visits
-    drawn = fractions[1] / jnp.clip(_AIM * noisy, *_TARGETS)
+    drawn = fractions[0] / jnp.clip(_AIM * noisy, *_TARGETS)
     # Under the model, observed scores are clipped as often as drawn ones, which bends nothing. What
-    # exceeds that pulls all one way, by up to a clip each: it must stay below a round's noise,
-    # which is noise_std clips. As the misfit is not known exactly, only what is sure counts.
-    bent = _sure_misfit(memory) * records / (noise_std * jnp.sqrt(share) + 1e-4 * records)
+    # exceeds that pulls all one way, by up to a clip each: it must stay below a part of a round's
+    # noise, which is noise_std clips. As the misfit is not known exactly, only what is sure counts.
+    most = jnp.where(_near(memory), _BENT[1], _BENT[0])
+    most = most * (noise_std * jnp.sqrt(share) + 1e-4 * records)
+    bent = _sure_misfit(memory) * records / most
     gain = _GAIN[0] * trust
     slowly = jnp.where(memory.drawn > 0, jnp.minimum(gain, _GAIN[1]), gain)
     factor = jnp.maximum(jnp.clip(drawn, 0.3, 3.0) ** slowly, jnp.clip(bent, 0.3, 3.0) ** gain)
@@ -598,7 +625,7 @@ def _clips(
     level = jnp.maximum(memory.level, 1)
     bounds = math.sqrt(size) * _CLIPS[0], jnp.sqrt(size * level) * _CLIPS[1]
     info_target = jnp.clip(error * np.sqrt(size), *_INFO_TARGETS)
-    stretch = jnp.exp(jnp.clip(3 * (fractions[2] - info_target), -0.7, 0.7))
+    stretch = jnp.exp(jnp.clip(3 * (fractions[1] - info_target), -0.7, 0.7))
     return memory._replace(
         clip=jnp.clip(memory.clip * longer(axes, shape, seen, known) * factor, *bounds),
         info_clip=jnp.clip(memory.info_clip * stretch**trust, *_INFO_CLIPS),
@@ -627,9 +654,9 @@ def _shape_seen(
     seen = turn.T @ axes.information(memory.seen) @ turn
     now = turn.T @ now @ turn
     # Level: a scalar Kalman filter on the diagonal, where something is known of it; it drifts
-    # because the clip and the location move. Directions that are weaker than their shape count,
-    # too: until they are resolved, all factors claim less.
+    # because the clip and the location move.
     by = 1 / (error**2 / memory.level**2 + 1 / jnp.maximum(p, 1e-6) ** 2)
+    by = by * _beside(jnp.diagonal(seen), p, by)
     ratio = jnp.sum(by * jnp.diagonal(now)) / jnp.sum(by) / memory.level
     drift, noise = share * _LEVEL_DRIFT**2, 2 / jnp.sum(by)
     # What is not known of the level by now: the variance at which what a visit tells makes up for
@@ -655,3 +682,21 @@ def _shape_seen(
     # Exact on the diagonal; elsewhere it claims a little too much (Cauchy-Schwarz).
     p = jnp.sqrt(p**2 + error**-2)
     return memory, symmetric(turn @ seen @ turn.T), symmetric((turn * p) @ turn.T)
+
+
+def _beside(seen: Array, p: Array, by: Array) -> Array:
+    """How much directions count for the level, in [0, 1]: by what was seen of them so far.
+
+    Nothing responds in directions that no record speaks of. If these counted, the level would fall
+    round after round. It is the mean that is 1 here: if less is seen of all, then the level is too
+    high. Directions that are not well known yet count as if all were there, so that factors claim
+    less until they are.
+
+    Args:
+        seen: Of each direction's information, what was seen of it.
+        p: The inverse of its error.
+        by: By how much directions would count otherwise.
+    """
+    mean = jnp.sum(by * seen) / jnp.sum(by)
+    beside = jnp.where(mean > 0, seen / jnp.where(mean > 0, mean, 1), 1)
+    return jnp.clip((p**2 * beside + _KNOWN**2) / (p**2 + _KNOWN**2), 0, 1)
