@@ -19,6 +19,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 LINUX = sys.platform == "linux"
@@ -42,6 +43,10 @@ os.environ.setdefault(
     " --xla_cpu_parallel_codegen_split_count=1"
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters",
 )
+
+# Other processes may have the cores: no example fails because it took long.
+hypothesis.settings.register_profile("without deadlines", deadline=None)
+hypothesis.settings.load_profile("without deadlines")
 
 
 def pytest_collection() -> None:

@@ -186,7 +186,7 @@ def two_groups(round_number, num_clients):
     return ids[: 2 * (num_clients // 2)].reshape(-1, 2)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(
     schedule=st.sampled_from([dppvi.sequential, dppvi.synchronous, two_groups]),
     damping=st.floats(0.05, 1.0),

@@ -35,7 +35,7 @@ def in_own_blocks(shards):
     return Shards(*stacked)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=30), st.integers(0, 9))
 def test_a_block_fits_behind_every_first_row_and_no_two_clients_share_a_row(sizes, more):
     capacity = max(sizes) + more

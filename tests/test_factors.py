@@ -28,7 +28,7 @@ def factor_of(*lead):
 
 
 factor = factor_of()
-law = settings(max_examples=25, deadline=None)
+law = settings(max_examples=25)
 
 
 def assert_same(actual, expected):

@@ -620,7 +620,7 @@ class TestEveryFamily:
             actual = project(in_precision(natural))
             assert_close(actual, in_precision(expected), rtol=1e-5, atol=1e-6)
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(seed=st.integers(0, 2**32 - 1), whole=st.booleans())
     def test_a_projected_factor_times_a_proper_member_is_proper(self, case, seed, whole):
         natural = case.family.natural(member(case, seed))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -160,7 +160,6 @@ def test_trees_come_back():
     jax.tree.map(np.testing.assert_array_equal, back, TREE)
 
 
-@settings(deadline=None)
 @given(
     hnp.arrays(
         st.sampled_from([np.float32, np.int32, np.bool_]), hnp.array_shapes(min_dims=0, min_side=0)

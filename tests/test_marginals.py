@@ -117,7 +117,7 @@ def test_families_without_a_normal_base():
     np.testing.assert_allclose(marginals.quantiles(gamma, (0.3,))[0], expected, rtol=0.03)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.floats(-3, 3), st.floats(0.05, 1.5))
 def test_quadrature_is_that_of_the_log_normal(loc, scale):
     base = dist.TransformedDistribution(dist.Normal(loc, scale), transforms.ExpTransform())

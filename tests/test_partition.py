@@ -100,7 +100,6 @@ class TestFromLabels:
 
 
 class TestSplitEvenly:
-    @settings(deadline=None)
     @given(seeds, st.integers(1, 200), st.data())
     def test_drops_nothing_and_sizes_differ_by_at_most_one(self, seed, num_rows, data):
         num_clients = data.draw(st.integers(1, num_rows))
@@ -196,7 +195,6 @@ class TestPaperScheme:
         halves = np.array_split(adult_labels[small], 2)
         assert all((half == 0).mean() < 0.85 for half in halves)
 
-    @settings(deadline=None)
     @given(seeds, st.integers(1, 300), st.integers(0, 99), st.data())
     def test_sizes_without_labels(self, seed, num_rows, percent, data):
         half = data.draw(st.integers(1, max(1, num_rows // 2)))
@@ -208,7 +206,6 @@ class TestPaperScheme:
         assert clients.sizes == (small_size,) * half + (large_size,) * half
         assert_disjoint(clients, num_rows)
 
-    @settings(deadline=None)
     @given(seeds, st.integers(1, 100), st.data())
     def test_any_number_of_clients_can_be_balanced(self, seed, num_rows, data):
         num_clients = data.draw(st.integers(1, num_rows))
@@ -216,7 +213,6 @@ class TestPaperScheme:
         assert clients.sizes == (num_rows // num_clients,) * num_clients
         assert_disjoint(clients, num_rows)
 
-    @settings(deadline=None)
     @given(
         seeds,
         st.lists(st.integers(10, 60), min_size=2, max_size=4),
@@ -328,7 +324,7 @@ class TestStack:
         assert shards.records["x"].dtype == expected
         assert shards.num_records.dtype == jnp.int32
 
-    @settings(deadline=None, max_examples=40)  # each shape is compiled
+    @settings(max_examples=40)  # each shape is compiled
     @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
     def test_masked_rows_are_the_clients_rows(self, labels):
         clients = Partition.from_labels(labels)

@@ -185,7 +185,7 @@ def test_otherwise_information_stays(why):
     np.testing.assert_allclose(secant.less(said, jnp.eye(3), seen, known), np.eye(3), rtol=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     change=st.floats(-1e3, 1),
     error=st.floats(1e-6, 1),

@@ -371,7 +371,7 @@ class TestOrders:
     SLACK = 1 + 5e-5
 
     @pytest.mark.slow
-    @settings(deadline=None, max_examples=15)
+    @settings(max_examples=15)
     @given(st.floats(0.01, 0.5), noises, counts, st.sampled_from(RELATIONS), st.data())
     def test_less_noise_more_releases_and_larger_batches_cost_more(
         self, prob, noise, count, relation, data
@@ -392,13 +392,13 @@ class TestOrders:
         assert cost <= self.SLACK * epsilon(more, relation=relation)
 
     @pytest.mark.slow
-    @settings(deadline=None, max_examples=15)
+    @settings(max_examples=15)
     @given(st.floats(0.01, 1.0), noises, counts)
     def test_adding_or_removing_costs_less_than_replacing(self, prob, noise, count):
         events = [(poisson(prob, noise), count)]
         assert epsilon(events, relation="add_or_remove_one") <= self.SLACK * epsilon(events)
 
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     @given(noises, counts, st.sampled_from(RELATIONS), st.floats(1e-9, 0.1))
     def test_full_batches_are_ordered_exactly(self, noise, count, relation, delta):
         cost = epsilon([(gaussian(noise), count)], delta, relation)

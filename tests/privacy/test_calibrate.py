@@ -71,7 +71,7 @@ class TestFullBatch:
         )
         assert noise == pytest.approx(2 * 3.73063163, rel=1e-8)
 
-    @settings(deadline=None, max_examples=100)
+    @settings(max_examples=100)
     @given(
         st.floats(1e-6, 1e6),
         st.floats(1e-15, 0.5),

@@ -100,7 +100,7 @@ def longest_contribution(clip, tree, clip_norm):
 
 
 @precisions
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_no_record_contributes_more_than_the_bound(dtype, data):
     tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))
@@ -173,7 +173,7 @@ def test_the_bound_holds_where_squares_vanish(dtype):
 
 
 @precisions
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_replacing_one_record_moves_the_sum_by_twice_the_bound_at_most(dtype, data):
     tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))
@@ -188,7 +188,7 @@ def test_replacing_one_record_moves_the_sum_by_twice_the_bound_at_most(dtype, da
 
 
 @precisions
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(data=st.data(), record=st.integers(0, NUM_RECORDS - 1))
 def test_removing_one_record_moves_the_sum_by_the_bound_at_most(dtype, data, record):
     tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))
@@ -210,7 +210,6 @@ def test_the_worst_neighbours_come_as_close_as_they_can(dtype):
 
 
 @precisions
-@settings(deadline=None)
 @given(data=st.data(), mask=hnp.arrays(bool, NUM_RECORDS))
 def test_masked_rows_count_for_nothing_whatever_they_hold(dtype, data, mask):
     tree, clip_norm = data.draw(summable(dtype)), data.draw(clip_norms(dtype))
@@ -227,7 +226,6 @@ def test_masked_rows_count_for_nothing_whatever_they_hold(dtype, data, mask):
 
 
 @precisions
-@settings(deadline=None)
 @given(st.data())
 def test_a_record_with_one_bad_entry_contributes_nothing_and_spoils_nothing(dtype, data):
     tree = data.draw(summable(dtype))
@@ -241,7 +239,6 @@ def test_a_record_with_one_bad_entry_contributes_nothing_and_spoils_nothing(dtyp
 
 
 @precisions
-@settings(deadline=None)
 @given(seed=seeds)
 def test_short_vectors_pass_unchanged_and_long_ones_keep_their_direction(dtype, seed):
     rng = np.random.default_rng(seed)
@@ -267,7 +264,6 @@ def test_short_vectors_pass_unchanged_and_long_ones_keep_their_direction(dtype, 
 
 
 @precisions
-@settings(deadline=None)
 @given(data=st.data(), mask=hnp.arrays(bool, NUM_RECORDS))
 def test_vectors_that_are_not_summed_are_clipped_alike(dtype, data, mask):
     tree, clip_norm = data.draw(trees(dtype)), data.draw(clip_norms(dtype))

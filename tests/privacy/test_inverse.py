@@ -52,7 +52,7 @@ def test_they_are_the_plans(sampler):
     assert rounds_from_epsilon(budget, noise, releases_per_round=3, **setting) == 7
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.floats(0.05, 20), st.floats(0.5, 500), st.sampled_from(["replace_one", "add_or_remove_one"])
 )

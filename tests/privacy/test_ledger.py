@@ -126,7 +126,7 @@ class TestCounting:
         assert max(counted) == 2
         assert ledger.composition(1) == {(gaussian(40.0), 100)}
 
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     @given(
         st.lists(
             st.lists(st.tuples(st.integers(0, 2), st.sampled_from([20.0, 30.0])), max_size=4),
@@ -263,7 +263,7 @@ class TestAffordable:
             ledger = ledger.charge([Entry(visit, 0, event, 4)])
         assert asked == {plan.clients[0].composition}
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(
         st.lists(st.tuples(st.sampled_from([15.0, 20.0, 30.0]), st.integers(1, 8)), max_size=4),
         st.lists(

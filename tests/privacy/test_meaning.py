@@ -104,7 +104,7 @@ class TestSampledBatches:
         power = exact.true_positive_rate
         assert power * (1 - 1e-9) <= found.true_positive_rate <= power * 1.002
 
-    @settings(deadline=None, max_examples=4)
+    @settings(max_examples=4)
     @given(
         st.sampled_from(RELATIONS),
         st.floats(0.5, 20),

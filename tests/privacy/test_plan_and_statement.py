@@ -109,7 +109,7 @@ class TestPlan:
             for client in plan.clients:
                 assert client.epsilon <= client.budget.epsilon
 
-    @settings(deadline=None, max_examples=100)
+    @settings(max_examples=100)
     @given(
         st.floats(0.01, 20.0),
         st.floats(1e-10, 1e-2),

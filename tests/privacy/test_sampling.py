@@ -256,7 +256,7 @@ class TestFixedSizeLaw:
         p_values = fixed_size_p_values(fixed_size_steps(3, 12, 12), 3)
         assert min(p_values.values()) > ALPHA, p_values
 
-    @settings(deadline=None, max_examples=30)
+    @settings(max_examples=30)
     @given(seeds, st.integers(0, 9), st.sampled_from([1, 3, 12]))
     def test_every_row_is_a_record_and_none_comes_twice(self, seed, more, batch_size):
         num_records = min(batch_size + more, 12)
@@ -333,7 +333,7 @@ class TestWhatClientsRun:
 
 
 class TestPoissonBatch:
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     @given(
         seeds,
         st.integers(0, 12),
@@ -372,7 +372,6 @@ class TestPoissonBatch:
             assert present <= {word for word in words if word < most}
             assert present >= {word for word in words if word < least}
 
-    @settings(deadline=None)
     @given(
         st.lists(
             st.integers(0, 20) | st.integers(0, WORD - 100), min_size=6, max_size=6, unique=True

@@ -470,7 +470,6 @@ TestRuns = Runs.TestCase
 TestRuns.settings = settings(
     max_examples=40,
     stateful_step_count=6,
-    deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )

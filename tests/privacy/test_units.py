@@ -89,7 +89,7 @@ class TestSums:
             mechanism.sensitivity("add_or_remove_one"), rel=1e-4
         )
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 4), st.floats(-3, 4))
     def test_no_records_of_a_person_move_the_sum_further(self, seed, k, dimension, magnitude):
         rng = np.random.default_rng(seed)
@@ -163,7 +163,7 @@ class TestPlans:
         assert mine.epsilon == pytest.approx(cost(mine.mechanism.noise_std, sensitivity, 5))
         assert 0.995 <= mine.epsilon <= 1
 
-    @settings(deadline=None, max_examples=100)
+    @settings(max_examples=100)
     @given(
         st.floats(0.01, 20.0),
         st.floats(1e-10, 1e-2),
