@@ -15,6 +15,7 @@ from benchmarks import believe
 from numpyro_dppvi.families import FullNormal, FullNormalCoordinates, MeanField
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.methods import (
+    clips,
     kinds,
     moving,
     noisy_factors,
@@ -218,6 +219,52 @@ def test_the_level_is_found_in_noise_of_its_own_size():
         memory, seen, known = learn(memory, axes, now, jnp.asarray(error), jnp.asarray(0.1))
         memory = memory._replace(seen=seen, shape_known=known)
     assert 0.05 < float(memory.level) < 0.2
+
+
+@pytest.mark.parametrize("unseen", [1, 3])
+def test_directions_that_no_record_speaks_of_do_not_make_the_level_fall(unseen):
+    """They would count as scores that do not respond: it fell to a quarter, with three of four."""
+    rng, there = np.random.default_rng(7), np.diag(1.0 * (np.arange(SIZE) >= unseen))
+    known = 30.0 * jnp.eye(SIZE)
+    memory = remembered(shape=np.eye(SIZE), level=0.5, seen=jnp.asarray(there), shape_known=known)
+    for _ in range(20):
+        now = jnp.asarray(0.5 * there + 0.02 * noise(rng))
+        memory, *_ = learn(memory, coordinates(jnp.eye(SIZE)), now, jnp.asarray(0.02), 0.1)
+    np.testing.assert_allclose(memory.level, 0.5, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("length", "visits", "near"), [(0.09, 6, True), (0.11, 6, False), (0.09, 3, False)]
+)
+def test_a_run_is_near_the_records_once_its_steps_are_short(length, visits, near):
+    """By the deviations of one record: in these coordinates a unit is two of them."""
+    axes = coordinates(4 * jnp.eye(SIZE))
+    memory = remembered(most_visits=float(visits), loc=np.ones(SIZE))
+    there = memory.loc / memory.prior_sd
+    last = memory.rounds.now._replace(loc=there)
+    before = last._replace(loc=there + jnp.array([0, length / 2, 0, 0]))
+    memory = memory._replace(rounds=memory.rounds._replace(now=last, before=before))
+    assert bool(jax.jit(clips.near)(memory, axes)) is near
+
+
+@pytest.mark.parametrize(
+    ("noise_std", "chance", "misfit", "bends"),
+    [
+        (0.0, 0.25, 0.03, False),
+        (0.0, 0.25, 0.034, True),
+        (0.02, 0.0, 0.039, False),
+        (0.02, 0.0, 0.041, True),
+    ],
+)
+def test_only_what_is_neither_noise_nor_chance_bends(noise_std, chance, misfit, bends):
+    """Of 1000 records, 250 may be more or fewer by 16; two deviations are doubted."""
+    memory = remembered(misfit=[-1.0, misfit], misfit_known=np.full(2, 1 / (noise_std**2 + 1e-12)))
+    flags = jnp.array([0.0, 0.0, 2000 * chance - 1000, -1000.0, 0.0])
+    waiting = memory.waiting._replace(records=jnp.asarray(1000.0), flags=flags)
+    memory = memory._replace(waiting=waiting)
+    bent = jax.jit(clips.cut_off)
+    assert bool(bent(memory, True, 1.0, 1000.0) > 0) is bends
+    assert bent(memory, False, 1.0, 1000.0) == 0
 
 
 def test_scores_are_over_the_level_that_is_known_now():

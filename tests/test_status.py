@@ -213,7 +213,7 @@ def test_outcomes_that_clips_cut_are_no_success():
     status = status_of(history(), 2, True, False, widened=8.03, cut=0.0123)
     assert status.outcome is dppvi.run.Outcome.BENT
     assert str(status).startswith("All 2 rounds ran, but outcomes lie further out than the model")
-    assert "scores of 0.012 of the records" in str(status)
+    assert "0.012 of the records are far out" in str(status)
     assert "StudentT in the place of Normal" in str(status)
     assert "about 8 times as wide" in str(status)
     assert status_of(history(), 2, True, False, cut=0.0).outcome is dppvi.run.Outcome.COMPLETED

@@ -391,13 +391,14 @@ def _centred(
     # ``loc``. Those drawn elsewhere vary more, and would seem to say more.
     rest = here @ told.white - centre
     info = jnp.einsum("k,ki,kj", weights * _shrink(_norms(rest), told.clip), rest, rest)
-    over = 1.0 * (norms > told.clip)
+    excess, chance = tails.counted(norms / told.clip, shares)
+    drawn_over = weights @ (1.0 * (norms[1:] > told.clip))
     scores = here * told.prior_sd
     return _contribution(
         told,
         score=score,
         info=info,
-        over=(over[0], weights @ over[1:]),  # the latter is how many are clipped under the model
+        over=(*excess, 2 * chance - 1, 2 * drawn_over - 1),
         scales=jnp.sqrt(weights @ scores**2),
         scores=scores,
     )
@@ -435,7 +436,7 @@ def _as_observed(told: Told, score: Callable[[Array], Array]) -> PyTree:
         told,
         score=clipped,
         info=(info + info.T) / 2,
-        over=(jnp.zeros_like(near), near),
+        over=(-near, jnp.zeros_like(near), -jnp.ones_like(near), 2 * near - 1),
         scales=jnp.sqrt(jnp.abs(jnp.diagonal(slope))) * told.prior_sd,
         scores=observed[None] * told.prior_sd,
     )
@@ -446,7 +447,7 @@ def _contribution(
     *,
     score: Array,
     info: Array,
-    over: tuple[Array, Array],
+    over: tuple[Array, ...],
     scales: Array,
     scores: Array,
 ) -> PyTree:
@@ -456,7 +457,8 @@ def _contribution(
         told: What the server said.
         score: In white coordinates, clipped.
         info: How it responds, in white coordinates.
-        over: Whether the observed score counts as clipped, and how many of the others.
+        over: Far and near scores that were observed, less drawn ones, norm at most 1 together;
+            their chance, and how many of the drawn ones are clipped, in [-1, 1].
         scales: Roots of the record's information on each latent, in units of the prior.
         scores: Of some outcomes, in units of the prior.
     """
@@ -465,14 +467,15 @@ def _contribution(
     score = score * _shrink(_norms(score), told.clip)
     size = jnp.sqrt(jnp.sum(info * info))
     info = info * _shrink(size, told.info_clip)
-    flags = jnp.stack([*over, 1.0 * (size > told.info_clip)])
+    flags = jnp.stack([*over, 2.0 * (size > told.info_clip) - 1])
     # Each part has norm at most sqrt(share), and the shares add up to 1: so does the squared norm
-    # of all together. (The three flags become numbers in [-1, 1], of norm at most sqrt(3).)
+    # of all together. (So it is with the flags: the first two have norm at most 1 together, each
+    # other one is in [-1, 1], and the squares of their roots add up to 1.)
     roots = jnp.sqrt(told.shares)
     return {
         "score": roots[0] / told.clip * score,
         "information": roots[1] / told.info_clip * pack(info),
-        "clipped": roots[2] / np.sqrt(3) * (2.0 * flags - 1),
+        "clipped": roots[2] * tails.ROOTS.astype(flags.dtype) * flags,
         "scales": _hits(told, scales, scores),
     }
 

@@ -11,25 +11,25 @@ Nothing here sees a record. Two things are tracked by Kalman filters, in units o
 What is remembered is in :mod:`numpyro_dppvi.methods.remembered`, what noise leaves of the shape in
 :mod:`numpyro_dppvi.methods.shapes`, how scores follow the location in
 :mod:`numpyro_dppvi.methods.moving`, and what factors claim in
-:mod:`numpyro_dppvi.methods.noisy_factors`.
+:mod:`numpyro_dppvi.methods.noisy_factors`, and how clips follow in
+:mod:`numpyro_dppvi.methods.clips`.
 
 Directions matter: far from zero, raw columns are all but multiples of the intercept, and what is
 left of them has a hundredth of the information. It shows only in coordinates that stretch it, which
 :mod:`numpyro_dppvi.methods.ratios` finds.
 """
 
-import math
 from collections.abc import Callable
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_dppvi._typing import Array, Natural, PyTree
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.methods import (
+    clips,
     differences,
     kinds,
     moving,
@@ -49,12 +49,13 @@ from numpyro_dppvi.methods.remembered import (
     Told,
     Waiting,
     any_shape,
+    begun,
     least,
     must_wait,
     nobody,
     partial,
 )
-from numpyro_dppvi.methods.shapes import longer, raised, shrunk
+from numpyro_dppvi.methods.shapes import raised, shrunk
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, symmetric
 
@@ -63,20 +64,11 @@ _FAINT = 15.0
 _IN_STEP = 2, 4  # visits by which all must have sent scales or ratios, to be asked for them again
 
 # What was chosen by simulation (docs/believe.md says on which studies).
-_FLAGS_SHARE = 0.04  # of a visit's squared norm, for the three clipped fractions
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
-_TARGETS, _INFO_TARGETS = (0.003, 0.2), (0.01, 0.1)  # least and largest fractions to be clipped
 _ALONG = 0.2  # beyond a third of the clip: from so many scores on, clipped ones steer by weights
-_AIM = 0.1  # the fraction to be clipped where noise is as large as what scores say
-# By which power of a fraction over its target a clip changes, and by which at once at the most if
-# outcomes can be drawn. The fraction of these falls tenfold where the clip grows by a half: by all
-# clients' fractions at once, clips swung between a half and twice what they should be.
-_GAIN = 0.6, 0.2
-_CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _MOST_LEVEL = 6.0  # of a shape that is right, at most 1
 _LEVEL_DRIFT = 0.2  # relative change of the level in a round
-_DOUBT = 1.5  # the misfit counts from so many of its standard deviations on
-_FORGET = 2.0  # by how much a round makes the variance of a known misfit grow, relatively
+_KNOWN = 3.0  # of its information, over the error: from here on a direction counts by what was seen
 _LOOK_SHARE = 0.8  # of a visit's squared norm, where columns far from zero are looked for
 # An observed information's error at the first visit, and by what it falls a visit: far away it says
 # little of where a step will end.
@@ -95,11 +87,13 @@ _Part: TypeAlias = Callable[[Array, int, Array | float], tuple[Array, Array]]
 @in_own_precision
 def told(memory: Memory, place: Array | int) -> Told:
     """Where to take scores, in which coordinates, and how to share out the release."""
-    visits = _begun(memory, memory.own.visits[place])
+    visits = begun(memory, memory.own.visits[place])
     look = _look(memory, visits)
     first = (visits == 0) & ~any_shape(memory)
     info = jnp.maximum(_INFO_SHARES[2], _INFO_SHARES[0] * _INFO_SHARES[1] ** visits)
-    usual = jnp.array([1 - info - _FLAGS_SHARE, info, _FLAGS_SHARE, 0.0, 0.0])
+    flags = clips.share(memory)
+    nothing = jnp.zeros_like(flags)
+    usual = jnp.stack([1 - info - flags, info, flags, nothing, nothing])
     looking = (1 - _LOOK_SHARE) * usual + jnp.array([0.0, 0.0, 0.0, _LOOK_SHARE, 0.0])
     usual = jnp.where(jnp.any(look.step > 0), looking, usual)
     votes = search.SHARE if memory.search.votes.size else 0.0
@@ -113,16 +107,11 @@ def told(memory: Memory, place: Array | int) -> Told:
         look=look,
         # Of outcomes that cannot be drawn, no observed score counts as clipped, and in the place of
         # drawn ones all that are beyond a third of the clip: together a misfit below 0.
-        along=jnp.clip(-memory.misfit / _ALONG - 1, 0, 1),
+        along=jnp.clip(-memory.misfit[0] / _ALONG - 1, 0, 1),
         squared=_SQUARED[0] * _SQUARED[1] ** visits * (1 - memory.drawn),
         near=memory.prior_sd[:, None] * memory.near,
         steps=search.steps(memory.search, memory.loc.size),
     )
-
-
-def _begun(memory: Memory, visits: Array) -> Array:
-    """How many visits there were since the run began where it did."""
-    return jnp.maximum(visits - memory.search.repeated, 0)
 
 
 def _look(memory: Memory, visits: Array) -> Look:
@@ -139,7 +128,7 @@ def _look(memory: Memory, visits: Array) -> Look:
     which = [begins & (known.stage == 0), begins & (known.stage == 1), visits == known.stage]
     # Who joins late does not look: what is known of the shape by then would be lost.
     which = [
-        each & (visits > 0) & (_begun(memory, memory.most_visits) <= visits + 1) for each in which
+        each & (visits > 0) & (begun(memory, memory.most_visits) <= visits + 1) for each in which
     ]
     return jax.tree.map(lambda *leaves: jnp.select(which, leaves, 0.0), *looks)
 
@@ -325,7 +314,7 @@ def _looked(
 ) -> Ratios:
     """What is known of columns far from zero after visits that looked for them."""
     known = memory.ratios
-    stages = jnp.where(jnp.any(said.look.step > 0, axis=1), _begun(memory, memory.own.visits), 0)
+    stages = jnp.where(jnp.any(said.look.step > 0, axis=1), begun(memory, memory.own.visits), 0)
     stage = jnp.maximum(jnp.max(stages), known.stage)
     # A new look begins with empty histograms, and keeps what the one before has found.
     new, mine = stage > known.stage, (stages == stage) & (stages > 0)
@@ -368,7 +357,8 @@ def _waiting(
     packed, info_std = part(released["information"], 1, said.info_clip[0])
     now = unpack(jnp.sum(packed, axis=0))
     info_var = jnp.sum(info_std**2) / 2  # packed entries are sqrt(2) as large
-    flags, flags_std = part(released["clipped"], 2, np.sqrt(3))
+    flags, flags_std = part(released["clipped"], 2, 1.0)
+    parts = jnp.asarray(tails.ROOTS, flags.dtype)
     scores, std = part(released["score"], 0, clip)
     records = jnp.maximum(jnp.sum(jnp.where(scored, received.num_records, 0)), 1)
     spread = jnp.sqrt(jnp.maximum(received.num_records, 1) * size)
@@ -377,8 +367,8 @@ def _waiting(
         records=records,
         information=now,
         information_var=info_var,
-        flags=jnp.sum(flags, axis=0),
-        flags_var=jnp.sum(flags_std**2),
+        flags=jnp.sum(flags, axis=0) / parts,
+        flags_var=jnp.sum(flags_std**2) / parts**2,
         noise_var=jnp.sum(received.noise_std**2),
         noisy=jnp.sum(received.noise_std * clip / spread),
     )
@@ -486,7 +476,7 @@ def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
     if not received.space.can_draw:
         # Where records are unlikely, observed curvature nearly vanishes on one side and is huge on
         # the other. Newton's steps that believe it to the last digit are thrown far away.
-        squared = squared + (_ROUGH[0] * _ROUGH[1] ** _begun(memory, memory.most_visits)) ** 2
+        squared = squared + (_ROUGH[0] * _ROUGH[1] ** begun(memory, memory.most_visits)) ** 2
     return jnp.sqrt(squared)
 
 
@@ -503,11 +493,12 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     records = jnp.maximum(waiting.records, 1)
     share = waiting.records / received.total_records
     memory, seen, known = _average(received, memory, axes)
-    fractions = (waiting.flags / records + 1) / 2
-    memory = _misfit(memory, fractions, jnp.sqrt(waiting.flags_var) / records / 2, share)
+    near = clips.near(memory, axes)
+    memory = clips.misfit(memory, near, share)
+    bent = clips.cut_off(memory, near, share, received.total_records)
     responded = secant.response(memory.rounds, axes, memory.level, received.total_records)
     # Where clips bend, scores also change as clips do.
-    responded = secant.unless(_sure_misfit(memory) > 0, responded)
+    responded = secant.unless(bent > 0, responded)
     seen, known = secant.learnt(responded, seen, known)
     shape = axes.information(shrunk(axes, seen, known))
     shape = axes.outside(secant.less(responded, shape, seen, known))
@@ -525,10 +516,14 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
 
     shape = jax.lax.cond(far, closer, lambda: shape)
     last = tails.after(
-        memory.tails, memory.most_visits, waiting.flags[:2], waiting.flags_var, records
+        memory.tails,
+        begun(memory, memory.most_visits),
+        waiting.flags,
+        waiting.flags_var,
+        records,
     )
     error = _info_error(received, memory, waiting)
-    memory = _clips(memory, said, axes, shape, seen, known, fractions, error, share)
+    memory = clips.after(memory, axes, bent, shape, seen, known, error, share)
     if not partial(received):
         shape = shape + axes.outside(secant.missed(responded, axes.information(shape)))
     return memory._replace(
@@ -538,71 +533,6 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
         tails=last,
         rounds=secant.used(memory.rounds),
         waiting=nobody(memory.loc.size),
-    )
-
-
-def _misfit(memory: Memory, fractions: Array, error: Array, share: Array) -> Memory:
-    """What is known of the misfit after another release of it, older ones for less."""
-    before = memory.misfit_known / (1 + _FORGET * share)
-    now = 1 / jnp.maximum(2 * error**2, 1e-12)
-    misfit = (before * memory.misfit + now * (fractions[0] - fractions[1])) / (before + now)
-    return memory._replace(misfit=misfit, misfit_known=before + now)
-
-
-def _sure_misfit(memory: Memory) -> Array:
-    """The misfit, less what noise may have made of it."""
-    return jnp.maximum(memory.misfit - _DOUBT / jnp.sqrt(memory.misfit_known), 0)
-
-
-def _clips(
-    memory: Memory,
-    said: Told,
-    axes: White,
-    shape: Array,
-    seen: Array,
-    known: Array,
-    fractions: Array,
-    error: Array,
-    share: Array,
-) -> Memory:
-    """The next clips, which follow the released fractions, slowly where these are noisy.
-
-    Args:
-        memory: What is remembered; its misfit is the current one.
-        said: What the clients were told.
-        axes: The coordinates of the release.
-        shape: The new shape, in prior units.
-        seen: The mean of all released shapes, in ``axes``.
-        known: What is known of it, in ``axes``.
-        fractions: Of observed scores, of drawn ones and of information, what was clipped.
-        error: Noise on an entry of the information.
-        share: Of all records, those behind the release.
-    """
-    size = memory.loc.size
-    noise_std, records = jnp.sqrt(memory.waiting.noise_var), memory.waiting.records
-    # The fractions' own noise, of a part with the share of flags.
-    doubt = noise_std * math.sqrt(3 / _FLAGS_SHARE) / records / 2
-    trust = jnp.sqrt(share) / (1 + (doubt / 0.1) ** 2)
-    # A low clip costs information, a high one noise. Where noise is small beside the records' own
-    # spread, hardly anything is clipped.
-    noisy = memory.waiting.noisy / memory.waiting.visits
-    drawn = fractions[1] / jnp.clip(_AIM * noisy, *_TARGETS)
-    # Under the model, observed scores are clipped as often as drawn ones, which bends nothing. What
-    # exceeds that pulls all one way, by up to a clip each: it must stay below a round's noise,
-    # which is noise_std clips. As the misfit is not known exactly, only what is sure counts.
-    bent = _sure_misfit(memory) * records / (noise_std * jnp.sqrt(share) + 1e-4 * records)
-    gain = _GAIN[0] * trust
-    slowly = jnp.where(memory.drawn > 0, jnp.minimum(gain, _GAIN[1]), gain)
-    factor = jnp.maximum(jnp.clip(drawn, 0.3, 3.0) ** slowly, jnp.clip(bent, 0.3, 3.0) ** gain)
-    # Lengths are of the order of sqrt(d level), of sqrt(d) if clips have made the level small.
-    level = jnp.maximum(memory.level, 1)
-    bounds = math.sqrt(size) * _CLIPS[0], jnp.sqrt(size * level) * _CLIPS[1]
-    info_target = jnp.clip(error * np.sqrt(size), *_INFO_TARGETS)
-    stretch = jnp.exp(jnp.clip(3 * (fractions[2] - info_target), -0.7, 0.7))
-    return memory._replace(
-        clip=jnp.clip(memory.clip * longer(axes, shape, seen, known) * factor, *bounds),
-        info_clip=jnp.clip(memory.info_clip * stretch**trust, *_INFO_CLIPS),
-        misfit=memory.misfit / jnp.maximum(factor, 1.0),  # a higher clip leaves less beyond it
     )
 
 
@@ -627,9 +557,9 @@ def _shape_seen(
     seen = turn.T @ axes.information(memory.seen) @ turn
     now = turn.T @ now @ turn
     # Level: a scalar Kalman filter on the diagonal, where something is known of it; it drifts
-    # because the clip and the location move. Directions that are weaker than their shape count,
-    # too: until they are resolved, all factors claim less.
+    # because the clip and the location move.
     by = 1 / (error**2 / memory.level**2 + 1 / jnp.maximum(p, 1e-6) ** 2)
+    by = by * _beside(jnp.diagonal(seen), p, by)
     ratio = jnp.sum(by * jnp.diagonal(now)) / jnp.sum(by) / memory.level
     drift, noise = share * _LEVEL_DRIFT**2, 2 / jnp.sum(by)
     # What is not known of the level by now: the variance at which what a visit tells makes up for
@@ -655,3 +585,21 @@ def _shape_seen(
     # Exact on the diagonal; elsewhere it claims a little too much (Cauchy-Schwarz).
     p = jnp.sqrt(p**2 + error**-2)
     return memory, symmetric(turn @ seen @ turn.T), symmetric((turn * p) @ turn.T)
+
+
+def _beside(seen: Array, p: Array, by: Array) -> Array:
+    """How much directions count for the level, in [0, 1]: by what was seen of them so far.
+
+    Nothing responds in directions that no record speaks of. If these counted, the level would fall
+    round after round. It is the mean that is 1 here: if less is seen of all, then the level is too
+    high. Directions that are not well known yet count as if all were there, so that factors claim
+    less until they are.
+
+    Args:
+        seen: Of each direction's information, what was seen of it.
+        p: The inverse of its error.
+        by: By how much directions would count otherwise.
+    """
+    mean = jnp.sum(by * seen) / jnp.sum(by)
+    beside = jnp.where(mean > 0, seen / jnp.where(mean > 0, mean, 1), 1)
+    return jnp.clip((p**2 * beside + _KNOWN**2) / (p**2 + _KNOWN**2), 0, 1)

@@ -62,8 +62,9 @@ class Waiting(NamedTuple):
         records: Records behind them.
         information: Released information in the coordinates that clients were told.
         information_var: Variance of its noise's entries.
-        flags: What was clipped, shape ``(3,)``, in [-1, 1] a record.
-        flags_var: Variance of their noise.
+        flags: What was clipped, shape ``(5,)``, in [-1, 1] a record: far and near scores that were
+            observed, less drawn ones; their chance; drawn scores; information.
+        flags_var: Variance of their noise, shape ``(5,)``.
         noise_var: Variance of the noise on releases of norm 1.
         noisy: A clip's noise beside the clients' own spread.
     """
@@ -129,8 +130,8 @@ class Memory(NamedTuple):
             normal entries.
         clip: Bound on the norm of a white score.
         info_clip: Bound on a record's information in units of ``clip`` squared.
-        misfit: Fraction of observed scores that are clipped, less that of drawn ones; below 0 where
-            outcomes cannot be drawn.
+        misfit: Fraction of observed scores that are far out, and of far ones less near ones, less
+            that of drawn ones, shape ``(2,)``; below 0 where outcomes cannot be drawn.
         misfit_known: The inverse of its error's variance.
         tails: The same of the last rounds, each by itself.
         counts: Noisy histograms of the records' scales, shape ``(d, bins)``.
@@ -230,8 +231,8 @@ def nothing(
         shape_known=square,
         clip=by * jnp.sqrt(size * one),
         info_clip=1.5 / by * one,
-        misfit=zero,
-        misfit_known=zero,
+        misfit=jnp.zeros(2),
+        misfit_known=jnp.zeros(2),
         tails=tails.nothing(),
         counts=jnp.zeros((size, BINS)),
         counts_var=zero,
@@ -268,8 +269,8 @@ def nobody(size: int) -> Waiting:
         records=zero,
         information=jnp.zeros((size, size)),
         information_var=zero,
-        flags=jnp.zeros(3),
-        flags_var=zero,
+        flags=jnp.zeros(len(tails.ROOTS)),
+        flags_var=jnp.zeros(len(tails.ROOTS)),
         noise_var=zero,
         noisy=zero,
     )
@@ -283,6 +284,11 @@ def partial(received: Received) -> bool:
 def must_wait(received: Received, memory: Memory) -> Array:
     """Whether the server moves only once all clients were asked."""
     return partial(received) & differences.large(memory.differences, memory.loc.size)
+
+
+def begun(memory: Memory, visits: Array) -> Array:
+    """How many visits there were since the run began where it did."""
+    return jnp.maximum(visits - memory.search.repeated, 0)
 
 
 def any_shape(memory: Memory) -> Array:

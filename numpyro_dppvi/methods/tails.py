@@ -1,44 +1,107 @@
 """Whether outcomes lie further out than the model says, by what clips cut off.
 
-Under the model, observed scores are clipped as often as those of drawn outcomes. Where many more
-are, clips cut off what pulls the posterior towards far outcomes, and no interval knows of it. One
-round tells little of this, because few records do it: the last rounds are taken together.
+Under the model, observed scores lie beyond a clip as often as those of drawn outcomes. Where many
+more do, clips cut off what pulls the posterior towards far outcomes, and no interval knows of it.
+One round tells little of this, because few records do it: the last rounds are taken together.
+
+Two things are counted. Scores somewhat beyond the clip tell where the spread is what it should be.
+A learnt spread gives way until clipped scores balance: then nearly as many drawn scores are clipped
+as observed ones, but these lie further out, and fewer of them nearly reach the clip.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.families.precision import in_own_precision
 
-_ROUNDS = 4  # so many count: in early ones the model is far from the records
-# By chance, as many deviations are exceeded by one run in two hundred.
-_SURE = 2.6
+_FAR = 1.25  # of a clip: from here on scores are far out
+_NEAR = 0.5, 1.0  # of a clip: these nearly reach it
+# Of the part of a release that says what is clipped: far scores and near ones, whose norm is at
+# most 1 together; the chance of their difference; drawn scores; information.
+_PARTS = 0.5, 0.05, 0.25, 0.2
+ROOTS = np.sqrt([_PARTS[0], *_PARTS])
+SETTLED = 3  # rounds until the model is near the records; these do not count
+_ROUNDS = 7  # of those after them, so many count
+# By chance, one run in four hundred exceeds as many deviations, by one excess or the other.
+_SURE = 3.0
 
 
 class Tails(NamedTuple):
-    """What was clipped in the last rounds; arrays have shape ``(rounds,)``.
+    """What is known of the last rounds, one place each.
 
     Attributes:
         number: Which round a place holds.
-        excess: Observed scores that were clipped, less as many as the model expects.
-        excess_var: Variance of the noise on that.
-        expected: How many the model expects, as released.
+        excess: Far scores, and far ones less near ones, that were observed beyond what the model
+            expects, shape ``(rounds, 2)``.
+        excess_var: Variance of the noise on them.
+        chance: Their variance under the model, as released.
         records: Records behind them.
     """
 
     number: Array
     excess: Array
     excess_var: Array
-    expected: Array
+    chance: Array
     records: Array
+
+
+def counted(lengths: Array, shares: Array) -> tuple[Array, Array]:
+    """What one record adds: its far and its near score, and how much these vary by chance.
+
+    Args:
+        lengths: Of its observed score and of drawn ones, in clips.
+        shares: Of each in what the model expects; they add up to 1.
+
+    Returns:
+        Whether the observed score is far out and whether it is near, less what the model expects,
+        shape ``(2,)``, norm at most 1; and the variance of their difference, in [0, 1].
+    """
+    far, near = lengths > _FAR, (lengths > _NEAR[0]) & (lengths < _NEAR[1])
+    both = 1.0 * jnp.stack([far, near], axis=1)
+    each = both - shares @ both
+    chance = shares @ (each[:, 0] - each[:, 1]) ** 2
+    # Norms hardly exceed 1; what that cuts off is expected as well.
+    each = _bounded(each)
+    return _bounded(each[0] - shares @ each), chance
+
+
+def _bounded(vectors: Array) -> Array:
+    """With norms of at most 1."""
+    return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1)
+
+
+def excesses(flags: Array, flags_var: Array) -> tuple[Array, Array]:
+    """Sums of far scores and of far less near ones, and the variances of their noise.
+
+    Args:
+        flags: Sums over records of :func:`counted`; more, shape ``(2,)`` or longer.
+        flags_var: Variance of the noise on each.
+    """
+    (far, near), (far_var, near_var) = flags[:2], flags_var[:2]
+    return jnp.stack([far, far - near]), jnp.stack([far_var, far_var + near_var])
+
+
+def by_chance(flags: Array, records: Array) -> Array:
+    """Variances of the two sums under the model, by chance, as released; noise may make them < 0.
+
+    Of far scores, how many drawn ones are clipped bounds it.
+
+    Args:
+        flags: As above, the chance and what is clipped as numbers in [-1, 1], shape ``(4,)`` or
+            longer.
+        records: Records behind them.
+    """
+    return (flags[jnp.array([3, 2])] + records) / 2
 
 
 def nothing() -> Tails:
     """Before any round."""
-    return Tails(*[jnp.zeros(_ROUNDS)] * 5)
+    each, both = jnp.zeros(_ROUNDS), jnp.zeros((_ROUNDS, 2))
+    return Tails(each, both, both, both, each)
 
 
 def after(tails: Tails, number: Array, flags: Array, flags_var: Array, records: Array) -> Tails:
@@ -47,15 +110,15 @@ def after(tails: Tails, number: Array, flags: Array, flags_var: Array, records: 
     Args:
         tails: What was known before.
         number: Which round it is, from 1 on.
-        flags: Sums over records of 1 where the observed score was clipped and -1 where not, and of
-            the same for drawn ones, shape ``(2,)``.
+        flags: Sums over records of :func:`counted`, the chance as a number in [-1, 1], and of 1
+            where drawn scores were clipped and -1 where not; more, shape ``(4,)`` or longer.
         flags_var: Variance of the noise on each.
         records: Records behind them.
     """
     place = jnp.mod(number, _ROUNDS).astype(int)
-    fresh = Tails(
-        number, (flags[0] - flags[1]) / 2, flags_var / 2, (flags[1] + records) / 2, records
-    )
+    chance = by_chance(flags, records)
+    fresh = Tails(number, *excesses(flags, flags_var), chance, records)
+    fresh = jax.tree.map(lambda leaf: jnp.where(number > SETTLED, leaf, 0), fresh)
     same = tails.number[place] == number
 
     def put(sums: Array, more: Array) -> Array:
@@ -67,12 +130,12 @@ def after(tails: Tails, number: Array, flags: Array, flags_var: Array, records: 
 
 @in_own_precision
 def cut(tails: Tails) -> Array:
-    """The fraction of records whose scores were clipped, beyond what the model expects.
+    """The fraction of records whose scores are far out, beyond what the model expects.
 
     0 where it may be noise, or chance: of n records that are expected, the square root of n more or
     less. These are the same ones in all rounds, so that their chance does not average out.
     """
-    excess = jnp.sum(tails.excess)
-    chance = jnp.sum(jnp.sqrt(jnp.maximum(tails.expected, 0))) ** 2
-    sure = excess > _SURE * jnp.sqrt(jnp.sum(tails.excess_var) + chance)
-    return jnp.where(sure, excess / jnp.maximum(jnp.sum(tails.records), 1), 0)
+    excess = jnp.sum(tails.excess, axis=0)
+    chance = jnp.sum(jnp.sqrt(jnp.maximum(tails.chance, 0)), axis=0) ** 2
+    sure = excess > _SURE * jnp.sqrt(jnp.sum(tails.excess_var, axis=0) + chance)
+    return jnp.max(jnp.where(sure, excess / jnp.maximum(jnp.sum(tails.records), 1), 0))

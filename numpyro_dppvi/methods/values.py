@@ -160,7 +160,7 @@ class Method(Protocol):
         """
 
     def cut(self, memory: PyTree) -> float | None:
-        """The fraction of records whose scores clips cut, beyond what the model expects.
+        """The fraction of records whose outcomes lie far out, beyond what the model expects.
 
         0 where it may be noise, ``None`` where what is remembered does not tell.
         """

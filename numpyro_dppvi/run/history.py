@@ -111,8 +111,8 @@ class Status:
         pulled: Whether that is more than chance.
         widened: How many times as wide as without privacy intervals are, as far as releases tell:
             the median over latents. ``None`` where nobody can tell.
-        cut: The fraction of records whose scores clips cut, beyond what the model expects; 0 where
-            that may be noise, ``None`` where nobody can tell.
+        cut: The fraction of records whose outcomes lie far out, beyond what the model expects, so
+            that clips cut what they say; 0 where that may be noise, ``None`` where nobody can tell.
         noise: Without privacy, how far draws of the latents have moved the posterior from where
             they do on average, in its standard deviations. ``None`` as for ``left``.
         recovered: Without privacy, whether the path has arrived since the last visit that failed
@@ -245,12 +245,12 @@ class Status:
 
     @property
     def _far(self) -> str:
-        """What clips cut beyond the model, and what to do about it."""
+        """How many outcomes lie far out beyond the model, and what to do about it."""
         return (
-            "outcomes lie further out than the model says: clips cut scores of "
-            f"{self.cut or 0.0:.2g} of the records that would be whole if it were right. This "
-            "pulls the posterior away from where all outcomes would put it, and its intervals do "
-            "not show it. Write a likelihood with heavier tails (StudentT in the place of Normal, "
+            f"outcomes lie further out than the model says: {self.cut or 0.0:.2g} of the records "
+            "are far out that should not be, and clips cut what they say. This pulls the posterior "
+            "away from where all outcomes would put it, and its intervals do not show "
+            "it. Write a likelihood with heavier tails (StudentT in the place of Normal, "
             "NegativeBinomial2 in that of Poisson), or transform the outcome."
         )
 
@@ -408,8 +408,8 @@ def status_of(
         alone: Whether each client fitted a posterior of its own.
         pull: How strongly the last releases pull the posterior away, as a method tells it.
         widened: How many times as wide as without privacy intervals are, as a method tells it.
-        cut: The fraction of records that clips cut beyond what the model expects, as a method
-            tells it.
+        cut: The fraction of records whose outcomes lie far out, beyond what the model expects, as
+            a method tells it.
         noise: What draws of the latents leave in the posterior; ``None`` if nobody can tell.
         arrived_since: The first round of the path that says that it has arrived; ``None`` if it has
             not, or nobody can tell.

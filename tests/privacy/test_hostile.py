@@ -23,6 +23,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.families import factors
+from numpyro_dppvi.methods import tails
 from numpyro_dppvi.protocol import rounds, server
 from numpyro_dppvi.records.shards import end_to_end
 from tests.grids import grid
@@ -133,7 +134,7 @@ class Seen(dppvi.FisherScoring):
         parts = {
             "score": (size,),
             "information": (size * (size + 1) // 2,),
-            "clipped": (3,),
+            "clipped": (len(tails.ROOTS),),
             "scales": known.counts.shape,
             "votes": known.search.votes.shape,
         }
