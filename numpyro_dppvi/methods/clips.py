@@ -27,7 +27,9 @@ _AIM = 0.1  # the fraction to be clipped where noise is as large as what scores 
 _GAIN = 0.6, 0.2
 _CLIPS, _INFO_CLIPS = (0.1, 30.0), (0.1, 5.0)  # of scores, times sqrt(d); of information
 _DOUBT = 2.0  # the misfit counts from so many of its standard deviations on
-_STEADY = 0.1  # a round's step, in deviations of one record, from which on down a run is near them
+# The model is near the records after so many rounds, once a round's step is shorter than so many
+# deviations of one record.
+_SETTLED, _STEADY = 3, 0.1
 # Before the model is near the records, and then: by how much a round makes the variance of a known
 # misfit grow, relatively, and how much may be cut off beyond the model, in a round's noise.
 _FORGET, _BENT = (2.0, 0.3), (1.0, 1 / 3)
@@ -44,13 +46,13 @@ def share(memory: Memory) -> Array:
 def near(memory: Memory, axes: White) -> Array:
     """Whether the model has come near the records: after some rounds, once steps are short.
 
-    As long as noise throws the model about, some records lie far from it. A higher clip would let
-    in more noise.
+    As long as noise throws the model about, some records lie far from it. That is no reason to
+    doubt the model, and a higher clip would let in more noise.
     """
     rounds, loc = memory.rounds, memory.loc / memory.prior_sd
     ways = jnp.stack([loc - rounds.before.loc, loc - rounds.now.loc])
     longest = jnp.max(jnp.linalg.norm(ways @ axes.back.T, axis=1))
-    return (begun(memory, memory.most_visits) > tails.SETTLED) & (longest < _STEADY)
+    return (begun(memory, memory.most_visits) > _SETTLED) & (longest < _STEADY)
 
 
 def misfit(memory: Memory, is_near: Array, share: Array) -> Memory:

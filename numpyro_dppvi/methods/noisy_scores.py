@@ -518,6 +518,7 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     last = tails.after(
         memory.tails,
         begun(memory, memory.most_visits),
+        near,
         waiting.flags,
         waiting.flags_var,
         records,

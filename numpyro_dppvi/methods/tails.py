@@ -24,8 +24,7 @@ _NEAR = 0.5, 1.0  # of a clip: these nearly reach it
 # most 1 together; the chance of their difference; drawn scores; information.
 _PARTS = 0.5, 0.05, 0.25, 0.2
 ROOTS = np.sqrt([_PARTS[0], *_PARTS])
-SETTLED = 3  # rounds until the model is near the records; these do not count
-_ROUNDS = 7  # of those after them, so many count
+_ROUNDS = 7  # the last ones, of which those count in which the model was near the records
 # By chance, one run in four hundred exceeds as many deviations, by one excess or the other.
 _SURE = 3.0
 
@@ -104,12 +103,15 @@ def nothing() -> Tails:
     return Tails(each, both, both, both, each)
 
 
-def after(tails: Tails, number: Array, flags: Array, flags_var: Array, records: Array) -> Tails:
+def after(
+    tails: Tails, number: Array, near: Array, flags: Array, flags_var: Array, records: Array
+) -> Tails:
     """With releases of a round.
 
     Args:
         tails: What was known before.
         number: Which round it is, from 1 on.
+        near: Whether the model is near the records; else the releases do not count.
         flags: Sums over records of :func:`counted`, the chance as a number in [-1, 1], and of 1
             where drawn scores were clipped and -1 where not; more, shape ``(4,)`` or longer.
         flags_var: Variance of the noise on each.
@@ -118,7 +120,7 @@ def after(tails: Tails, number: Array, flags: Array, flags_var: Array, records: 
     place = jnp.mod(number, _ROUNDS).astype(int)
     chance = by_chance(flags, records)
     fresh = Tails(number, *excesses(flags, flags_var), chance, records)
-    fresh = jax.tree.map(lambda leaf: jnp.where(number > SETTLED, leaf, 0), fresh)
+    fresh = jax.tree.map(lambda leaf: jnp.where(near, leaf, 0), fresh)
     same = tails.number[place] == number
 
     def put(sums: Array, more: Array) -> Array:
