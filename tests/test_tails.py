@@ -10,6 +10,8 @@ from numpyro_dppvi.methods import tails
 RECORDS, VISITS, COUNTED = 1000.0, 5, 7
 FAR, NEAR = [1.0, 0.0], [0.0, -1.0]
 
+after_visit = jax.jit(tails.after)
+
 
 def after(excesses, kind=FAR, noise_std=0.0, away=0):
     """What is known after rounds of five visits; of each, how many scores were in excess.
@@ -26,7 +28,7 @@ def after(excesses, kind=FAR, noise_std=0.0, away=0):
             flags += noise_std * rng.normal(size=4)
             variances = jnp.full(4, noise_std**2)
             near, flags = number > away, jnp.asarray(flags)
-            known = tails.after(known, float(number), near, flags, variances, RECORDS)
+            known = after_visit(known, float(number), near, flags, variances, RECORDS)
     return known
 
 
