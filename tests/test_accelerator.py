@@ -84,6 +84,7 @@ def test_sums_are_the_same_to_the_last_bit():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_the_same_records_are_sampled():
     sampler, key = dppvi.PoissonSampling(0.3), jax.random.key(1)
 

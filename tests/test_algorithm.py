@@ -186,6 +186,7 @@ def two_groups(round_number, num_clients):
     return ids[: 2 * (num_clients // 2)].reshape(-1, 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=4)
 @given(
     schedule=st.sampled_from([dppvi.sequential, dppvi.synchronous, two_groups]),
@@ -340,7 +341,7 @@ def test_nothing_is_compiled_for_a_second_fit(method, caplog):
     assert programs(2, num_rounds=3, damping=0.2) == []
 
 
-@pytest.mark.parametrize("method", [dppvi.FisherScoring(), dppvi.VirtualClients(2)])
+@grid("method", [dppvi.FisherScoring(), dppvi.VirtualClients(2)], quick=[1])
 def test_what_a_run_begins_with_is_typed_as_what_rounds_return(method):
     """A weak type is a strong one after the first round, and the round is compiled again."""
     X, y = logistic_data(20)
@@ -432,6 +433,7 @@ def test_the_released_change_does_not_depend_on_one_record_more_than_the_clip_al
     assert np.linalg.norm(moved[2] - moved[0]) > 0.3  # it does move
 
 
+@pytest.mark.slow
 def test_a_seeded_run_is_reproducible_and_an_unseeded_one_is_not():
     X, y = logistic_data(60)
     fit = functools.partial(

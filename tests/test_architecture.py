@@ -317,6 +317,7 @@ print("unknown" if backends is None else sorted(backends))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_import_changes_no_setting_and_starts_no_backend(x64, monkeypatch):
     monkeypatch.setenv("JAX_ENABLE_X64", x64)

@@ -1251,6 +1251,7 @@ def test_a_chained_record_is_found():
         assert_refuses(ValueError, ["X"], refuse)
 
 
+@pytest.mark.slow
 def test_what_is_refused_above_would_work_without_the_mistake():
     result = fit(num_rounds=1)
     assert result.posterior.names == ("w",)

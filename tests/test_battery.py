@@ -155,6 +155,7 @@ def first_rows(example, number=N):
 
 
 # The rest are fitted by `python -m benchmarks examples`; test_latents.py reads such statements.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in ALL]
 )

@@ -60,6 +60,7 @@ MOMENTS = {
 
 
 class TestResume:
+    @pytest.mark.slow
     @grid(
         ("moment", "call"),
         [
@@ -78,6 +79,7 @@ class TestResume:
         assert charged(path) == NUM_ROUNDS * NUM_CLIENTS  # no round twice, and none left out
         np.testing.assert_array_equal(result.ledger.spent(), result.plan.epsilons)
 
+    @pytest.mark.slow
     def test_what_was_kept_stays(self, path, monkeypatch):
         with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 2):
             run(path)
@@ -101,6 +103,7 @@ class TestResume:
         names = sorted(place.name for place in path.parent.iterdir())
         assert names == [".run.npz.lock", "ledger.jsonl", "run.npz"]
 
+    @pytest.mark.slow
     def test_after_its_end_it_gives_the_same_and_charges_nothing(self, path, monkeypatch):
         first, before = run(path), charged(path)
         with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 0) as calls:
@@ -130,6 +133,7 @@ class TestResume:
 
 
 class TestRefusals:
+    @pytest.mark.slow
     def test_a_copy_that_was_left_behind(self, path, monkeypatch):
         """It would release a round again under the charge of the one that went on."""
         copy = path.with_name("copy.npz")
@@ -162,6 +166,7 @@ class TestRefusals:
         assert not path.with_name(".run.npz.next").exists()
         assert charged(path) == NUM_ROUNDS * NUM_CLIENTS
 
+    @pytest.mark.slow
     def test_an_older_or_another_ledger(self, path, monkeypatch):
         with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 1):
             run(path)
@@ -176,6 +181,7 @@ class TestRefusals:
                 run(path)
         assert not ledger.exists()
 
+    @pytest.mark.slow
     def test_a_ledger_that_comes_later_or_goes(self, path):
         one_file.run(path, insecure_noise_seed=None)
         with pytest.raises(ValueError, match="another ledger file: it has none, and this call one"):
@@ -210,6 +216,7 @@ class TestSharing:
         budgets = (dppvi.PrivacyBudget(epsilon, BUDGET.delta),) * NUM_CLIENTS
         return LedgerFile(ledger).open(Ledger(budgets)).spent()
 
+    @pytest.mark.slow
     @grid(
         "method",
         [
@@ -253,6 +260,7 @@ class TestSharing:
         with pytest.raises(dppvi.BudgetExceededError, match="have spent epsilon = 2 of 1 at delta"):
             one_file.run(ledger_file=tmp_path / "ledger", budget=dppvi.PrivacyBudget(1.0))
 
+    @pytest.mark.slow
     def test_who_is_not_visited_needs_nothing_left(self, tmp_path):
         """Client 0 has spent all; a run on the others goes on."""
         ledger = tmp_path / "ledger"
@@ -409,6 +417,7 @@ def signals():
 
 @pytest.mark.usefixtures("signals")
 class TestInterrupt:
+    @pytest.mark.slow
     @pytest.mark.parametrize("number", [1, 2])
     @pytest.mark.parametrize("ledger", [False, True])
     def test_while_a_result_is_kept_it_waits(self, path, monkeypatch, number, ledger):

@@ -23,6 +23,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi import _files
 from numpyro_dppvi.run import checkpoint
 from tests.dry import dry_rounds
+from tests.grids import grid
 
 NUM_ROUNDS, NUM_CLIENTS = 3, 3
 BUDGET = dppvi.PrivacyBudget(2.0, 1e-5)
@@ -145,9 +146,10 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize(
+@grid(
     ("owner", "name", "call"),
     [(owner, name, call) for owner, name, calls in MOMENTS.values() for call in calls],
+    quick=[6, 7, 8, 11, 12, 13],
 )
 def test_a_run_that_is_killed_ends_as_if_it_had_not_been(
     path, unbroken, monkeypatch, owner, name, call
@@ -165,6 +167,7 @@ def test_a_run_that_is_killed_ends_as_if_it_had_not_been(
 SLOW = ("DPOptimization", "trusted aggregator", "NonPrivate", "FisherScoring", "Asynchronous")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in METHODS]
 )
@@ -191,6 +194,7 @@ def test_a_round_is_charged_on_the_disk_before_it_starts(path, monkeypatch):
     assert seen == [(r, r + 1, r, (r + 1) * NUM_CLIENTS) for r in range(NUM_ROUNDS)]
 
 
+@pytest.mark.slow
 def test_without_a_seed_what_was_kept_stays_and_the_rest_is_drawn_anew(path, monkeypatch):
     drawn = []
 
@@ -218,6 +222,7 @@ def test_without_a_seed_what_was_kept_stays_and_the_rest_is_drawn_anew(path, mon
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_computes_nothing_more(path, unbroken, monkeypatch):
     run(path)
     with killed_at(monkeypatch, dppvi.privacy.SecretKeys, "round_key", 0) as calls:
@@ -294,6 +299,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match=words):
             run(copy, **changes)
 
+    @pytest.mark.slow
     def test_optimizers_are_told_apart_by_what_they_do(self, path):
         def method(rate):
             return dppvi.DPOptimization(num_local_steps=1, optimizer=optax.adam(rate))
@@ -420,6 +426,7 @@ class TestInterrupt:
         interrupted_at(NUM_ROUNDS - 1)
         assert_same(run(), unbroken("DPOptimization"))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("times", [1, 2])
     def test_a_checkpoint_goes_on_afterwards(
         self, path, interrupted_at, unbroken, times, monkeypatch

@@ -52,6 +52,7 @@ def released(num_records, rows_at_once, padding=0.0):
     return jax.tree.leaves(release(rows, params, keys, family.standard()))
 
 
+@pytest.mark.slow
 @grid("num_records", [1, 16, 17, 40], quick=[2])
 def test_the_sum_is_the_same_in_chunks_whatever_is_behind_the_records(num_records):
     whole = released(num_records, None)
@@ -61,6 +62,7 @@ def test_the_sum_is_the_same_in_chunks_whatever_is_behind_the_records(num_record
                 np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_records", "chunks"), [(1, 1), (16, 2), (17, 3), (40, 5)])
 def test_chunks_without_a_record_are_left_out(num_records, chunks, monkeypatch):
     count, of_rows = [], record_gradients.of_rows
@@ -130,6 +132,7 @@ def test_sums_that_are_not_released_agree_up_to_rounding():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_more_rows_than_a_microbatch_are_computed_at_once(monkeypatch):
     seen, of_rows = [], record_gradients.of_rows
 
@@ -171,6 +174,7 @@ def padding_computed(sizes):
     return 1 - sum(sizes) / computed
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(st.integers(1, 30_000), min_size=1, max_size=300))
 def test_less_than_a_fifth_of_what_unequal_clients_compute_is_padding(sizes):

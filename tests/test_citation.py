@@ -44,6 +44,7 @@ def default():
     return run()
 
 
+@pytest.mark.slow
 def test_the_default_cites_gradients_and_the_closed_form(default):
     found = set(dppvi.citation(default).keys)
     assert found == ALWAYS | {"ashman2022pvi", "abadi2016dpsgd", "balle2018gaussian"}

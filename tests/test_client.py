@@ -209,6 +209,7 @@ def test_one_client_at_a_time_is_the_compiled_round(name):
         assert each.ledger.composition(0) == state.ledger.composition(m)
 
 
+@pytest.mark.slow
 def test_the_server_knows_nothing_of_what_clients_keep():
     """Neither their private factors nor a secret key is in what it holds or is sent."""
     state = together("virtual")
@@ -254,6 +255,7 @@ def test_a_client_refuses_what_its_budget_does_not_cover(x64, monkeypatch):
         mine.respond(asked._replace(round=NUM_ROUNDS))
 
 
+@pytest.mark.slow
 def test_without_a_seed_no_two_responses_have_the_same_noise():
     """In 32 bits, unlike the tests that share what was compiled in 64."""
     method = RUNS["full batches"]["method"]
@@ -263,6 +265,7 @@ def test_without_a_seed_no_two_responses_have_the_same_noise():
     assert np.all(one != other)
 
 
+@pytest.mark.slow
 def test_a_refused_change_did_not_happen_at_the_client(x64):
     mine, asked = first_client(named("virtual")[0])
     after, release = mine.respond(asked)

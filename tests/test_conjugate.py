@@ -250,6 +250,7 @@ def log_normal_guide(y):
         )
 
 
+@pytest.mark.slow
 @grid("guide", [None, log_normal_guide], ids=["automatic", "written"], quick=[1])
 def test_a_log_normal_latent_gives_the_closed_form(x64, guide):
     y = np.random.default_rng(2).lognormal(1.0, 0.5, size=(12, 2))

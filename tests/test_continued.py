@@ -127,6 +127,7 @@ class TestWhatItCosts:
         assert by_hand == pytest.approx(2.0, rel=2e-3)
         np.testing.assert_allclose(result.ledger.spent(), by_hand, rtol=1e-3)
 
+    @pytest.mark.slow
     def test_budgets_of_clients(self, path):
         begin(path, budget=[SMALL, SMALL, LARGE])
         budgets = [LARGE, dppvi.PrivacyBudget(4.0), dppvi.PrivacyBudget(2.5)]
@@ -229,6 +230,7 @@ def test_without_noise_the_parts_are_one_run(path, name):
 
 
 # As in test_checkpoint: in a round, before and after a file is flushed and moved.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
     [
@@ -291,6 +293,7 @@ class TestRefusals:
         with pytest.raises(BudgetExceededError, match=f"{words} epsilon = 1 of 1 at delta"):
             go_on(ended, budget=SMALL)
 
+    @pytest.mark.slow
     def test_fewer_rounds(self, ended):
         words = r"another number of rounds: it has 2, and this call 1; .* can be continued by more"
         with pytest.raises(ValueError, match=words):
@@ -311,7 +314,7 @@ class TestRefusals:
         ):
             go_on(path)
 
-    @pytest.mark.parametrize(
+    @grid(
         ("name", "changes"),
         [
             ("model", {"model": other_means}),
@@ -324,6 +327,7 @@ class TestRefusals:
             ("rng_key", {"rng_key": jax.random.key(1)}),
             ("ledger file", {"ledger_file": "ledger.jsonl"}),
         ],
+        quick=[3, 4, 5, 6, 7, 8],
     )
     def test_another_run(self, ended, name, changes):
         if "ledger_file" in changes:
@@ -336,6 +340,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match="is of a run with another method"):
             go_on(ended, method=dppvi.GlobalVI(), trusted_aggregator=True, budget=SMALL)
 
+    @pytest.mark.slow
     def test_with_privacy_what_had_none(self, path):
         with dry_rounds():
             begin(path, method=dppvi.NonPrivate(num_local_steps=1), budget=None)
@@ -374,6 +379,7 @@ class TestRefusals:
             go_on(ended)
 
 
+@pytest.mark.slow
 def test_the_method_that_was_recommended_for_the_first_budget_stays(path, monkeypatch):
     original, asked = recommendation.of_space, []
 

@@ -67,12 +67,14 @@ class TestOneLedgerFile:
         with pytest.raises(ValueError, match=self.words):
             self.again(second.as_prior(), ledger)
 
+    @pytest.mark.slow
     def test_clients_that_were_not_visited_may_go_on_from_it(self, ledger):
         prior = fit(schedule=only(0, 1), ledger_file=ledger).posterior.as_prior()
         self.again(prior, ledger, schedule=only(2))
         with pytest.raises(ValueError, match="that used those of client 1,"):
             self.again(prior, ledger, schedule=only(1, 2), budget=dppvi.PrivacyBudget(3.0))
 
+    @pytest.mark.slow
     def test_another_run_or_another_file_is_no_matter(self, ledger):
         fit(ledger_file=ledger)
         prior = fit().posterior.as_prior()  # of other records, as far as anybody can tell
@@ -80,6 +82,7 @@ class TestOneLedgerFile:
         prior = fit(ledger_file=ledger.with_name("other.jsonl")).posterior.as_prior()
         self.again(prior, ledger, budget=dppvi.PrivacyBudget(3.0))
 
+    @pytest.mark.slow
     def test_a_run_that_is_resumed_keeps_its_name(self, ledger, tmp_path):
         arguments = {"ledger_file": ledger, "checkpoint": tmp_path / "run.npz"}
         runs = [fit(**arguments).posterior.attrs["ledger_runs"] for _ in range(2)]
@@ -89,6 +92,7 @@ class TestOneLedgerFile:
 
 
 class TestNames:
+    @pytest.mark.slow
     def test_clients_of_the_same_name_are_warned_of(self):
         prior = fit(NAMED).posterior.as_prior()
         words = "^Helsinki and Oulu took part in the study whose posterior is the prior: records"
@@ -98,6 +102,7 @@ class TestNames:
         with pytest.warns(UserWarning, match="^Turku took part"):  # in the study before the last
             fit({"Turku": NAMED["Turku"]}, prior=again.posterior.as_prior())
 
+    @pytest.mark.slow
     def test_other_names_and_none_are_not(self):
         prior = fit(NAMED).posterior.as_prior()
         fit({"Vaasa": NAMED["Turku"]}, prior=prior)

@@ -319,6 +319,7 @@ def test_a_value_is_an_integer_as_the_model_draws_it():
     assert seen == {jnp.dtype(jnp.result_type(int))}
 
 
+@pytest.mark.slow
 def test_as_many_values_as_are_allowed_are_summed():
     def model(y):
         z = numpyro.sample("z", dist.Bernoulli(0.5).expand([2, 3]).to_event(2))

@@ -35,6 +35,7 @@ def in_own_blocks(shards):
     return Shards(*stacked)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=30), st.integers(0, 9))
 def test_a_block_fits_behind_every_first_row_and_no_two_clients_share_a_row(sizes, more):
@@ -132,7 +133,7 @@ def test_a_run_is_the_same_to_the_bit_as_with_blocks_of_their_own(method, schedu
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("num_devices", [2, 3, 4])
+@grid("num_devices", [2, 3, 4], quick=[2])
 def test_each_device_gets_its_own_clients_records(num_devices):
     shards = stack_clients(made_up(SIZES))
     apart = placement._apart(shards, num_devices)

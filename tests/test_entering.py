@@ -55,6 +55,7 @@ def walks(week, y):
         numpyro.sample("y", dist.Normal(levels[week], 1.0), obs=y)
 
 
+@pytest.mark.slow
 def test_a_model_is_asked_in_the_precision_in_which_it_was_read():
     shapes = {"week": jax.ShapeDtypeStruct((9,), int), "y": jax.ShapeDtypeStruct((9,), float)}
     space = latents.from_model(walks, shapes)

@@ -36,6 +36,7 @@ def assert_same(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
+@pytest.mark.slow
 @law
 @given(factor, factor, factor)
 def test_multiplication_is_a_commutative_group_with_division_as_its_inverse(a, b, c):
@@ -59,6 +60,7 @@ def test_multiplying_adds_natural_parameters():
     )
 
 
+@pytest.mark.slow
 @law
 @given(factor, factor, st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0]))
 def test_a_power_distributes_over_products_and_adds_in_the_exponent(a, b, exponent):
@@ -82,6 +84,7 @@ def test_a_power_keeps_the_precision_of_the_factor():
         assert factors.power(narrow, jnp.asarray(0.5, jnp.float64)).linear.dtype == jnp.float32
 
 
+@pytest.mark.slow
 @law
 @given(factor_of(4))
 def test_a_total_is_the_product_of_all_that_is_stacked(stacked):
@@ -89,6 +92,7 @@ def test_a_total_is_the_product_of_all_that_is_stacked(stacked):
     assert_same(factors.total(stacked), factors.multiply(*each))
 
 
+@pytest.mark.slow
 @law
 @given(factor, st.integers(1, 5))
 def test_units_multiply_to_the_unit(a, num_factors):
@@ -99,6 +103,7 @@ def test_units_multiply_to_the_unit(a, num_factors):
     assert_same(factors.total(units), factors.unit(a))
 
 
+@pytest.mark.slow
 @law
 @given(factor, factor, factor)
 def test_the_inner_product_is_symmetric_and_linear(a, b, c):
@@ -117,6 +122,7 @@ def test_the_inner_product_sums_over_all_entries_of_all_latents():
     assert float(factors.inner(a, b)) == 1 + 20 + 300 + 4 + 10
 
 
+@pytest.mark.slow
 def test_nonzero_entries_are_counted_over_all_latents():
     a = {"w": NormalNatural(jnp.array([1.0, 0.0]), jnp.array([0.0, -4.0])), "b": jnp.array(5.0)}
     assert int(factors.count_nonzero(a)) == 3
@@ -133,6 +139,7 @@ def test_one_entry_that_is_not_finite_is_seen(bad, where):
     assert not bool(factors.is_finite({**a, "b": jnp.array(bad)}))
 
 
+@pytest.mark.slow
 @law
 @given(factor, factor)
 def test_selecting_gives_one_or_the_other_whole(a, b):

@@ -37,6 +37,7 @@ from numpyro_dppvi.families import (
     factors,
 )
 from numpyro_dppvi.families.full_normal import pack
+from tests.grids import grid
 
 
 class Case(NamedTuple):
@@ -550,6 +551,7 @@ def exact(case):
 
 @pytest.mark.usefixtures("x64")
 class TestExactly:
+    @pytest.mark.slow
     def test_the_two_parameterisations_invert_each_other(self, exact):
         assert_close(exact.coordinates_again, exact.coordinates, rtol=1e-12, atol=1e-12)
         assert_close(exact.natural_again, exact.natural, rtol=1e-12, atol=1e-12)
@@ -583,6 +585,7 @@ class TestExactly:
 
 
 class TestEveryFamily:
+    @pytest.mark.slow
     @quickly_drawn
     def test_entropy_is_minus_the_mean_log_density(self, case, simulation):
         error = simulation.log_density_stddev / math.sqrt(NUM_DRAWS / 2)  # mirrored at worst
@@ -631,6 +634,7 @@ class TestEveryFamily:
         again = case.family.project(projected)  # rounding leaves eigenvalues of 1e-8
         assert_close(again, projected, rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.slow
     @quickly_drawn
     def test_draws_have_the_expected_statistics(self, case, simulation):
         found = simulation.statistics, simulation.expected_statistics, simulation.statistics_error
@@ -710,7 +714,7 @@ class TestEnumeration:
     """Expectations over integers are sums over all of them."""
 
     @pytest.mark.usefixtures("x64")
-    @pytest.mark.parametrize("name", DISCRETE)
+    @grid("name", DISCRETE, quick=[0])
     def test_it_gives_expected_statistics_and_their_gradient(self, name):
         case = CASES[name]
         family, c = case.family, member(case)
@@ -743,7 +747,7 @@ class TestEnumeration:
         assert rows == {(a, b, k) for a in (0, 1) for b in (0, 1) for k in (0, 1, 2)}
         assert enumeration.num_joint_values(family) == len(values["k"]) == 12
 
-    @pytest.mark.parametrize("family", [Bernoulli(()), Categorical((), 2), Categorical((), 9)])
+    @grid("family", [Bernoulli(()), Categorical((), 2), Categorical((), 9)], quick=[0])
     def test_a_unit_moves_the_mean_by_a_standard_deviation_at_even_odds(self, family):
         start = family.standard()
         step = jnp.zeros_like(start).at[..., :1].set(1) if start.ndim else jnp.ones(())
@@ -766,6 +770,7 @@ class TestEnumeration:
 
 
 class TestMirroredDraws:
+    @pytest.mark.slow
     @pytest.mark.parametrize("shape", [(), (3,)])
     def test_each_second_draw_mirrors_the_one_before_it(self, shape):
         loc, log_scale = jnp.full(shape, 2.0), jnp.full(shape, 0.3)
@@ -774,6 +779,7 @@ class TestMirroredDraws:
         np.testing.assert_allclose(draws[0::2] + draws[1::2], np.full((3, *shape), 4.0), rtol=1e-6)
         assert len(np.unique(draws[0::2])) == draws[0::2].size
 
+    @pytest.mark.slow
     def test_an_odd_draw_out_is_a_draw_like_the_others(self):
         family, coordinates = DiagonalNormal(()), NormalCoordinates(jnp.array(2.0), jnp.array(0.3))
         keys = jax.random.split(jax.random.key(0), 20_000)
@@ -782,6 +788,7 @@ class TestMirroredDraws:
         np.testing.assert_allclose(jnp.std(last), math.exp(0.3), rtol=0.03)
 
 
+@pytest.mark.slow
 def test_latents_are_drawn_independently_of_each_other():
     family = MeanField((("a", DiagonalNormal(())), ("b", DiagonalNormal(()))))
     draws = family.draws(jax.random.key(0), family.standard(), 4000)
@@ -851,6 +858,7 @@ class TestProjectingWhole:
         assert (projected["a"].linear, projected["b"].linear) == (3.0, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [Exponential((2,)), HalfNormal((2,))], ids=["e", "h"])
 def test_draws_by_quantiles_are_mirrored(family):
     """Each pair's quantiles add up to one."""
@@ -882,6 +890,7 @@ class TestSigmaPoints:
         expected = quadratic(mean) + np.sum(np.diag(curvature) * scale**2)
         np.testing.assert_allclose(np.mean([quadratic(x) for x in flat]), expected, rtol=1e-12)
 
+    @pytest.mark.slow
     def test_are_two_a_dimension_at_one_distance(self):
         family = MeanField((("m", DiagonalNormal((2, 2))), ("x", DiagonalNormal(()))))
         points = family.sigma_points(family.standard())
@@ -889,6 +898,7 @@ class TestSigmaPoints:
         np.testing.assert_allclose(np.linalg.norm(flat, axis=1), np.sqrt(5), rtol=1e-6)
         assert len(np.unique(flat, axis=0)) == 10
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("x64")
     def test_integrate_quadratics_exactly_under_any_covariance(self):
         case = _full_normal(3)
@@ -1179,6 +1189,7 @@ class TestReadingADistribution:
     def test_is_none_where_it_is_not(self, family, distribution):
         assert family.of_distribution(distribution()) is None
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("family", "distribution"),
         [

@@ -160,6 +160,7 @@ def test_trees_come_back():
     jax.tree.map(np.testing.assert_array_equal, back, TREE)
 
 
+@pytest.mark.slow
 @given(
     hnp.arrays(
         st.sampled_from([np.float32, np.int32, np.bool_]), hnp.array_shapes(min_dims=0, min_side=0)

@@ -86,6 +86,7 @@ def exact(data):
     return covariance @ x.T @ y / 0.25, covariance
 
 
+@pytest.mark.slow
 @grid("model", [normal, normal_by_factor], quick=[0])
 @grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
 @grid("seed", [0, 1, 3], quick=[0])
@@ -122,6 +123,7 @@ def twice():
     return x, [0.3, 0.4], np.ones((1, 2)), SIZES
 
 
+@pytest.mark.slow
 @grid(
     ("columns", "epsilon"),
     [(twice, 100.0), (twice, 1000.0), (indicators, 30.0), (indicators, 1000.0)],
@@ -373,6 +375,7 @@ def test_a_client_without_a_visit_has_no_factor():
         assert [bool(np.any(mine)) for mine in leaf] == [True, True, False]
 
 
+@pytest.mark.slow
 def test_tiny_budgets_leave_the_prior():
     data, _ = study(normal)
     mean, covariance = moments(fitted(normal, data, 1e-3))
@@ -396,6 +399,7 @@ def test_the_status_says_how_much_noise_widens_intervals():
     assert "times as wide as they would be without privacy" in str(status)
 
 
+@pytest.mark.slow
 def test_the_status_says_that_outcomes_lie_further_out_than_the_model_says():
     """As errors of Student's t with 3 degrees of freedom do under a normal model.
 
@@ -569,6 +573,7 @@ def test_noise_is_the_plans():
         assert abs(np.std(noise) / 7.0 - 1) < 5 / np.sqrt(2 * noise.size)
 
 
+@pytest.mark.slow
 def test_what_was_not_asked_for_is_neither_released_nor_hidden():
     """Scales at later visits: they are zeros whatever the records are, and need no noise."""
     mine, release = client()
@@ -582,6 +587,7 @@ def test_what_was_not_asked_for_is_neither_released_nor_hidden():
 # Centred scores, and calibration.
 
 
+@pytest.mark.slow
 def test_a_clipped_score_has_no_expectation_under_the_model():
     """With a clip that bends nearly everything; without a centre it is off by 30 errors."""
     rng = np.random.default_rng(0)
@@ -693,6 +699,7 @@ def flags(scores, clip):
     return [far, near, *((np.array(others) + 1) / 2)]
 
 
+@pytest.mark.slow
 def test_flags_say_which_scores_were_clipped():
     """Far and near ones, less as many as all five have; their chance; drawn ones; information."""
     drawn = np.array([[0.1, 0.0], [-0.1, 0.0], [0.0, 0.1], [0.0, -0.1]])
@@ -892,6 +899,7 @@ def test_outcomes_are_listed_where_they_are_public_and_few(kind):
         np.testing.assert_array_equal(np.ravel(found["y"]), values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.3, 30.0])
 def test_over_all_outcomes_scores_have_expectation_zero(clip):
     """With no clip in the way the information is p (1 - p) x x', to the digit."""
@@ -914,6 +922,7 @@ def test_over_all_outcomes_scores_have_expectation_zero(clip):
             np.testing.assert_allclose(info, p * (1 - p) * np.outer(white, white), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_probabilities_are_those_of_the_posterior_about_the_location():
     """A rare outcome is more probable there than at the location itself."""
     x, told = np.array([1.0, -0.5]), some_told(1.0)
@@ -975,6 +984,7 @@ def released_a_record(clip):
     return released
 
 
+@pytest.mark.slow
 def test_drawn_outcomes_take_off_what_the_location_is_off():
     """A mean that is off looks like more spread; the information stays that of the location."""
     records, near = 40_000, np.diag([0.1, 0.3]).astype(np.float32)
@@ -988,7 +998,7 @@ def test_drawn_outcomes_take_off_what_the_location_is_off():
     np.testing.assert_allclose(information, at_loc, rtol=0.06, atol=0.03)
 
 
-@pytest.mark.parametrize("log_spread", [-1.0, -3.0, -10.0])
+@grid("log_spread", [-1.0, -3.0, -10.0], quick=[2])
 def test_a_spread_that_is_too_small_is_told_to_grow_however_little_the_server_knows(log_spread):
     """It was told to shrink: outcomes drawn where the mean may be lay further out than any record.
 
@@ -1065,6 +1075,7 @@ def test_one_round_is_refused_before_anything_is_spent():
             dppvi.plan_privacy(dppvi.FisherScoring(), budget, **options)
 
 
+@pytest.mark.slow
 def test_draws_are_the_models_where_outcomes_are_whole_numbers():
     """Cut off to whole numbers they would have another mean, and bias the posterior by it."""
 
@@ -1100,6 +1111,7 @@ def noise_share(trusted=False, **budget):
     return found.worth.together**2 - 1
 
 
+@pytest.mark.slow
 def test_a_recommendation_counts_the_noise_that_a_plan_has():
     alone = noise_share()
     assert noise_share(max_records_per_person=3) == pytest.approx(9 * alone)

@@ -190,6 +190,7 @@ def grouped_guide(X, y, num_groups):
 
 
 class TestReading:
+    @pytest.mark.slow
     def test_plates_and_public_arguments_are_the_models(self):
         _, family = approximation(grouped, grouped_guide, model_kwargs={"num_groups": 4})
         assert dict(family.members) == {
@@ -198,10 +199,12 @@ class TestReading:
             "share": Dirichlet((4, 2)),
         }
 
+    @pytest.mark.slow
     def test_latents_come_in_the_models_order(self):
         _, family = approximation(grouped, grouped_guide, model_kwargs={"num_groups": 4})
         assert [name for name, _ in family.members] == ["spread", "effect", "share"]
 
+    @pytest.mark.slow
     def test_equal_guides_share_a_compilation(self):
         def again(X, y, num_groups):
             grouped_guide(X, y, num_groups)
@@ -211,6 +214,7 @@ class TestReading:
         assert first == second
         assert hash(first) == hash(second)
 
+    @pytest.mark.slow
     def test_another_bijection_is_another_program(self):
         model = one_latent(lambda: dist.HalfNormal(1))
         exponential, _ = approximation(model, one_statement(lambda: dist.LogNormal(0, 1)))

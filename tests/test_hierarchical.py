@@ -175,6 +175,7 @@ def test_a_run_ends_where_svi_ends(name, schedule):
 # Noise must not blow a hierarchy up.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refined", [frozenset(), frozenset({"effect"})])
 def test_a_merge_takes_the_location_of_what_has_no_precision(refined):
     """Of latents whose prior is refined, and of no others; q stays the product of factors."""
@@ -252,6 +253,7 @@ def test_noise_does_not_blow_a_hierarchy_up(method, epsilon):
         assert result.history.projected.sum() > 0
 
 
+@pytest.mark.slow
 def test_a_prior_outside_the_family_begins_as_its_projection():
     """The normal that is nearest to the logarithm of a half-normal has mean -1/2, variance 1/2."""
 
@@ -343,6 +345,7 @@ def test_refining_a_prior_leaves_latents_alone_that_it_does_not_depend_on():
     assert full_normal.unpack(prior[name].quadratic)[0, 0] == jnp.float32(-0.5e-6)
 
 
+@pytest.mark.slow
 def test_a_marginal_of_columns_far_from_zero_is_a_distribution():
     """An intercept and calendar years: the product of rows is no covariance in single precision."""
     tril = np.diag([1e-3, 1e3, 1e-4, 1.0]).astype(np.float32)

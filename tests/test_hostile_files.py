@@ -265,6 +265,7 @@ def assert_damages_are_noticed(kind, originals, number, seed):
     assert tally.refused > 0.7 * number  # most of it is noticed, and not passed over
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SUBJECTS)
 def test_a_damaged_file_is_read_as_it_was_or_refused(kind, originals):
     assert_damages_are_noticed(kind, originals, 150, seed=1)
@@ -363,7 +364,7 @@ def other_headers(facts):
                 )
 
 
-@pytest.mark.parametrize("kind", ZIPS)
+@grid("kind", ZIPS, quick=[2])
 def test_a_zip_that_was_put_together_differently(kind, originals):
     tally = Tally(kind, originals)
     for what, content in other_zips(tally.content):
@@ -373,7 +374,7 @@ def test_a_zip_that_was_put_together_differently(kind, originals):
     assert tally.same >= 1  # another order is the same
 
 
-@pytest.mark.parametrize("kind", ZIPS)
+@grid("kind", ZIPS, quick=[2])
 def test_a_header_that_was_edited(kind, originals):
     tally = Tally(kind, originals)
     members = unzipped(tally.content)
@@ -599,6 +600,7 @@ def test_a_terabyte_of_holes(kind, originals):
         tally.put(tally.content)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_no_more_than_its_run_needs(originals, tmp_path):
     """Whole in itself, and of any size: it is refused before its arrays are read."""
     path = tmp_path / "run.npz"

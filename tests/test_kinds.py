@@ -23,9 +23,10 @@ def runs(lengths):
     )
 
 
-@pytest.mark.parametrize(
+@grid(
     "lengths",
     [[1], [5, 3], [100], [64], [65], [60, 40, 1], [1] * 64, [1] * 130, [2] * 70, [128, 1]],
+    quick=[0, 6, 7],
 )
 def test_what_is_made_once_a_kind_is_what_each_client_would_get(lengths):
     matrices, numbers = runs(lengths)
@@ -49,6 +50,7 @@ def test_what_is_made_once_a_kind_is_what_each_client_would_get(lengths):
     np.testing.assert_allclose(products, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_kind_is_clients_with_the_same_rows_side_by_side(monkeypatch):
     monkeypatch.setattr(kinds, "on_cpu", lambda: True)
     matrices, numbers = runs([70, 30])
@@ -62,6 +64,7 @@ def test_a_kind_is_clients_with_the_same_rows_side_by_side(monkeypatch):
     assert kinds.of(matrices, numbers).number == 6
 
 
+@pytest.mark.slow
 @grid("method", [dppvi.FisherScoring(), dppvi.DPOptimization()], quick=[1], ids=str)
 def test_all_clients_side_by_side_may_be_named_in_any_order(method):
     rng = np.random.default_rng(1)

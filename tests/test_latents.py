@@ -268,6 +268,7 @@ def evaluate(space, base, records):
 QUICK = (logistic, no_plate, constrained_latents, grouped, missing_outcomes, conditioned_prior)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     "case",
@@ -289,6 +290,7 @@ def test_prior_and_one_row_likelihoods_add_up_to_the_model(case):
     assert tuple(space.pseudo_observations) == case.pseudo_observations
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("model", [logistic, size_as_a_number])
 def test_the_likelihood_of_a_row_is_numpyros(model):
@@ -300,6 +302,7 @@ def test_the_likelihood_of_a_row_is_numpyros(model):
     np.testing.assert_allclose(rows, expected, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_the_prior_is_exact_for_any_choice_of_latents():
     records = records_of(Case(positive_latents, "X z"))
@@ -316,6 +319,7 @@ def test_the_prior_is_exact_for_any_choice_of_latents():
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_global_factor_is_counted_once_and_on_the_side_of_the_prior():
     records = records_of(Case(ridge, "X z"))
@@ -330,6 +334,7 @@ def test_a_global_factor_is_counted_once_and_on_the_side_of_the_prior():
     assert space.pseudo_observations == {"ridge": frozenset({"w"})}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_a_masked_row_counts_for_nothing():
     records = records_of(Case(missing_outcomes, "X z seen"))
@@ -348,6 +353,7 @@ def latents_of(model, records, model_kwargs=None):
     return space, {latent.name: latent for latent in space.latents}
 
 
+@pytest.mark.slow
 def test_latents_have_their_shapes_and_their_plates_names():
     space, latents = latents_of(grouped, "X y g")
     assert [latent.name for latent in space.latents] == ["w", "spread", "a"]
@@ -367,6 +373,7 @@ def test_dims_take_event_dimensions_and_several_plates_into_account():
     assert latents["b"].dims == ("rows", "columns", None)
 
 
+@pytest.mark.slow
 def test_an_unconstrained_latent_may_have_another_shape():
     _, latents = latents_of(constrained_latents, "X z")
     assert latents["shares"].shape == (NUM_COLUMNS,)
@@ -374,6 +381,7 @@ def test_an_unconstrained_latent_may_have_another_shape():
     assert latents["shares"].dims == (None,)
 
 
+@pytest.mark.slow
 def test_values_are_constrained_to_their_supports_whatever_their_leading_axes():
     space, _ = latents_of(constrained_latents, "X z")
     theta = space.constrain({"shares": jnp.ones((5, 2, 2)), "bound": jnp.full((5, 2), 30.0)})
@@ -382,11 +390,13 @@ def test_values_are_constrained_to_their_supports_whatever_their_leading_axes():
     np.testing.assert_allclose(theta["bound"], 3, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_parents_are_the_latents_that_a_prior_depends_on():
     space, _ = latents_of(grouped, "X y g")
     assert space.parents == {"w": frozenset(), "spread": frozenset(), "a": frozenset({"spread"})}
 
 
+@pytest.mark.slow
 def test_a_prior_is_read_off_where_it_is_normal_in_the_base_space():
     _, latents = latents_of(positive_latents, "X z")
     base = latents["width"].base_prior
@@ -460,6 +470,7 @@ def test_a_prior_with_public_parameters_is_read_off():
 # Privacy: rows cannot mix, values are not looked at, nothing leaks into a caller's handlers.
 
 
+@pytest.mark.slow
 def test_a_model_that_mixes_rows_cannot_carry_one_row_into_the_others_gradients():
     records = records_of(Case(batch_normalised, "X z"))
     changed = {**records, "X": records["X"].at[4].set(1000.0)}
@@ -511,6 +522,7 @@ def test_what_is_read_does_not_depend_on_values(order):
     assert from_model(model, first) == from_model(model, second)
 
 
+@pytest.mark.slow
 def test_a_callers_handlers_do_not_see_the_model():
     records = records_of(Case(logistic, "X y"))
 
@@ -567,6 +579,7 @@ def test_what_computes_the_same_is_equal(change):
     assert hash(first) == hash(second)
 
 
+@pytest.mark.slow
 def test_of_equal_ones_only_the_first_is_split_at_its_predictor():
     runs = []
 
@@ -605,6 +618,7 @@ def test_what_computes_something_else_is_not(change):
     assert from_model(**SAME) != from_model(**{**SAME, **change})
 
 
+@pytest.mark.slow
 def test_arrays_that_a_model_closes_over_are_compared_by_value():
     tables = {"now": np.arange(3.0)}
 
@@ -620,6 +634,7 @@ def test_arrays_that_a_model_closes_over_are_compared_by_value():
     assert from_model(model, SAME["records"]) != first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float64, np.int32])
 def test_precision_is_part_of_what_a_space_is(dtype):
     records = {name: data()[name].astype(dtype) for name in ("X", "z")}
@@ -631,6 +646,7 @@ def test_precision_is_part_of_what_a_space_is(dtype):
     assert from_model(positive_latents, records) == narrow
 
 
+@pytest.mark.slow
 def test_arguments_that_cannot_be_hashed_work():
     def model(X, z, prior_loc):
         w = numpyro.sample("w", dist.Normal(prior_loc, 1).to_event(1))
@@ -641,6 +657,7 @@ def test_arguments_that_cannot_be_hashed_work():
         np.testing.assert_allclose(latents["w"].base_prior.mean, np.full(NUM_COLUMNS, loc))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_the_density_of_a_constrained_model_needs_no_jacobian():
     """Likelihoods take values in the supports, which is what `log_density` takes, too."""

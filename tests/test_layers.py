@@ -70,6 +70,7 @@ def test_gradients_are_those_of_the_loss(model, at_once, num_draws, monkeypatch)
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * np.abs(b).max())
 
 
+@pytest.mark.slow
 @grid("bad", [np.nan, np.inf, 1e30], quick=[0, 2])
 @pytest.mark.parametrize("at_once", [pytest.param(True, marks=pytest.mark.slow), False])
 @grid("num_draws", [1, 4, 5], quick=[1])
@@ -97,6 +98,7 @@ def test_a_hostile_record_is_left_out_and_moves_no_other(bad, at_once, num_draws
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_at_one_draw_is_finite_in_none_of_its_sums():
     """And in no other record's, though their sums are products of matrices."""
     each = RNG.normal(size=(6, 5, 4)).astype(np.float32)
@@ -151,6 +153,7 @@ def products(num_rows=21, weighted=True):
     return LayerProduct(*jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), arrays))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weighted", [True, False])
 def test_they_are_clipped_and_summed_as_if_laid_out(weighted):
     each = products(weighted=weighted)
@@ -200,6 +203,7 @@ def test_where_terms_cancel_the_norm_is_no_smaller_than_what_rounding_may_leave(
     assert squared[0] ** 0.5 > 2.0**-24 * 6e7
 
 
+@pytest.mark.slow
 def test_a_norm_is_never_smaller_than_the_exact_one_and_hardly_larger():
     each = products(200)
     wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), each)

@@ -62,6 +62,7 @@ def test_closed_forms(make, expected):
     np.testing.assert_allclose(marginals.quantiles(distribution, PROBS), quantiles, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_correlated_normals_through_a_bijection_entry_by_entry():
     covariance = jnp.array([[0.04, 0.05], [0.05, 0.49]])
     base = dist.MultivariateNormal(jnp.array(LOC), covariance)
@@ -92,6 +93,7 @@ def test_a_vector_in_a_shape_of_its_own(exponentiated):
         np.testing.assert_allclose(found, np.stack([wanted] * 2), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_where_there_is_no_closed_form_draws_agree():
     draws = np.asarray(through(SIGMOID).sample(jax.random.key(1), (20_000,)))
     # Four standard errors of 20 000 draws.
@@ -99,6 +101,7 @@ def test_where_there_is_no_closed_form_draws_agree():
     np.testing.assert_allclose(marginals.stddev(through(SIGMOID)), draws.std(0), atol=4e-3)
 
 
+@pytest.mark.slow
 def test_a_simplex_is_simulated():
     stick = transforms.StickBreakingTransform()
     distribution = dist.TransformedDistribution(NORMAL, stick)
@@ -126,6 +129,7 @@ def test_quadrature_is_that_of_the_log_normal(loc, scale):
     np.testing.assert_allclose(marginals.stddev(base), expected.std(), rtol=5e-3)
 
 
+@pytest.mark.slow
 def test_a_table_has_a_line_an_entry_and_says_what_it_leaves_out():
     distributions = {"w": NORMAL, "s": dist.Normal(2.0, 1.0)}
     rows, left_out = marginals.table(distributions)

@@ -123,6 +123,7 @@ def flat(natural):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(natural)]).astype(float)
 
 
+@pytest.mark.slow
 @grid("method", [*SHARDED, NATURAL], quick=[3])
 def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method):
     """Theorems 2 and 3: 2 C for the sum, over the number of shards for the mean."""
@@ -153,6 +154,7 @@ def test_replacing_a_record_moves_the_sum_by_no_more_than_the_sensitivity(method
     assert worst > 0.8 * clip * weight  # the search does reach far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trusted", [pytest.param(False, marks=pytest.mark.slow), True])
 @grid("method", [*SHARDED, NATURAL], quick=[1, 3])
 def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
@@ -208,6 +210,7 @@ def test_later_rounds_keep_a_record_within_its_shard(method, trusted):
     assert worst > 0.5 * clip * weight  # the search does reach far
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "k", [2, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 4, 6, 24))]
 )
@@ -233,6 +236,7 @@ def test_replacing_all_records_of_a_person_moves_the_sum_by_the_sensitivity(meth
         assert moved > plan.clients[0].mechanism.sensitivity("replace_one")
 
 
+@pytest.mark.slow
 def test_an_unclipped_sum_would_fail_that_test():
     X, y = logistic_data(24)
     X_other = X.copy()
@@ -506,6 +510,7 @@ def test_an_aggregator_adds_up_all_clients_if_no_schedule_is_given():
     assert [group.shape for group in run.groups] == [(1, 3)] * 2
 
 
+@pytest.mark.slow
 def test_those_who_drop_out_are_charged_only_for_what_they_released():
     X, y = logistic_data(30)
     result = fit(

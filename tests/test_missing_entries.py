@@ -14,6 +14,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi import latents
 from numpyro_dppvi.latents.missing import may_be_missing
 from numpyro_dppvi.records import stack_clients
+from tests.grids import grid
 
 N = 40
 rng = np.random.default_rng(0)
@@ -119,7 +120,7 @@ def without_privacy(model, data, **arguments):
     return dppvi.fit(model, None, data, rng_key=key, method=method, progress_bar=False, **arguments)
 
 
-@pytest.mark.parametrize("model", EXACT, ids=lambda model: model.__name__)
+@grid("model", EXACT, ids=lambda model: model.__name__, quick=[0, 5])
 def test_a_missing_entry_is_what_the_model_says(model):
     data = data_of(model)
     space = latents.from_model(model, data)
@@ -214,7 +215,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("model", REFUSED, ids=lambda model: model.__name__)
+@grid("model", REFUSED, ids=lambda model: model.__name__, quick=[5])
 def test_what_the_model_does_not_say_is_refused_with_a_sentence(model):
     with pytest.raises(ValueError, match="must hold finite numbers") as refused:
         without_privacy(model, data_of(model, w=FULL))
@@ -281,12 +282,14 @@ def test_a_latent_for_each_missing_entry_is_refused_and_the_way_is_shown(model):
     assert len(str(refused.value)) <= 300
 
 
+@pytest.mark.slow
 def test_a_refusal_names_the_client():
     data = {"Oulu": {"x": FULL, "y": Y}, "Helsinki": {"x": X, "y": Y}}
     with pytest.raises(ValueError, match=r"Helsinki's data\['x'\] must hold finite numbers"):
         without_privacy(compares, data)
 
 
+@pytest.mark.slow
 def test_what_is_known_and_nan_is_refused():
     with pytest.raises(ValueError, match="outcomes in the model's support, got values of 'x'"):
         without_privacy(is_told_of_an_outcome, data_of(is_told_of_an_outcome, known=KNOWN | True))

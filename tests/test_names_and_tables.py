@@ -250,6 +250,7 @@ def result():
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_plan_and_statement_call_clients_by_name(result):
     assert result.client_names == ("Helsinki", "Turku")
     for text in (str(result.plan), str(result.privacy_statement())):
@@ -262,6 +263,7 @@ def test_plan_and_statement_call_clients_by_name(result):
     assert [client["name"] for client in clients] == ["Helsinki", "Turku"]
 
 
+@pytest.mark.slow
 def test_a_plan_made_beforehand_is_the_fits(result):
     method = dppvi.DPOptimization(num_local_steps=1)
     sizes = {"Helsinki": 9, "Turku": 6}
@@ -364,6 +366,7 @@ def test_a_ledger_file_calls_clients_by_name(tmp_path):
         dppvi.fit(model, None, dict(reversed(data.items())), num_rounds=1, **options)
 
 
+@pytest.mark.slow
 def test_plan_and_statement_of_a_ledger_file_call_clients_by_name(tmp_path):
     """Although the second run knows no names."""
     file = tmp_path / "ledger.jsonl"
@@ -387,6 +390,7 @@ def test_plan_and_statement_of_a_ledger_file_call_clients_by_name(tmp_path):
     assert [row["name"] for row in statement.as_dict()["clients"]] == ["Helsinki", "Turku"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_of_these_clients_in_this_order(tmp_path):
     options = {"rng_key": KEY, "method": dppvi.NonPrivate(num_local_steps=1), "num_rounds": 1}
     options["checkpoint"] = tmp_path / "run.npz"
@@ -419,6 +423,7 @@ def test_a_client_may_be_called_prior():
     assert "prior 50%, Turku 30%, prior 20%" in str(found)
 
 
+@pytest.mark.slow
 def test_exports_label_a_plate_of_clients(result, tmp_path):
     path = tmp_path / "posterior.zip"
     result.posterior.save(path)
@@ -448,6 +453,7 @@ def test_new_records_may_be_a_table(result):
     assert found["y"].shape == (3, 6)
 
 
+@pytest.mark.slow
 def test_files_from_elsewhere_may_hold_any_attributes(result):
     posterior = result.posterior
     for text in ("[", "7", '{"a": 1}', "[1, 2]", '["one"]'):

@@ -144,6 +144,7 @@ def test_lengths_are_those_of_moved_means(x64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), back, change)
 
 
+@pytest.mark.slow
 def test_what_is_released_moves_by_the_clip_at_most_in_those_units(x64):
     """Two data sets that differ in one record, no noise, one visit each."""
     common = np.random.default_rng(3).normal(2.0, 1.5, 29)
@@ -240,6 +241,7 @@ class TestUnsafe:
             )
         return [str(warning.message) for warning in told]
 
+    @pytest.mark.slow
     def test_fit_and_plan_say_so_once(self):
         (said,) = self.fit()
         assert re.match(self.words, said)
@@ -247,6 +249,7 @@ class TestUnsafe:
             dppvi.plan_privacy(self.local, self.budget, num_rounds=1, client_sizes=[6, 6])
         assert len(told) == 1
 
+    @pytest.mark.slow
     @grid(
         "method",
         [

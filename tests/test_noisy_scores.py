@@ -28,6 +28,7 @@ from numpyro_dppvi.methods import (
 )
 from numpyro_dppvi.methods.remembered import nothing
 from numpyro_dppvi.methods.visits import Received
+from tests.grids import grid
 
 SIZE = 4
 
@@ -72,6 +73,7 @@ def noise(rng, size=SIZE):
     return (matrix + matrix.T) / np.sqrt(2)
 
 
+@pytest.mark.slow
 def test_columns_with_as_much_in_common_keep_the_models_order():
     """Whatever rounding makes of them: it decides which noise falls on which column."""
     rng = np.random.default_rng(0)
@@ -111,6 +113,7 @@ def steps(truth, number, error, seed=0):
     return memory, found
 
 
+@pytest.mark.slow
 def test_one_exact_release_is_the_shape():
     truth = raw_columns()
     memory, _ = steps(truth, 1, 1e-6)
@@ -118,6 +121,7 @@ def test_one_exact_release_is_the_shape():
     np.testing.assert_allclose(memory.shape, truth, atol=0.03)
 
 
+@pytest.mark.slow
 def test_directions_with_little_information_are_resolved_step_by_step():
     """Coordinates stretch what noise hid, so that it shows. One weight for all would forget."""
     truth = raw_columns()
@@ -148,6 +152,7 @@ def test_releases_in_the_same_coordinates_are_averaged():
         )
 
 
+@pytest.mark.slow
 def test_coordinates_keep_columns_apart():
     """An axis holds its column and those before it, and so none that noise mixed into it."""
     axes = coordinates(jnp.asarray(raw_columns(), jnp.float32))
@@ -158,6 +163,7 @@ def test_coordinates_keep_columns_apart():
     np.testing.assert_allclose(axes.back @ axes.white, np.eye(SIZE), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_weak_axis_shows_in_noise_that_hides_its_direction():
     """One entry of the diagonal has the noise of one entry; a direction that of sqrt(d) of them."""
     rng = np.random.default_rng(4)
@@ -173,6 +179,7 @@ def test_a_weak_axis_shows_in_noise_that_hides_its_direction():
         assert np.sum(np.delete(found, weak) < 0.6) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [1.0, 3.0])
 def test_noise_larger_than_the_shape_makes_no_two_columns_one(error):
     """They would seem to say nothing of what tells them apart, and steps there would be thrown."""
@@ -185,6 +192,7 @@ def test_noise_larger_than_the_shape_makes_no_two_columns_one(error):
         assert np.linalg.eigvalsh(found)[0] > 0.29
 
 
+@pytest.mark.slow
 def test_noise_alone_changes_no_shape():
     rng = np.random.default_rng(2)
     axes = coordinates(jnp.eye(SIZE))
@@ -196,6 +204,7 @@ def test_noise_alone_changes_no_shape():
     np.testing.assert_allclose(much, np.eye(SIZE), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_clips_follow_lengths_that_are_known_and_no_noise():
     """A stretched axis makes scores longer, unless noise hides how long they are."""
     rng = np.random.default_rng(5)
@@ -210,6 +219,7 @@ def test_clips_follow_lengths_that_are_known_and_no_noise():
     assert np.sqrt(np.mean((np.log(changes) - np.log(4 / 3.01) / 2) ** 2)) < 0.1
 
 
+@pytest.mark.slow
 def test_the_level_is_found_in_noise_of_its_own_size():
     """A filter whose gain forgot what is unknown took a hundred visits for what ten can tell."""
     rng = np.random.default_rng(6)
@@ -288,6 +298,7 @@ def test_scores_are_over_the_level_that_is_known_now():
     np.testing.assert_allclose(after.moves.unit, 1.0, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_pull_is_measured_in_what_noise_explains():
     rng = np.random.default_rng(7)
     coordinates_of = jnp.asarray(np.linalg.inv(np.eye(SIZE) + 0.3 * rng.normal(size=(SIZE, SIZE))))
@@ -369,7 +380,7 @@ def test_steps_add_their_errors_to_what_scores_leave_unknown():
         assert not np.any(own.score[1])
 
 
-@pytest.mark.parametrize("number", [0, 1, 3])
+@grid("number", [0, 1, 3], quick=[2])
 def test_latents_of_one_scale_respond_by_no_more_than_was_seen(number):
     """One such latent has no other that it could repeat; two or more claim what they show."""
     rng = np.random.default_rng(5)
@@ -446,6 +457,7 @@ def test_histograms_that_noise_hides_are_asked_for_once_more(noise_std, once_mor
     assert repeated(looks._replace(ratios=last), not_sent, sent) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise_std", "looks"), [(250.0, False), (80.0, True)])
 def test_nobody_looks_for_columns_where_histograms_are_noise(noise_std, looks):
     """All columns seem to be of one scale there, and a visit would be lost."""
@@ -663,7 +675,7 @@ def histograms(rng, spread, records=20_000):
     return jnp.asarray([np.histogram(row, edges)[0] for row in scales], jnp.float32)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
+@grid("spread", [0.0, 0.5, 1.0], quick=[2])
 def test_a_column_of_one_scale_is_told_from_one_about_zero(spread):
     """However much outcomes scatter what they show of it, up to an octave."""
     counts = histograms(np.random.default_rng(0), spread)
@@ -686,6 +698,7 @@ def noisy(rng, columns, noise, records=5000):
     return np.asarray(ratios.narrow(counts, var, all_records, jnp.zeros(())))
 
 
+@pytest.mark.slow
 def test_noise_makes_no_column_one_of_one_scale():
     """Forty runs of five columns about zero, in noise of a sixteenth of the records a bin."""
     rng = np.random.default_rng(1)
@@ -693,6 +706,7 @@ def test_noise_makes_no_column_one_of_one_scale():
     assert np.mean(found) < 0.15, np.mean(found, axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "seen", "others"), [(0.015, 0.95, 0.05), (0.03, 0.9, 0.1), (0.06, 0.8, 0.5)]
 )

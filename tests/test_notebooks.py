@@ -11,6 +11,7 @@ import pytest
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.run import Outcome, Status
 from tests.dry import dry_rounds
+from tests.grids import grid
 
 EVIL = '<script>alert("1")</script> & co'
 
@@ -70,10 +71,9 @@ KINDS = {
     "statement": lambda result: result.privacy_statement(),
     "diagnostics": lambda result: dppvi.diagnose(result, num_replays=2),
 }
-DIAGNOSTICS = pytest.param("diagnostics", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("kind", ["result", "posterior", "plan", "statement", DIAGNOSTICS])
+@grid("kind", KINDS, quick=[2, 3])
 def test_is_plain_and_well_formed_and_escapes_what_it_shows(result, kind):
     found = Reader(KINDS[kind](result)._repr_html_())
     assert found.tags <= {"p", "strong", "div", "table", "thead", "tbody", "tr", "th", "td"} | {
@@ -84,7 +84,7 @@ def test_is_plain_and_well_formed_and_escapes_what_it_shows(result, kind):
     assert ("<b>[0]" in joined) == (kind in ("result", "posterior"))
 
 
-@pytest.mark.parametrize("kind", ["plan", "statement", DIAGNOSTICS])
+@grid("kind", ["plan", "statement", "diagnostics"], quick=[0, 1])
 def test_says_what_the_text_says(result, kind):
     """In the same order, but for how it is laid out."""
 

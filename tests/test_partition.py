@@ -74,6 +74,7 @@ class TestFromLabels:
         clients = Partition.from_labels(jnp.array([7, -1, 7]))
         assert [rows.tolist() for rows in clients.rows] == [[1], [0, 2]]
 
+    @pytest.mark.slow
     @given(st.lists(st.integers(-5, 5), min_size=1, max_size=60))
     def test_every_row_goes_to_the_client_of_its_label(self, labels):
         clients = Partition.from_labels(labels)
@@ -100,6 +101,7 @@ class TestFromLabels:
 
 
 class TestSplitEvenly:
+    @pytest.mark.slow
     @given(seeds, st.integers(1, 200), st.data())
     def test_drops_nothing_and_sizes_differ_by_at_most_one(self, seed, num_rows, data):
         num_clients = data.draw(st.integers(1, num_rows))
@@ -195,6 +197,7 @@ class TestPaperScheme:
         halves = np.array_split(adult_labels[small], 2)
         assert all((half == 0).mean() < 0.85 for half in halves)
 
+    @pytest.mark.slow
     @given(seeds, st.integers(1, 300), st.integers(0, 99), st.data())
     def test_sizes_without_labels(self, seed, num_rows, percent, data):
         half = data.draw(st.integers(1, max(1, num_rows // 2)))
@@ -206,6 +209,7 @@ class TestPaperScheme:
         assert clients.sizes == (small_size,) * half + (large_size,) * half
         assert_disjoint(clients, num_rows)
 
+    @pytest.mark.slow
     @given(seeds, st.integers(1, 100), st.data())
     def test_any_number_of_clients_can_be_balanced(self, seed, num_rows, data):
         num_clients = data.draw(st.integers(1, num_rows))
@@ -213,6 +217,7 @@ class TestPaperScheme:
         assert clients.sizes == (num_rows // num_clients,) * num_clients
         assert_disjoint(clients, num_rows)
 
+    @pytest.mark.slow
     @given(
         seeds,
         st.lists(st.integers(10, 60), min_size=2, max_size=4),
@@ -324,6 +329,7 @@ class TestStack:
         assert shards.records["x"].dtype == expected
         assert shards.num_records.dtype == jnp.int32
 
+    @pytest.mark.slow
     @settings(max_examples=40)  # each shape is compiled
     @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
     def test_masked_rows_are_the_clients_rows(self, labels):

@@ -72,6 +72,7 @@ def assert_same_posterior(mine, theirs):
     assert_same(mine.predictive(KEY, 2, y=np.zeros(3)), theirs.predictive(KEY, 2, y=np.zeros(3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_result_comes_back(result, way):
     again = WAYS[way](result)

@@ -113,6 +113,7 @@ def test_movement_over_orders_of_magnitude_is_on_a_logarithmic_scale(result):
     assert figure.axes[1].get_yscale() == "log"
 
 
+@pytest.mark.slow
 def test_privacy_draws_epsilon_after_every_round_and_the_budgets(result):
     figure = drawn(plots.privacy(result, diagnostics()))
     lines = {line.get_label(): line for line in figure.axes[0].lines}
@@ -126,6 +127,7 @@ def test_privacy_draws_epsilon_after_every_round_and_the_budgets(result):
     assert "mu[1]" in words(figure)
 
 
+@pytest.mark.slow
 def test_what_other_runs_have_spent_is_there_from_the_start(result):
     """Runs on the same records may share a ledger."""
     theirs = dppvi.privacy.Entry(99, 0, result.plan.clients[0].mechanism.dp_event, 2)

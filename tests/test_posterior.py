@@ -66,9 +66,11 @@ def draws(posterior):
 
 
 class TestSample:
+    @pytest.mark.slow
     def test_latents_come_in_the_models_order(self, posterior):
         assert posterior.names == ("w", "noise", "shares", "a")
 
+    @pytest.mark.slow
     @grid("shape", [(), (5,), (2, 3)], quick=[2])
     def test_shapes_are_those_asked_for_and_the_latents_own(self, posterior, shape):
         shapes = {name: value.shape for name, value in posterior.sample(KEY, shape).items()}
@@ -79,6 +81,7 @@ class TestSample:
             "a": (*shape, 2),
         }
 
+    @pytest.mark.slow
     def test_draws_have_the_moments_of_the_normal(self, draws):
         for name in ("w", "a"):
             scale = np.exp(COORDINATES[name].log_scale)
@@ -86,6 +89,7 @@ class TestSample:
             np.testing.assert_allclose(error, 0, atol=0.06)
             np.testing.assert_allclose(np.std(draws[name], axis=0) / scale, 1, atol=0.05)
 
+    @pytest.mark.slow
     def test_draws_are_in_their_supports(self, draws):
         assert np.all(draws["noise"] > 0)
         assert np.all(draws["shares"] > 0)
@@ -99,6 +103,7 @@ class TestSample:
         between = np.corrcoef(draws["shares"][:, 0], draws["a"][:, 0])[0, 1]
         np.testing.assert_allclose(between, 0, atol=0.08)
 
+    @pytest.mark.slow
     def test_a_key_gives_the_same_draws_again_and_another_key_others(self, posterior):
         first = posterior.sample(KEY)["w"]
         np.testing.assert_array_equal(first, posterior.sample(KEY)["w"])
@@ -179,6 +184,7 @@ class TestLogDensity:
             posterior.log_density({**values, "w": jnp.zeros(2)})
 
 
+@pytest.mark.slow
 def test_a_summary_has_a_line_an_entry_and_says_what_it_is(posterior):
     lines = posterior.summary().splitlines()
     names = [line.split()[0] for line in lines[1:-2]]
@@ -232,13 +238,16 @@ def predictions(posterior):
 
 
 class TestPredictive:
+    @pytest.mark.slow
     def test_draws_what_the_model_observes_and_computes(self, predictions):
         shapes = {name: value.shape for name, value in predictions.items()}
         assert shapes == {"y": (4000, 2), "mean": (4000, 2)}
 
+    @pytest.mark.slow
     def test_has_the_right_distribution(self, predictions):
         assert_predicts(predictions["y"])
 
+    @pytest.mark.slow
     def test_agrees_with_numpyros_predictive(self, posterior):
         """The guide and its parameters are all that plain NumPyro needs."""
         predict = Predictive(
@@ -248,6 +257,7 @@ class TestPredictive:
         assert_predicts(drawn["y"])
         assert drawn["mean"].shape == (4000, 2)
 
+    @pytest.mark.slow
     def test_public_arguments_are_remembered(self, posterior):
         moved = Posterior(
             posterior.natural, posterior.family, posterior.space, model, {"shift": 5.0}, {}
@@ -303,6 +313,7 @@ class TestPredictiveInBatches:
         # Five rows' deviations from their mean correlate by -1/4, if they are independent.
         np.testing.assert_allclose(correlation[np.triu_indices(5, 1)], -0.25, atol=0.15)
 
+    @pytest.mark.slow
     def test_it_happens_by_itself_where_predictions_are_many(self, fitted, monkeypatch):
         monkeypatch.setattr(predictions_module, "_VALUES_PER_BATCH", 12)
         found = fitted.predictive(KEY, 3, X=self.X_LARGE)
@@ -355,6 +366,7 @@ class TestPredictiveInBatches:
         with pytest.raises(ValueError, match=words):
             fitted.to_arviz(num_samples=4, public_data={"X": missing})
 
+    @pytest.mark.slow
     def test_an_outcome_that_is_passed_may_be_missing(self, fitted):
         found = fitted.predictive(KEY, 4, X=X_TEST, y=np.full(2, np.nan))
         assert np.all(np.isfinite(found["y"]))
@@ -371,6 +383,7 @@ class TestPredictiveInBatches:
 
 
 class TestGuide:
+    @pytest.mark.slow
     def test_parameters_are_named_as_autonormal_names_them(self, posterior):
         records = {"X": jnp.ones((2, NUM_COLUMNS)), "y": jnp.ones(2)}
 
@@ -382,6 +395,7 @@ class TestGuide:
         expected = {name: value.shape for name, value in jax.eval_shape(theirs).items()}
         assert {name: value.shape for name, value in posterior.params.items()} == expected
 
+    @pytest.mark.slow
     def test_draws_from_the_posterior_by_itself(self, posterior):
         drawn = Predictive(posterior.guide, num_samples=4000)(KEY)["a"]
         np.testing.assert_allclose(np.mean(drawn, axis=0), [3, 4], atol=0.15)

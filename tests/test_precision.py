@@ -25,6 +25,7 @@ def years():
     return {"w": natural}
 
 
+@pytest.mark.slow
 def test_sums_of_factors_keep_their_digits():
     half = factors.power(years(), 0.5)
     whole = factors.multiply(half, factors.total(jax.tree.map(lambda x: x[None], half)))
@@ -32,6 +33,7 @@ def test_sums_of_factors_keep_their_digits():
     np.testing.assert_allclose(unpack(whole["w"].quadratic), -YEARS / 2, rtol=1e-15)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_and_shown_has_the_precision_of_the_program():
     """A mean to 1e-6 of itself, and a standard deviation of what is left beside the ones."""
     coordinates = FAMILY.coordinates(years())
@@ -42,6 +44,7 @@ def test_what_is_drawn_and_shown_has_the_precision_of_the_program():
     assert bool(FAMILY.in_domain(years()))
 
 
+@pytest.mark.slow
 def test_divergences_are_computed_as_wide_as_their_factors():
     """KL(p || q) + KL(q || p) = (m_p - m_q)' P (m_p - m_q) for equal precisions P."""
     moved = years()

@@ -103,6 +103,7 @@ def x64():
         yield
 
 
+@pytest.mark.slow
 @grid("model", [logistic, poisson, groups, known_noise, missing], quick=[0, 3, 4])
 def test_a_linear_predictor_is_found_and_splits_the_likelihood_exactly(model):
     space, rows = read(model)
@@ -136,6 +137,7 @@ def test_none_is_claimed_where_there_is_none(model):
         objective.rule_for(dppvi.methods.GaussHermite(), space, family)
 
 
+@pytest.mark.slow
 @grid("model", [logistic, poisson, groups, known_noise], quick=[1, 3])
 def test_quadrature_is_the_integral_over_the_predictor(model):
     """Against adaptive integration, value and gradient."""

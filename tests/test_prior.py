@@ -144,6 +144,7 @@ class TestRefusals:
         with dry_rounds(), pytest.raises(TypeError, match=words):
             quick(normal_means, quick(normal_means).posterior)
 
+    @pytest.mark.slow
     def test_other_latents(self):
         words = "from a study with latents mu, spread, not mu: fit both studies with the same lat"
         with dry_rounds(), pytest.raises(dppvi.UnsupportedModelError, match=words):

@@ -78,6 +78,7 @@ def test_a_hostile_record_is_in_one_bin_of_a_histogram_at_most(row):
     assert np.all(hits.sum(axis=1) <= 1)
 
 
+@pytest.mark.slow
 def test_latents_that_are_not_looked_at_are_in_no_bin():
     made, _ = scores(5)
     asked = look()
@@ -87,6 +88,7 @@ def test_latents_that_are_not_looked_at_are_in_no_bin():
     assert np.all(np.delete(hits, 1) == 5)
 
 
+@pytest.mark.slow
 def test_what_is_found_without_noise_are_means_and_spreads():
     made, x = scores(4000)
     asked = look()
@@ -110,6 +112,7 @@ def test_what_is_found_without_noise_are_means_and_spreads():
     assert not np.any(constant)
 
 
+@pytest.mark.slow
 def test_noise_alone_is_not_taken_for_a_column():
     """All records in one place fit worse than none by some 5 deviations: under one in a hundred."""
     rng = np.random.default_rng(0)
@@ -120,6 +123,7 @@ def test_noise_alone_is_not_taken_for_a_column():
     assert np.mean(found) < 0.03
 
 
+@pytest.mark.slow
 def test_columns_are_found_in_noise_that_hides_some_of_their_bins():
     """A thousand records, epsilon 3: noise of 60 a bin beside 150 records in the fullest one."""
     rng = np.random.default_rng(0)
@@ -138,6 +142,7 @@ def test_columns_are_found_in_noise_that_hides_some_of_their_bins():
     assert np.nanmax(np.abs(np.array(ratio) - 1)) < 0.3
 
 
+@pytest.mark.slow
 def test_in_more_noise_wider_bins_find_columns():
     """A thousand records, epsilon 1, two visits of five clients: noise of 90 a bin.
 
@@ -159,6 +164,7 @@ def test_in_more_noise_wider_bins_find_columns():
     assert np.mean(found[0.4]) > 0.9 > 0.75 > np.mean(found[0.1]), found
 
 
+@pytest.mark.slow
 def test_records_on_both_sides_of_zero_are_no_column_far_from_it():
     """A column of ones and minus ones, or one about zero whose scales happen to be alike."""
     rng = np.random.default_rng(0)
@@ -173,6 +179,7 @@ def test_records_on_both_sides_of_zero_are_no_column_far_from_it():
     assert np.mean(found) < 0.03
 
 
+@pytest.mark.slow
 def test_noise_does_not_keep_a_narrow_column_from_being_looked_at():
     """Two octaves hold nine tenths of a column whose spread is three tenths of its mean."""
     rng = np.random.default_rng(0)
@@ -193,6 +200,7 @@ def test_noise_does_not_keep_a_narrow_column_from_being_looked_at():
     assert np.mean(chosen, axis=0)[:3].min() > 0.95
 
 
+@pytest.mark.slow
 def test_columns_about_zero_are_not_looked_at():
     """Two octaves hold .58 of a normal column; a column of ones alone has no ratio."""
     rng = np.random.default_rng(0)
@@ -209,6 +217,7 @@ def test_columns_about_zero_are_not_looked_at():
     assert looked_at(np.vstack([ones, counts[:2], ones])).tolist() == [True, False, False, True]
 
 
+@pytest.mark.slow
 def test_the_shape_is_what_is_shared_and_what_is_a_columns_own():
     made, x = scores(4000)
     asked = look()
@@ -249,6 +258,7 @@ def test_intervals_cover_with_seven_columns_twenty_spreads_off_zero():
     assert np.mean(np.concatenate(errors) < 1.645) > 0.75
 
 
+@pytest.mark.slow
 def test_what_stands_far_above_a_shape_raises_it():
     """What looks have found holds in all other directions, and what is smaller says nothing."""
     size, rng = 6, np.random.default_rng(0)

@@ -10,6 +10,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import numpyro_dppvi as dppvi
 from tests.dry import dry_rounds
+from tests.grids import grid
 
 
 def logistic(x, y):
@@ -40,9 +41,10 @@ def test_few_latents_and_many_records_get_fisher_scoring():
     assert str(found).startswith(said)
 
 
-@pytest.mark.parametrize(
+@grid(
     ("num_latents", "sizes", "epsilon"),
     [(109, [2442] * 10, 1.0), (6, [40] * 5, 1.0), (6, [1000] * 5, 0.05)],
+    quick=[2],
 )
 def test_many_latents_few_records_or_little_budget_get_gradients(num_latents, sizes, epsilon):
     found = recommended(num_latents, sizes, epsilon)
@@ -50,6 +52,7 @@ def test_many_latents_few_records_or_little_budget_get_gradients(num_latents, si
     assert "too many for this budget and these records" in str(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_latents", "epsilon"), [(109, 1.0), (65, 0.3)])
 def test_sums_of_many_latents_get_fisher_scoring(num_latents, epsilon):
     """What is taken instead has noise of which its intervals say nothing."""
@@ -105,7 +108,7 @@ def test_priors_off_scale_get_steps_without_a_scale(width):
     assert f"the prior of latent 'w' has a standard deviation of {off:.2g}" in str(found)
 
 
-@pytest.mark.parametrize(
+@grid(
     "prior",
     [
         lambda d: dist.Normal(0, 1e3).expand([d]).to_event(1),
@@ -113,6 +116,7 @@ def test_priors_off_scale_get_steps_without_a_scale(width):
         lambda d: dist.MultivariateNormal(jnp.zeros(d), 1e6 * jnp.eye(d)),
     ],
     ids=["in the family", "outside"],
+    quick=[0],
 )
 def test_a_wide_prior_is_seen_beside_one_that_is_refined(prior):
     """Of a prior outside the family no factor tells its width; it hides no other."""
@@ -126,6 +130,7 @@ def test_a_wide_prior_is_seen_beside_one_that_is_refined(prior):
     assert recommended(30, [40] * 5, 1.0, model=model).method == dppvi.FisherScoring()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "shards"), [([400] * 10, 50), ([3, 17, 20], 3)])
 def test_under_an_aggregator_gradients_are_those_of_virtual_clients(sizes, shards):
     """From which other gradients gain nothing, so that ``fit`` would refuse them."""
@@ -158,12 +163,14 @@ def test_the_limit_is_that_of_one_release():
     np.testing.assert_allclose(summed.worth.together, np.sqrt(1 + noise**2 / 5), rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_client_that_gains_nothing_is_told():
     found = recommended(6, [100, 200, 8000], 0.5)
     assert "joining cannot pay for client 2:" in str(found)
     assert "joining cannot pay" not in str(recommended(6, [1000] * 5, 3.0))
 
 
+@pytest.mark.slow
 def test_no_record_is_read():
     shapes = {"x": jax.ShapeDtypeStruct((300, 2), jnp.float32)}
     shapes["y"] = jax.ShapeDtypeStruct((300,), jnp.float32)
@@ -206,6 +213,7 @@ def test_a_forgotten_argument_is_named():
         dppvi.plan_privacy(budget, num_rounds=2, client_sizes=[9])
 
 
+@pytest.mark.slow
 def test_a_fits_plan_says_the_same():
     data = {"x": np.ones((40, 2), np.float32), "y": np.ones(40, np.float32)}
     budget = dppvi.PrivacyBudget(1.0)

@@ -19,6 +19,7 @@ import numpyro_dppvi as dppvi
 from numpyro_dppvi import latents
 from numpyro_dppvi.latents.summation import MAX_TERMS
 from numpyro_dppvi.latents.trace import _StepByStep
+from tests.grids import grid
 
 MARK = {"enumerate": "parallel"}
 N = 6
@@ -204,6 +205,7 @@ def test_it_is_numpyros_density_summed_over_all_joint_values(model):
     np.testing.assert_allclose(found, np.asarray(expected), rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_counts_above_the_number_are_impossible():
     """The closed form: sum_n p(n) Binomial(y | n, p) over n of at least y."""
     space = latents.from_model(abundance, CASES[abundance])
@@ -239,7 +241,7 @@ def test_a_category_that_was_seen_is_not_summed_over():
 
 
 # A missing column: the spread of its outcome over its slope, in the column's standard deviations.
-@pytest.mark.parametrize("ratio", [0.2, 1.0, 20.0])
+@grid("ratio", [0.2, 1.0, 20.0], quick=[2])
 def test_a_normal_column_that_is_missing_is_integrated_out(ratio):
     """The closed form: y is normal around a + b mean, with variance (b spread)^2 + noise^2."""
 
@@ -294,6 +296,7 @@ def test_a_column_that_is_a_function_of_a_normal_one_is_integrated_out():
     np.testing.assert_allclose(found, np.log(np.average(chance, weights=np.exp(-(u**2) / 2))), 1e-4)
 
 
+@pytest.mark.slow
 def test_a_minibatch_counts_each_record_once():
     space = latents.from_model(minibatches_of_a_mixture, {"y": Z})
     whole = latents.from_model(mixture_of_a_stated_size, {"y": Z})

@@ -89,6 +89,7 @@ def test_a_hostile_record_stays_in_its_own_gradient(model, rule):
             np.testing.assert_array_equal(np.delete(a, 4, 0), np.delete(b, 4, 0))
 
 
+@pytest.mark.slow
 def test_a_record_that_sees_no_latent_has_a_finite_gradient():
     rows = ROWS | {"X": np.zeros((9, 3), np.float32)}
 
@@ -101,6 +102,7 @@ def test_a_record_that_sees_no_latent_has_a_finite_gradient():
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(found))
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_at_far_nodes_is_left_out():
     """Rates of 1e-9 lie seven standard deviations away, where 1 - exp(-rate) is 0 in 32 bits."""
 

@@ -10,6 +10,7 @@ import pytest
 
 import numpyro_dppvi as dppvi
 from tests.dry import dry_rounds
+from tests.grids import grid
 
 DATA = [{"y": np.linspace(-1, 1, size).astype(np.float32)} for size in (40, 60)]
 BUDGET = dppvi.PrivacyBudget(2.0, 1e-5)
@@ -38,7 +39,7 @@ def run(method, **arguments):
     return dppvi.fit(normal_mean, None, DATA, rng_key=jax.random.key(0), method=method, **arguments)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@grid("name", RUNS, quick=[2, 3, 5, 6, 7])
 def test_everything_names_the_method_that_was_asked_for(name):
     method, arguments = RUNS[name]
     with dry_rounds():
@@ -66,6 +67,7 @@ def test_one_undamped_synchronous_round_is_no_committee():
     assert "ashman2022pvi" in dppvi.citation(result).keys
 
 
+@pytest.mark.slow
 def test_a_checkpoint_says_which_committee_it_is_of(tmp_path):
     """Both kinds run the same local method; what one has kept is no start for the other."""
     path = tmp_path / "run.npz"

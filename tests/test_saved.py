@@ -90,6 +90,7 @@ def path(tmp_path, posterior):
     return path
 
 
+@pytest.mark.slow
 def test_what_is_loaded_is_what_was_saved(path, posterior):
     loaded = dppvi.load(path, model, AutoNormal(model))
     jax.tree.map(np.testing.assert_array_equal, loaded.natural, posterior.natural)
@@ -111,6 +112,7 @@ def test_public_arguments_can_be_replaced(path):
     assert loaded.model_kwargs["link"] == "identity"
 
 
+@pytest.mark.slow
 def test_public_arguments_that_no_open_format_holds_are_asked_for(tmp_path):
     path = tmp_path / "posterior.npz"
     kwargs = {"groups": ("north", "south")}
@@ -174,6 +176,7 @@ def test_it_opens_in_a_process_that_never_saw_the_data(tmp_path):
     np.testing.assert_array_equal(found["y"], expected)
 
 
+@pytest.mark.slow
 def test_double_precision_opens_in_single_precision(tmp_path):
     path = tmp_path / "posterior.npz"
     with jax.enable_x64(True):

@@ -60,6 +60,7 @@ def test_information_is_the_mean_square(noise_std):
     assert not found.beyond[2:5].any()
 
 
+@pytest.mark.slow
 def test_a_column_that_noise_hides_is_taken_for_an_average_one():
     rng = np.random.default_rng(2)
     rare = 1.0 * (rng.random(RECORDS) < 0.002)
@@ -78,6 +79,7 @@ def peaks(*bins):
     return of(counts, ones, 26 * ones, ones, jnp.ones(2))
 
 
+@pytest.mark.slow
 def test_noise_far_from_other_columns_is_no_scale():
     """What stands out by 4.6 deviations, once in a thousand runs, threw one of head injuries."""
     noise = peaks((29, 2.7), (30, 3.4), (31, 1.0))
@@ -86,6 +88,7 @@ def test_noise_far_from_other_columns_is_no_scale():
     assert near.found.tolist() == [True, True]
 
 
+@pytest.mark.slow
 def test_an_indicator_is_seen_by_its_one_bin():
     """A template would find two thirds of it, and think it noise."""
     found = peaks((19, 5.2))
@@ -95,6 +98,7 @@ def test_an_indicator_is_seen_by_its_one_bin():
     np.testing.assert_allclose(found.most[1], 2 * 0.2 / 4, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_constant_column_may_be_what_rare_values_were_centred_by():
     """A learnt spread, whose records are all of one scale too, has what it shows."""
     rng = np.random.default_rng(5)
@@ -113,12 +117,14 @@ def test_noise_puts_no_records_beyond_a_column():
     assert np.mean(found.beyond > 0) < 0.001
 
 
+@pytest.mark.slow
 def test_outcomes_that_cannot_be_drawn_scatter_scales_of_their_own():
     counts = jnp.zeros((2, scales.BINS)).at[:, 20].set(0.9 * RECORDS).at[0, 30].set(0.1 * RECORDS)
     found = of(counts, jnp.ones(()), jnp.asarray(1.0 * RECORDS), jnp.zeros(()), jnp.ones(2))
     assert not found.beyond.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [True, False])
 def test_empty_histograms_say_nothing(drawn):
     empty = jnp.zeros((3, scales.BINS)), jnp.zeros(()), jnp.zeros(())

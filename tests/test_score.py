@@ -107,6 +107,7 @@ def exact(posterior, parts):
 
 
 class TestWithoutNoise:
+    @pytest.mark.slow
     @grid("model", [classes, yes_or_no, sizes_of, counts, penalised], quick=[1])
     def test_the_mean_is_that_of_numpyros_log_likelihood(self, posteriors, model):
         data, posterior = held_back(model), posteriors[model]
@@ -129,6 +130,7 @@ class TestWithoutNoise:
         assert found.clipped.value == pytest.approx(np.mean((each < low) | (each > high)), abs=1e-4)
         assert "Many records were clipped" in " ".join(str(found).split())
 
+    @pytest.mark.slow
     @grid("model", [classes, yes_or_no], quick=[1])
     def test_accuracy_is_that_of_the_likeliest_class(self, posteriors, model):
         data, posterior = held_back(model), posteriors[model]
@@ -228,6 +230,7 @@ def test_clients_and_seeds_have_noise_of_their_own(posteriors):
     assert np.all(np.abs(np.diff(one, axis=0)) > 1e-6)
 
 
+@pytest.mark.slow
 def test_noise_is_secret_unless_a_seed_is_given(posteriors):
     data, posterior = held_back(counts), posteriors[counts]
     budget = dppvi.PrivacyBudget(1.0)
@@ -237,6 +240,7 @@ def test_noise_is_secret_unless_a_seed_is_given(posteriors):
     assert seeded[0] == seeded[1]
 
 
+@pytest.mark.slow
 def test_an_aggregator_hides_clients_and_lowers_the_noise(posteriors):
     data, posterior = held_back(counts), posteriors[counts]
     alone = score(posterior, data, dppvi.PrivacyBudget(1.0))
@@ -252,6 +256,7 @@ def test_an_aggregator_hides_clients_and_lowers_the_noise(posteriors):
 # Costs.
 
 
+@pytest.mark.slow
 def test_the_cost_is_the_budget(posteriors):
     budgets = [dppvi.PrivacyBudget(0.5), dppvi.PrivacyBudget(2.0, 1e-6, "add_or_remove_one")]
     found = score(posteriors[counts], held_back(counts), budgets)
@@ -303,6 +308,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most_records", [1, 3])
 @pytest.mark.parametrize("model", [yes_or_no, counts, sizes_of])
 def test_no_record_moves_a_release_by_more_than_its_sensitivity(posteriors, model, most_records):
@@ -338,6 +344,7 @@ def test_the_sensitivity_is_reached(posteriors):
     assert np.linalg.norm(hit - missed) == pytest.approx(bound, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_padding_moves_nothing(posteriors):
     space, draws, shards, ends, planned = pieces(posteriors[counts], held_back(counts), NO_NOISE)
     before = scoring._released(space, draws, shards, ends, planned, KEY)
@@ -390,6 +397,7 @@ def test_what_is_refused(posteriors, tmp_path, changes, sentence):
     assert not (tmp_path / "ledger").exists()
 
 
+@pytest.mark.slow
 def test_numbers_of_another_kind_are_refused(posteriors):
     data = [{**part, "y": part["y"] + 0.5} for part in held_back(classes)]
     with pytest.raises(ValueError, match="data must hold the arrays of the fit"):

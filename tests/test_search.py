@@ -18,6 +18,7 @@ def places():
     return np.asarray(search.places(jnp.zeros(SIZE), jnp.ones(SIZE), steps))
 
 
+@pytest.mark.slow
 def test_places_lie_along_the_axes_in_units_of_the_prior():
     steps = jnp.array([0.1, 2.0])
     found = search.places(jnp.array([1.0, 0.0]), jnp.array([1.0, 10.0]), steps)
@@ -60,6 +61,7 @@ def after(sums, noise_std, records, most_visits=1.0):
     return found, np.asarray(steps)
 
 
+@pytest.mark.slow
 def test_a_run_that_begins_well_stays():
     """Of 2000 studies in noise, whether votes are even or nobody has voted, none leaves."""
     for sums in (np.full(len(places()), 10.0), np.zeros(len(places()))):
@@ -73,6 +75,7 @@ def votes_of(truth):
     return np.asarray(jnp.sum(jax.vmap(search.votes)(jnp.asarray(densities)), axis=0))
 
 
+@pytest.mark.slow
 def test_the_step_leads_to_where_records_are_likely():
     """All latents have the same column, and make up for the mean in equal shares; a little less."""
     found, steps = after(votes_of(1.2), 5.0, 4)
@@ -83,6 +86,7 @@ def test_the_step_leads_to_where_records_are_likely():
     assert not np.any(found.votes)
 
 
+@pytest.mark.slow
 def test_records_that_like_all_far_places_do_not_lead_there():
     """Three fifths have no event, and are the likelier the later events are expected."""
     event = 1.0 * (np.random.default_rng(2).uniform(size=(300, 1)) < 0.4)
@@ -93,6 +97,7 @@ def test_records_that_like_all_far_places_do_not_lead_there():
     assert np.all((total > 4) & (total < 12)), total
 
 
+@pytest.mark.slow
 def test_a_run_that_has_begun_is_not_moved():
     assert not np.any(after(votes_of(1.2), 5.0, 4, most_visits=3.0)[1])
 

@@ -52,6 +52,7 @@ def missed(noise_var, shape=TOLD, way=WAY, told=TOLD):
     return np.asarray(axes.outside(found))
 
 
+@pytest.mark.slow
 def test_with_it_the_shape_explains_how_scores_changed():
     found = missed(1e-12)
     assert np.linalg.matrix_rank(found, tol=1e-9) == 1
@@ -77,6 +78,7 @@ def test_a_rise_is_bounded_by_what_was_told():
     np.testing.assert_allclose(WAY @ found @ WAY, 20 * WAY @ (1e-4 * TOLD) @ WAY, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_a_round_before_or_a_step_nothing_is_known():
     axes = coordinates(jnp.asarray(TOLD))
     first = secant.response(rounds_of(scores(START, 1.0, 2)), axes, 1.0, RECORDS)
@@ -138,6 +140,7 @@ TOO_MUCH = 3 * TRUE
 SHORT = 0.05 * WAY
 
 
+@pytest.mark.slow
 def test_information_falls_to_what_scores_show():
     axes = coordinates(jnp.asarray(TOO_MUCH))
     said = response(1e-12, SHORT, TOO_MUCH)
@@ -185,6 +188,7 @@ def test_otherwise_information_stays(why):
     np.testing.assert_allclose(secant.less(said, jnp.eye(3), seen, known), np.eye(3), rtol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     change=st.floats(-1e3, 1),

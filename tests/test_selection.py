@@ -61,6 +61,7 @@ def selected():
     return found, seen
 
 
+@pytest.mark.slow
 def test_the_best_run_is_returned(selected):
     found, seen = selected
     assert len(seen) > 1  # or there is nothing to see with this seed
@@ -72,6 +73,7 @@ def test_the_best_run_is_returned(selected):
     assert abs(found.score - true) < 10 * noise
 
 
+@pytest.mark.slow
 def test_every_run_keeps_to_its_share_of_the_budget(selected):
     found, seen = selected
     for _, run in seen:
@@ -133,9 +135,11 @@ class TestScores:
         ).mechanisms
         return selection._noisy_score([np.array(scores)], mechanisms, jax.random.key(0))
 
+    @pytest.mark.slow
     def test_are_clipped_means(self):
         assert self.value([0.5, -0.25, 3.0, -9.0]) == pytest.approx(0.25 / 4, abs=1e-4)
 
+    @pytest.mark.slow
     def test_what_is_not_finite_is_the_worst(self):
         # A run that diverged must not win: clipping alone would make it zero.
         for bad in (math.nan, math.inf, -math.inf):
@@ -187,6 +191,7 @@ class TestRefusals:
 
         self.refuse(ValueError, "must fit with privacy", fit=open_hearted)
 
+    @pytest.mark.slow
     def test_a_run_on_sampled_batches(self):
         def sampled(setting, budgets, rng_key):
             return fit_one({"sampler": dppvi.PoissonSampling(0.5)}, budgets, rng_key)

@@ -198,6 +198,7 @@ def run(model, data, **changes):
 
 
 class TestRuns:
+    @pytest.mark.slow
     def test_a_conjugate_model_settles_at_once(self):
         y = np.random.default_rng(0).normal(3, 1, 90)
         result = run(one_mean, {"y": y}, clients=3)
@@ -271,6 +272,7 @@ class TestRuns:
         again = run(far_from_zero, data, num_rounds=free.status.rounds)
         np.testing.assert_array_equal(again.posterior.mean["b"], free.posterior.mean["b"])
 
+    @pytest.mark.slow
     def test_a_private_run_has_ten(self):
         y = np.zeros(60)
         budget = dppvi.PrivacyBudget(1.0)

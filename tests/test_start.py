@@ -117,6 +117,7 @@ def test_the_start_is_a_function_of_the_key():
     assert np.all(same != other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "aggregated"), [("virtual", False), ("averaging", True)])
 def test_a_clients_shards_make_up_its_factor(x64, name, aggregated):
     """Virtual clients' shards multiply to it; of an average's each holds all of it."""
@@ -140,6 +141,7 @@ def test_full_covariance_narrows_whole(x64):
     assert state.server.begin is not None
 
 
+@pytest.mark.slow
 def test_without_it_a_run_begins_at_the_prior():
     state, posterior = begun("virtual", init_scale=None)
     assert state.server.begin is None
@@ -163,6 +165,7 @@ def test_other_families_begin_at_the_prior():
     assert all(np.all(leaf != 0) for leaf in jax.tree.leaves(state.factors["mu"]))
 
 
+@pytest.mark.slow
 @grid("schedule", [dppvi.sequential, dppvi.synchronous], quick=[0])
 @grid("init_scale", [None, INIT_SCALE], quick=[1])
 def test_it_changes_no_fixed_point(x64, schedule, init_scale):
@@ -172,6 +175,7 @@ def test_it_changes_no_fixed_point(x64, schedule, init_scale):
     np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_asynchronous_clients_begin_there_too(x64):
     schedule = dppvi.Asynchronous((1.0, 1.5, 2.5))
     result = fit(method=PRECISE, schedule=schedule, num_rounds=6)
@@ -180,6 +184,7 @@ def test_asynchronous_clients_begin_there_too(x64):
     np.testing.assert_allclose(result.posterior.stddev["mu"], stddev, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_damping_forgets_it_geometrically(x64):
     rounds, damping = 4, 0.5
     result = fit(method=PRECISE, schedule=dppvi.synchronous, num_rounds=rounds, damping=damping)

@@ -84,6 +84,7 @@ def test_a_run_that_still_moves_is_no_success():
     assert str(result.status).endswith("Write num_rounds=6, or leave it out.")
 
 
+@pytest.mark.slow
 def test_a_merge_outside_the_domain_is_refused_and_told():
     """Each of three clients undoes most of the prior, and together they undo more than it."""
     widen = optax.GradientTransformation(
@@ -103,6 +104,7 @@ def test_a_merge_outside_the_domain_is_refused_and_told():
     assert_prior(result)
 
 
+@pytest.mark.slow
 @grid("private", [False, True], quick=[1])
 def test_solves_that_end_in_no_numbers_are_told_and_the_budget_is_spent(private):
     optimizer = optax.stateless(lambda slope, _: jax.tree.map(lambda leaf: np.nan * leaf, slope))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_dppvi.methods import tails
+from tests.grids import grid
 
 RECORDS, VISITS, COUNTED = 1000.0, 5, 7
 FAR, NEAR = [1.0, 0.0], [0.0, -1.0]
@@ -74,9 +75,10 @@ def test_noise_alone_stays_within_its_deviation():
     assert np.all(noise < 3 * np.sqrt(np.sum(known.excess_var, axis=0)))
 
 
-@pytest.mark.parametrize(
+@grid(
     ("observed", "excess"),
     [(0.2, (-0.25, -0.25)), (0.7, (-0.25, 0.75)), (1.1, (-0.25, -0.25)), (9.0, (0.75, -0.25))],
+    quick=[2, 3],
 )
 def test_a_record_is_compared_with_drawn_outcomes(observed, excess):
     """One of four drawn scores is far out, one nearly reaches the clip."""
@@ -86,6 +88,7 @@ def test_a_record_is_compared_with_drawn_outcomes(observed, excess):
     np.testing.assert_allclose(chance, 0.5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.6, 2.0])
 @pytest.mark.parametrize("drawn", [2, 8])
 def test_under_the_model_nothing_is_in_excess(scale, drawn):

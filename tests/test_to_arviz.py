@@ -105,6 +105,7 @@ def test_draws_make_one_chain(exported):
         assert variables(exported, group)["noise"].shape == (1, NUM_DRAWS)
 
 
+@pytest.mark.slow
 def test_without_public_data_there_is_nothing_of_records(result):
     exported = result.posterior.to_arviz(num_samples=3)
     assert set(group_names(exported)) == {"posterior", "prior"}
@@ -145,6 +146,7 @@ def test_values_are_draws_from_the_posterior(result, exported):
     np.testing.assert_allclose(variables(exported)["precision"].values[0], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_prior_draws_come_from_the_prior(result):
     prior = variables(result.posterior.to_arviz(num_samples=2000), "prior")
     # Kolmogorov and Smirnov's test, which a right answer fails once in a thousand keys.
@@ -166,11 +168,13 @@ def test_predictions_do_not_repeat_the_outcome(exported):
     assert np.all(np.std(predicted, axis=0) > 0.1)
 
 
+@pytest.mark.slow
 def test_a_key_gives_other_draws(result, exported):
     other = result.posterior.to_arviz(jax.random.key(5), num_samples=NUM_DRAWS)
     assert np.all(variables(other)["w"].values != variables(exported)["w"].values)
 
 
+@pytest.mark.slow
 def test_dimensions_are_named_by_plates_and_by_the_user(result, exported):
     for group in ("posterior", "prior"):
         assert variables(exported, group)["w"].dims == ("chain", "draw", "feature")
@@ -258,6 +262,7 @@ class TestArviz:
         table = az.compare({"five rounds": exported, "four": earlier})
         assert set(table.index) == {"five rounds", "four"}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("engine", ["h5netcdf", "netcdf4"])
     def test_a_file_and_back(self, exported, tmp_path, engine):
         path = tmp_path / "posterior.nc"

@@ -96,6 +96,7 @@ def test_a_step_is_refused_before_it_is_charged(name, parts, monkeypatch):
     assert state.ledger.entries == ()
 
 
+@pytest.mark.slow
 def test_a_plain_loop_is_not(parts):
     step, state, shards = parts
     ends = []

@@ -169,6 +169,7 @@ def example(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_page_shows_text_code_and_what_came_out(example):
     text = rendering.run(example, example.parent)
     title, origin, rest = text.split("\n\n", maxsplit=2)
@@ -200,6 +201,7 @@ def test_a_notebooks_links_lead_somewhere_and_its_text_is_folded(example):
     assert folded == [False, False, True, False, False]
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_fails_the_page(tmp_path):
     path = tmp_path / "example.py"
     path.write_text("# %% [markdown]\n# # Title\n\n# %%\nassert 1 == 2\n")

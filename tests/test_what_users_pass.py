@@ -1341,6 +1341,7 @@ class TestData:
         with pytest.raises(ValueError, match="y must fit JAX's float32, got larger numbers"):
             fitted().posterior.predictive(KEY, 2, y=np.array([1.0, 1e39]))
 
+    @pytest.mark.slow
     def test_an_outcome_that_is_not_known_may_be_missing(self):
         found = fitted().posterior.predictive(KEY, 2, y=np.full(3, np.nan))["y"]
         assert np.isfinite(found).all()

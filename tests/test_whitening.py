@@ -8,6 +8,7 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_dppvi import families
 from numpyro_dppvi.families import factors, whitening
+from tests.grids import grid
 
 FAMILIES = {
     "normal": families.DiagonalNormal((3,)),
@@ -98,7 +99,7 @@ def test_weights_touch_normals_alone() -> None:
     assert [leaf.tolist() for leaf in found["rate"]] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", ["normal", "full", "stacked full"])
+@grid("name", ["normal", "full", "stacked full"], quick=[0, 1])
 @pytest.mark.usefixtures("x64")
 def test_variances_along_white_axes(name: str) -> None:
     """A step of one along a white axis moves the mean by that axis' standard deviation."""

@@ -246,7 +246,7 @@ def columns(model, y):
     return {"X": X, "y": y, **more}
 
 
-@pytest.mark.parametrize("case", OUTSIDE.values(), ids=OUTSIDE)
+@grid("case", OUTSIDE.values(), ids=OUTSIDE, quick=[2, 3, 4, 6, 7])
 def test_an_outcome_that_the_model_cannot_give_is_refused_wherever_it_is(case):
     model, value, words = case
     said = set()
@@ -275,7 +275,7 @@ FITTING = {
 }
 
 
-@pytest.mark.parametrize("case", FITTING.values(), ids=FITTING)
+@grid("case", FITTING.values(), ids=FITTING, quick=[2, 3, 5])
 def test_an_outcome_that_the_model_can_give_is_accepted(case):
     model, more = case
     # An odd number, so that there is padding.
@@ -283,6 +283,7 @@ def test_an_outcome_that_the_model_can_give_is_accepted(case):
     check(model, data)
 
 
+@pytest.mark.slow
 def test_the_same_is_masked_and_not():
     data = {"X": X, "y": with_one(2.0, 3), "seen": np.arange(N) != 4}
     for model in (masked, masked_within):
@@ -346,7 +347,7 @@ MOVING = {
 }
 
 
-@pytest.mark.parametrize("model", MOVING, ids=lambda model: model.__name__)
+@grid("model", MOVING, ids=lambda model: model.__name__, quick=[0, 1])
 def test_a_latent_that_leaves_records_without_a_density_is_refused(model):
     said = refusal(model, {"X": X, "y": FINE.astype(int)})
     for word in MOVING[model]:

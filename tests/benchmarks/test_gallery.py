@@ -34,6 +34,7 @@ def test_it_is_refused_for_its_true_reason(name):
     assert found.outcome == "refused", found.sentence
 
 
+@pytest.mark.slow
 def test_a_study_that_is_refused_for_another_reason_fails():
     found = gallery.tried(REFUSED["one series by lags"]._replace(refused="the moon"))
     assert found.outcome == "fails"

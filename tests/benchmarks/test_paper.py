@@ -104,6 +104,7 @@ class TestTable:
         assert row.startswith("| virtual | 8 (15) | .8422 (.0006) | .8402 (.0009) | ")
         assert f"| {apart:+.1f} | -.3500 (.0058) |" in row
 
+    @pytest.mark.slow
     def test_orders_count_pairs_that_are_told_apart(self):
         """Local averaging below virtual clients, as in the paper; one pair within its errors."""
         seeds = {"virtual": (-0.35, -0.34), "local avg": (-0.40, -0.41)}

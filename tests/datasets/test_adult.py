@@ -17,6 +17,7 @@ def every_row(data):
     return np.concatenate([data.X_test, data.X_train])
 
 
+@pytest.mark.slow
 def test_halves_have_109_columns(data):
     assert data.X_train.shape == data.X_test.shape == (24421, 109)
     assert data.y_train.shape == data.y_test.shape == (24421,)
@@ -25,6 +26,7 @@ def test_halves_have_109_columns(data):
     assert {array.dtype for array in (data.y_train, data.y_test)} == {np.dtype(np.int32)}
 
 
+@pytest.mark.slow
 def test_majority_shares_are_those_of_the_papers_split(data):
     assert np.mean(data.y_test == 0) == pytest.approx(0.7633, abs=5e-5)
     assert np.mean(data.y_train == 0) == pytest.approx(0.7582, abs=5e-5)

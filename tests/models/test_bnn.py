@@ -58,6 +58,7 @@ def some_weights(model):
     return {name: value.reshape(shape) for name, value, shape in named}
 
 
+@pytest.mark.slow
 def test_its_weights_are_its_latents(model, space):
     weights = some_weights(model)
     assert {latent.name: latent.shape for latent in space.latents} == {
@@ -75,6 +76,7 @@ def test_prior_and_rows_add_up_to_the_density(model, space):
     np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_three_are_one_model(model, space):
     by_hand = latents.from_model(bnn, simulated(12, 0))
     row = {"X": jnp.array([0.3, -1.0, 2.0]), "y": jnp.array(1)}
@@ -82,6 +84,7 @@ def test_all_three_are_one_model(model, space):
     np.testing.assert_allclose(space.log_likelihood(some_weights(model), row), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_by_record_are_finite_and_not_zero(model, space):
     of_rows = jax.vmap(jax.grad(space.log_likelihood), (None, 0))
     for leaf in jax.tree.leaves(jax.jit(of_rows)(some_weights(model), simulated(12, 0))):

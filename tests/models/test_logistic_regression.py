@@ -1,5 +1,6 @@
 import jax
 import numpy as np
+import pytest
 from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 from scipy.stats import norm
@@ -17,6 +18,7 @@ def test_log_density_is_the_prior_plus_one_term_per_record():
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_labels_where_none_are_given():
     draws = Predictive(logistic_regression, num_samples=5)(jax.random.key(0), X=np.ones((4, 2)))
     assert draws["w"].shape == (5, 2)

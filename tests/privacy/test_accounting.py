@@ -186,6 +186,7 @@ class TestFixedSize:
         assert epsilon([(poisson(prob, noise), releases)]) < lower_bound
         assert lower_bound < epsilon([(fixed_size(prob, noise), releases)])
 
+    @pytest.mark.slow
     @grid(("prob", "noise"), [(0.1, 1.5), (0.02, 0.8), (0.9, 5.0)], quick=[0, 2])
     def test_the_profile_is_the_integral_over_the_worst_data_on_either_side(self, prob, noise):
         """By quadrature, from the densities of batches whose other records are all alike."""
@@ -229,6 +230,7 @@ class TestFixedSize:
             for at, bound in zip(epsilons, bounds, strict=True):
                 assert hockey_stick(mixture(old), mixture(new), noise, at) <= bound + 1e-8
 
+    @pytest.mark.slow
     def test_composing_each_side_by_itself_would_be_too_little(self):
         # The trap: one of the branches, composed, lies below the glued one. (Adaptive data beat
         # it: at q = .3, 10 releases, noise 1.5 the probability is .4902 at epsilon .2, and the
@@ -240,6 +242,7 @@ class TestFixedSize:
         assert one_branch.get_delta_for_epsilon(0.2) == pytest.approx(0.4555, abs=1e-4)
         assert 0.4902 < glued.get_delta_for_epsilon(0.2) == pytest.approx(0.5479, abs=1e-4)
 
+    @pytest.mark.slow
     def test_the_lower_branch_is_the_librarys(self):
         lower = privacy_loss_mechanism.GaussianPrivacyLoss(
             3.0,
@@ -302,6 +305,7 @@ def hockey_stick(p, q, noise, epsilon):
 class TestConventions:
     """What we rely on in dp-accounting. A change there must be seen, and not be corrected here."""
 
+    @pytest.mark.slow
     def test_its_pld_accountant_doubles_the_sensitivity_for_replace_one(self):
         one = dpa.NeighboringRelation.REPLACE_ONE
         by_pld = pld.PLDAccountant(one).compose(gaussian(4.0)).get_epsilon(1e-5)
@@ -398,6 +402,7 @@ class TestOrders:
         events = [(poisson(prob, noise), count)]
         assert epsilon(events, relation="add_or_remove_one") <= self.SLACK * epsilon(events)
 
+    @pytest.mark.slow
     @settings(max_examples=50)
     @given(noises, counts, st.sampled_from(RELATIONS), st.floats(1e-9, 0.1))
     def test_full_batches_are_ordered_exactly(self, noise, count, relation, delta):
@@ -406,6 +411,7 @@ class TestOrders:
         assert cost <= epsilon([(gaussian(noise), count)], 0.9 * delta, relation)
         assert epsilon([(gaussian(1.01 * noise), count)], delta, relation) <= cost
 
+    @pytest.mark.slow
     def test_the_order_of_events_counts_for_nothing(self):
         events = [(poisson(0.1, 8.0), 5), (gaussian(40.0), 10), (poisson(0.1, 8.0), 7)]
         costs = {epsilon(order) for order in itertools.permutations(events)}

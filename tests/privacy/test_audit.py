@@ -34,6 +34,7 @@ UNEQUAL = "the second of clients that differ, q=.2, 20 steps"
 FIRST = ("virtual clients, 2 rounds, joint noise",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FIRST else pytest.mark.slow) for name in CASES]
 )
@@ -210,6 +211,7 @@ class TestAudit:
     def test_a_claim_that_is_a_fifth_too_low_is_refuted(self, mu):
         assert not audit(gaussian_claim(0.8 * mu), *gaussian_scores(mu)).holds
 
+    @pytest.mark.slow
     def test_a_true_claim_is_refuted_as_rarely_as_asked(self):
         # At failure_prob = .5 half of the audits of a sharp claim may fail; far fewer do.
         claim = gaussian_claim(1.5)

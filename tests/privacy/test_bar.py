@@ -112,6 +112,7 @@ def test_neighbours_with_the_same_releases_have_the_same_bar(name, written, same
         assert words in drawn[-1]
 
 
+@pytest.mark.slow
 def test_time_is_told(written):
     """The clock that is held here is the one that the bar reads."""
     method = METHODS["full batches"]

@@ -71,6 +71,7 @@ class TestFullBatch:
         )
         assert noise == pytest.approx(2 * 3.73063163, rel=1e-8)
 
+    @pytest.mark.slow
     @settings(max_examples=100)
     @given(
         st.floats(1e-6, 1e6),
@@ -116,7 +117,7 @@ EXTREMES = [
 
 
 class TestPoisson:
-    @pytest.mark.parametrize(("epsilon", "delta", "relation", "prob", "steps"), FEW_POISSON)
+    @grid(("epsilon", "delta", "relation", "prob", "steps"), FEW_POISSON, quick=[3])
     def test_keeps_the_budget_and_uses_it(self, epsilon, delta, relation, prob, steps):
         budget = PrivacyBudget(epsilon, delta, relation)
         check_share_spent(budget, steps, PoissonSampling(prob), 2442)
@@ -139,6 +140,7 @@ class TestPoisson:
         assert share <= 1
         assert share >= 0.995 or least
 
+    @pytest.mark.slow
     def test_needs_less_noise_than_full_batches(self):
         budget = PrivacyBudget(1.0, 1e-5)
         sampled = calibrate.noise_multiplier(
@@ -187,7 +189,7 @@ FIXED_SIZE = [
 
 
 class TestFixedSize:
-    @pytest.mark.parametrize(("epsilon", "delta", "batch_size", "size", "steps"), FIXED_SIZE)
+    @grid(("epsilon", "delta", "batch_size", "size", "steps"), FIXED_SIZE, quick=[3, 4, 6, 11, 12])
     def test_keeps_the_budget_and_uses_it(self, epsilon, delta, batch_size, size, steps):
         budget = PrivacyBudget(epsilon, delta)
         check_share_spent(budget, steps, FixedSizeSampling(batch_size), size)
@@ -206,6 +208,7 @@ class TestFixedSize:
         assert share <= 1
         assert share >= 0.995 or noise == calibrate._LEAST_NOISE
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("epsilon", "published", "for_poisson"),
         [(0.5, 45.196, 44.474), (1.0, 24.316, 23.593), (8.0, 4.508, 3.786)],
@@ -239,6 +242,7 @@ class TestFixedSize:
             budget, num_releases=30, sampler=FullBatch(), num_records=50, physical_size=50
         )
 
+    @pytest.mark.slow
     def test_larger_clients_need_less_noise(self):
         budget, sampler = PrivacyBudget(1.0, 1e-5), FixedSizeSampling(50)
         noises = [

@@ -126,8 +126,10 @@ def clipped_leaving_out(name):
     return clip
 
 
-@pytest.mark.parametrize(
-    "clip", [clipped_one_norm_a_leaf, clipped_leaving_out("loc"), clipped_leaving_out("log_scale")]
+@grid(
+    "clip",
+    [clipped_one_norm_a_leaf, clipped_leaving_out("loc"), clipped_leaving_out("log_scale")],
+    quick=[2],
 )
 def test_the_norm_is_joint_or_the_bound_is_broken(clip):
     # The negative control: the same measurement finds what the planted mistakes let through.
@@ -172,6 +174,7 @@ def test_the_bound_holds_where_squares_vanish(dtype):
         assert norm(summed(row, np.ones(1, bool), clip_norm)) <= clip_norm
 
 
+@pytest.mark.slow
 @precisions
 @settings(max_examples=50)
 @given(data=st.data())
@@ -187,6 +190,7 @@ def test_replacing_one_record_moves_the_sum_by_twice_the_bound_at_most(dtype, da
     assert moved <= 2 * float(clip_norm)
 
 
+@pytest.mark.slow
 @precisions
 @settings(max_examples=50)
 @given(data=st.data(), record=st.integers(0, NUM_RECORDS - 1))
@@ -199,6 +203,7 @@ def test_removing_one_record_moves_the_sum_by_the_bound_at_most(dtype, data, rec
     assert moved <= float(clip_norm)
 
 
+@pytest.mark.slow
 @precisions
 def test_the_worst_neighbours_come_as_close_as_they_can(dtype):
     # What the tests above hold is tight: long and opposite vectors reach it.
@@ -238,6 +243,7 @@ def test_a_record_with_one_bad_entry_contributes_nothing_and_spoils_nothing(dtyp
     jax.tree.map(np.testing.assert_array_equal, total, summed(tree, mask & ~bad, dtype(1.0)))
 
 
+@pytest.mark.slow
 @precisions
 @given(seed=seeds)
 def test_short_vectors_pass_unchanged_and_long_ones_keep_their_direction(dtype, seed):
@@ -263,6 +269,7 @@ def test_short_vectors_pass_unchanged_and_long_ones_keep_their_direction(dtype, 
     )
 
 
+@pytest.mark.slow
 @precisions
 @given(data=st.data(), mask=hnp.arrays(bool, NUM_RECORDS))
 def test_vectors_that_are_not_summed_are_clipped_alike(dtype, data, mask):
@@ -295,6 +302,7 @@ def hits(left, right):
     return Hits(*map(jnp.asarray, (weights, places, bins, np.ones_like(weights))))
 
 
+@pytest.mark.slow
 @precisions
 @pytest.mark.parametrize("of", [lower_products, row_products, hits])
 @pytest.mark.parametrize("clip_norm", [0.5, 1e3])
@@ -315,6 +323,7 @@ def test_products_are_clipped_and_summed_as_if_laid_out(dtype, of, clip_norm):
         )
 
 
+@pytest.mark.slow
 @precisions
 def test_the_norm_of_a_product_keeps_small_entries_behind_large_ones(dtype):
     """Whose squares a running sum would lose if it were taken away from the sum of all."""
@@ -358,6 +367,7 @@ def test_the_bound_holds_for_weighted_rows_at_the_bound(dtype, size):
         assert 1 - 2e-5 - 2 * arithmetic.rounding_norm(size) <= found <= 1.0
 
 
+@pytest.mark.slow
 def test_leaves_of_several_precisions_share_one_norm_and_add_up_in_64_bits():
     tree = {"a": np.full((1, 3), 2.0, np.float32), "b": np.full((1, 3), -3.0, np.float64)}
     mask = np.ones(1, bool)

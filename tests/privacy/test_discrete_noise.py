@@ -73,6 +73,7 @@ def draws(monkeypatch):
 
 
 class TestLaw:
+    @pytest.mark.slow
     def test_many_steps_are_a_gaussian_of_the_right_size(self):
         count, scale = 20_000, 1e7
         noise = noise_laws.integers(scale, count) / scale
@@ -82,6 +83,7 @@ class TestLaw:
         pairs = np.mean(noise[:-1] * noise[1:])
         assert abs(pairs) < 6 / count**0.5
 
+    @pytest.mark.slow
     def test_few_steps_have_the_probabilities_of_the_discrete_law(self):
         values = np.arange(-4, 5)
         expected = np.exp(-(values**2) / 2)
@@ -204,6 +206,7 @@ class TestRuns:
         assert np.all(np.isfinite(result.posterior.mean["w"]))
         assert result.status.rounds == 2
 
+    @pytest.mark.slow
     def test_nothing_but_noise_differs_between_runs(self, monkeypatch):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(noise_laws, "integers", lambda scale, count: np.arange(count))
@@ -211,6 +214,7 @@ class TestRuns:
         np.testing.assert_array_equal(first.posterior.mean["w"], again.posterior.mean["w"])
         assert not np.array_equal(run().posterior.mean["w"], first.posterior.mean["w"])
 
+    @pytest.mark.slow
     def test_what_a_client_sends_is_a_whole_number_of_steps(self):
         with jax.enable_x64(True):
             result = run(num_rounds=1, damping=1.0, budget=dppvi.PrivacyBudget(1000.0, 0.1))
@@ -252,6 +256,7 @@ class TestRuns:
             run(ledger_file=tmp_path / "ledger.jsonl")
         assert len(draws) == 6
 
+    @pytest.mark.slow
     def test_a_checkpoint_knows_the_noise(self, tmp_path, draws):
         first = run(checkpoint=tmp_path / "run.npz")
         again = run(checkpoint=tmp_path / "run.npz")

@@ -81,11 +81,13 @@ def test_removing_one_of_many_equal_vectors_moves_the_sum_by_no_more_than_the_no
     assert 1 - 3e-5 <= moved_by_removing_one(jax.jit(clipped_sum), rows) <= 1
 
 
+@pytest.mark.slow
 def test_a_32_bit_sum_would_fail_that_test():
     worst = max(moved_by_removing_one(jax.jit(plain_sum), equal_rows(100_000, s)) for s in range(5))
     assert worst > 1.0001
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 70))
 @example(seed=256, count=6)  # a vector was rounded by its place
@@ -182,7 +184,7 @@ def test_nothing_but_the_grid_is_possible():
         np.testing.assert_array_equal(released, np.round(released / STEP) * STEP)
 
 
-@pytest.mark.parametrize("noise_std", [1e-20, 0.3, 4.0, 5.9, 6.1, 1e6])
+@grid("noise_std", [1e-20, 0.3, 4.0, 5.9, 6.1, 1e6], quick=[2, 3, 4, 5])
 def test_the_step_is_a_power_of_two_that_the_noise_alone_decides(noise_std):
     step = min((2.0**k for k in range(-90, 30)), key=lambda p: abs(p - noise_std)) / 1024
     released = np.asarray(
@@ -193,12 +195,14 @@ def test_the_step_is_a_power_of_two_that_the_noise_alone_decides(noise_std):
     assert abs(released.std() / noise_std - 1) < 0.12  # five standard errors
 
 
+@pytest.mark.slow
 def test_no_noise_means_no_grid():
     total = np.random.default_rng(0).normal(size=50).astype(np.float32)
     with jax.debug_nans(True):
         np.testing.assert_array_equal(add_noise_at_once(jax.random.key(0), total, 0.0), total)
 
 
+@pytest.mark.slow
 def test_extreme_words_give_finite_draws():
     ends = np.array([0, 1, 2, 2**31, 2**32 - 2, 2**32 - 1], np.uint32)
     words = np.stack([a.ravel() for a in np.meshgrid(ends, ends)])
@@ -219,6 +223,7 @@ def test_draws_are_right_to_the_last_bits():
     np.testing.assert_allclose(draws, expected, rtol=0, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_draws_are_normal_far_into_the_tails():
     words = np.random.default_rng(3).integers(0, 2**32, (2, 400_000), np.uint32)
     draws = np.asarray(normal(words))

@@ -222,7 +222,6 @@ QUICK = {
     "virtual",
     "scores",
 }
-ALL = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -438,7 +437,7 @@ def _check_private(run, own, other, changed, label):
         assert not a[absent].any(), f"{label}: a shard that does not exist has a factor"
 
 
-@pytest.mark.parametrize("name", ALL)
+@grid("name", CASES, quick=[list(CASES).index("scores")])
 def test_padding_reaches_nothing(name):
     """Nor do others' records that lie end to end with a client's: all is the same bit by bit."""
     run = run_of(name)
@@ -453,6 +452,7 @@ def test_padding_reaches_nothing(name):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -483,6 +483,7 @@ def poisson_regression(x, y):
         numpyro.sample("y", dist.Poisson(jnp.exp(x * w)), obs=y)
 
 
+@pytest.mark.slow
 def test_one_record_in_a_hundred_shards_moves_one_of_them():
     """101 Poisson records, 100 shards: the last one used to reach them all."""
     ends = []

@@ -52,6 +52,7 @@ def test_they_are_the_plans(sampler):
     assert rounds_from_epsilon(budget, noise, releases_per_round=3, **setting) == 7
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.floats(0.05, 20), st.floats(0.5, 500), st.sampled_from(["replace_one", "add_or_remove_one"])
@@ -64,6 +65,7 @@ def test_full_batches_last_as_long_as_the_closed_form_says(epsilon, noise, relat
     assert rounds == math.floor(exact) or abs(exact - round(exact)) < 1e-6 * exact
 
 
+@pytest.mark.slow
 def test_the_published_number():
     assert epsilon_from_noise(10.0, 10) == pytest.approx(2.59438338, abs=1e-6)
     found = epsilon_from_noise(8.0, 1000, sampler=PoissonSampling(0.1), num_records=10)

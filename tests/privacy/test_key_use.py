@@ -162,6 +162,7 @@ def same_key_for_noise_and_batches(monkeypatch):
     monkeypatch.setattr(visits, "by_purpose", lambda key: keys.Purposes(key, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mistake",
     [

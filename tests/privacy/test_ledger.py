@@ -23,6 +23,7 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.privacy import ledger as ledger_module
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan, of_changes, of_gradients
+from tests.grids import grid
 
 BUDGET = PrivacyBudget(1.0, 1e-5)
 
@@ -234,7 +235,7 @@ def plans():
 class TestAffordable:
     """The plan spares the accountant work; it never lets through what would be refused."""
 
-    @pytest.mark.parametrize("name", ["shards", "sampled"])
+    @grid("name", ["shards", "sampled"], quick=[0])
     def test_a_whole_plan_can_be_carried_out_and_not_more(self, name):
         plan = plans()[name]
         ledger = plan.ledger()
@@ -263,6 +264,7 @@ class TestAffordable:
             ledger = ledger.charge([Entry(visit, 0, event, 4)])
         assert asked == {plan.clients[0].composition}
 
+    @pytest.mark.slow
     @settings(max_examples=60)
     @given(
         st.lists(st.tuples(st.sampled_from([15.0, 20.0, 30.0]), st.integers(1, 8)), max_size=4),

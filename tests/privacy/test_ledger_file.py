@@ -275,6 +275,7 @@ class TestDamage:
             ledger = file.charge(ledger, [entry(number=number), entry(1, EVENTS[2], 3, number)])
         return path.read_bytes()
 
+    @pytest.mark.slow
     def test_a_write_that_was_cut_off_anywhere_is_survived(self, path, whole):
         """Every line that is whole counts, and the file goes on."""
         ends = [place + 1 for place, byte in enumerate(whole) if byte == 10]
@@ -292,6 +293,7 @@ class TestDamage:
         path.write_bytes(whole[:-1])
         assert len(reopened(path).entries) == 4
 
+    @pytest.mark.slow
     def test_a_changed_byte_is_found(self, path, whole):
         for place in [*range(0, len(whole), 3), len(whole) - 1]:
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
@@ -416,6 +418,7 @@ class TestFit:
         with pytest.raises(BudgetExceededError, match="client 0's budget is used up"):
             fit(path)
 
+    @pytest.mark.slow
     def test_nothing_is_released_if_the_disk_does_not_take_it(self, path, monkeypatch):
         with dry_rounds():
             fit(path, num_rounds=1, budget=PrivacyBudget(0.3))
@@ -460,6 +463,7 @@ def killed(tmp_path, run, *places):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 class TestKilledProcesses:
+    @pytest.mark.slow
     def test_at_every_place_of_a_charge(self, tmp_path):
         assert len(killed(tmp_path, "charges")) == 6
 

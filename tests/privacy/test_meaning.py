@@ -18,6 +18,7 @@ from numpyro_dppvi.privacy import (
     noise_from_epsilon,
 )
 from numpyro_dppvi.privacy.words import percent
+from tests.grids import grid
 
 RELATIONS = ["replace_one", "add_or_remove_one"]
 
@@ -74,6 +75,7 @@ class TestGaussians:
 
 
 class TestSampledBatches:
+    @pytest.mark.slow
     @pytest.mark.parametrize("rate", [0.001, 0.01, 0.2])
     @pytest.mark.parametrize(("prob", "noise"), [(0.3, 0.8), (0.1, 1.5)])
     def test_one_release_is_the_best_test_of_its_worst_pair(self, prob, noise, rate):
@@ -96,7 +98,7 @@ class TestSampledBatches:
                 slack = 2e-3 if relation == "replace_one" else 2e-2
                 assert exact * (1 - 1e-5) <= found <= exact * (1 + slack)
 
-    @pytest.mark.parametrize(("count", "noise"), [(30, 10.0), (1000, 80.0), (9, 1.3)])
+    @grid(("count", "noise"), [(30, 10.0), (1000, 80.0), (9, 1.3)], quick=[1])
     def test_sampling_everyone_gives_away_what_no_sampling_does(self, count, noise):
         exact = best_attack(composed(gaussian(noise), count), "replace_one")
         found = best_attack(composed(sampled(1.0, noise), count), "replace_one")
@@ -104,6 +106,7 @@ class TestSampledBatches:
         power = exact.true_positive_rate
         assert power * (1 - 1e-9) <= found.true_positive_rate <= power * 1.002
 
+    @pytest.mark.slow
     @settings(max_examples=4)
     @given(
         st.sampled_from(RELATIONS),
@@ -131,6 +134,7 @@ class TestSampledBatches:
         assert rate <= attack.true_positive_rate <= rate + attack.advantage + 2e-3
         assert 0 <= attack.advantage <= 1
 
+    @pytest.mark.slow
     def test_less_noise_more_releases_and_larger_batches_give_away_more(self):
         base = best_attack(composed(sampled(0.1, 4.0), 50), "replace_one")
         for worse in (
@@ -154,12 +158,14 @@ class TestLimits:
     def test_no_noise_gives_all_away(self, event):
         assert best_attack(composed(event), "replace_one") == (1, 0.01, 1)
 
+    @pytest.mark.slow
     def test_hardly_any_noise_gives_nearly_all_away(self):
         for event in (gaussian(0.05), sampled(0.999, 0.05)):
             attack = best_attack(composed(event, 10), "replace_one")
             assert 0.999 < attack.advantage <= 1
             assert 0.999 < attack.true_positive_rate <= 1
 
+    @pytest.mark.slow
     def test_a_truncated_batch_is_covered(self):
         event = PoissonSampling(0.1).dp_event(4.0, 100, 20)
         assert isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent)

@@ -63,6 +63,7 @@ def largest_correlation_p_value(noise):
 
 
 class TestLaw:
+    @pytest.mark.slow
     @grid("noise_std", [0.3, 25.0], quick=[0])
     def test_has_the_standard_deviation_it_is_given(self, noise_std):
         # The standard error is 0.2 % of it, so that 1 % is 5 standard errors.
@@ -72,12 +73,14 @@ class TestLaw:
         # Every entry by itself: 7 standard errors, 7 entries.
         np.testing.assert_allclose(noise.std(axis=0), noise_std, rtol=0.035)
 
+    @pytest.mark.slow
     def test_is_normal_in_every_entry(self):
         assert min(stats.kstest(entry, "norm").pvalue for entry in unit_noise().T) > ALPHA
 
     def test_is_independent_between_leaves_and_entries(self):
         assert largest_correlation_p_value(unit_noise()) > ALPHA
 
+    @pytest.mark.slow
     def test_is_independent_between_keys(self):
         consecutive = np.concatenate([unit_noise()[:-1], unit_noise()[1:]], axis=1)
         assert largest_correlation_p_value(consecutive) > ALPHA
@@ -101,6 +104,7 @@ class TestLaw:
 
 
 class TestAddNoise:
+    @pytest.mark.slow
     def test_keeps_structure_and_precision(self):
         with jax.enable_x64(True):
             total = {"a": jnp.zeros((2, 3), jnp.float32), "b": [jnp.zeros((), jnp.float64)]}
@@ -110,6 +114,7 @@ class TestAddNoise:
         assert noisy["a"].dtype == jnp.float32
         assert noisy["b"][0].dtype == jnp.float64
 
+    @pytest.mark.slow
     def test_the_same_key_gives_the_same_noise_and_another_key_other_noise(self):
         noisy = jax.jit(add_noise)
         first, again, other = (noisy(jax.random.key(seed), TOTAL, 1.0)["loc"] for seed in (1, 1, 2))
@@ -134,6 +139,7 @@ class TestAddNoise:
             mine = jax.tree.map(lambda leaf: leaf[number], expected)  # noqa: B023
             jax.tree.map(np.testing.assert_array_equal, alone, mine)
 
+    @pytest.mark.slow
     def test_no_noise_changes_nothing(self):
         noisy = jax.jit(add_noise)(jax.random.key(0), TOTAL, 0.0)
         jax.tree.map(np.testing.assert_array_equal, noisy, TOTAL)

@@ -28,6 +28,7 @@ def test_is_the_fourier_accountants(case):
     assert paper_epsilon(noise, prob, steps) == pytest.approx(FOURIER[case], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_is_too_small_for_batches_without_replacement():
     number = paper_epsilon(4.0, 0.1, 1000)
     assert number == pytest.approx(7.489, abs=1e-3)
@@ -42,6 +43,7 @@ def test_is_too_small_for_batches_without_replacement():
     assert number < reached < valid
 
 
+@pytest.mark.slow
 def test_nothing_in_the_library_relies_on_it():
     folder = Path(privacy.__file__).parents[1]
     importers = {

@@ -76,6 +76,7 @@ class TestPlan:
         np.testing.assert_array_equal(plan.noise_std, [c.mechanism.noise_std for c in plan.clients])
         np.testing.assert_allclose(plan.epsilons, [1.0, 1.0, 1.0, 2.5, 0.0], rtol=1e-9)
 
+    @pytest.mark.slow
     def test_no_client_is_planned_beyond_its_budget(self):
         plans = [
             full_batch_plan(),
@@ -109,6 +110,7 @@ class TestPlan:
             for client in plan.clients:
                 assert client.epsilon <= client.budget.epsilon
 
+    @pytest.mark.slow
     @settings(max_examples=100)
     @given(
         st.floats(0.01, 20.0),
@@ -148,6 +150,7 @@ class TestPlan:
                 client_sizes=[50, 50],
             )
 
+    @pytest.mark.slow
     def test_one_batch_shape_serves_all_clients(self):
         sampler = PoissonSampling(0.1)
         plan = of_gradients(
@@ -191,6 +194,7 @@ class TestPlan:
             assert budget == client.budget.epsilon
             assert float(row["delta"]) == client.budget.delta
 
+    @pytest.mark.slow
     def test_names_the_sampler_and_its_expected_batch(self):
         plan = of_gradients(
             [PrivacyBudget(1.0)],
@@ -267,6 +271,7 @@ class TestStatement:
         assert "neighbours by replace_one" in text
         assert all(item in text for item in facts["not_covered"])
 
+    @pytest.mark.slow
     def test_names_all_relations_accountants_and_mechanisms(self):
         budgets = [PrivacyBudget(1.0), PrivacyBudget(1.0, relation="add_or_remove_one")]
         plan = of_gradients(
@@ -380,6 +385,7 @@ class TestStatement:
             str(plan).split()
         )
 
+    @pytest.mark.slow
     def test_names_few_of_many_batches(self):
         sizes = list(range(50, 60))
         plan = of_gradients(
@@ -394,6 +400,7 @@ class TestStatement:
 
 
 class TestRounding:
+    @pytest.mark.slow
     @given(st.floats(0, 1e300) | st.floats(0, 50) | st.floats(0, 1e-3))
     def test_never_shows_less(self, value):
         shown = rounded_up(value)

@@ -104,6 +104,7 @@ def poisson_steps(prob, num_records, physical_size, runs=4000, num_steps=5):
 
 
 class TestPoissonLaw:
+    @pytest.mark.slow
     @grid(("prob", "num_records"), [(0.2, 30), (0.05, 40), (0.7, 15)], quick=[2])
     def test_is_an_independent_coin_for_every_record_and_step(self, prob, num_records):
         # Without truncation: 12 p-values, so that a right sampler fails with probability 2e-5.
@@ -118,6 +119,7 @@ class TestPoissonLaw:
         p_values = law_p_values(poisson_steps(0.2, 60, size), 0.2)
         assert min(p_values.values()) > ALPHA, p_values
 
+    @pytest.mark.slow
     def test_slices_of_a_shuffled_epoch_are_something_else(self):
         # The negative control, and the best-known bug of the field: every record comes once in
         # five steps, and every batch has six rows.
@@ -126,6 +128,7 @@ class TestPoissonLaw:
         assert p_values["size of the batch"] < ALPHA
         assert p_values["inclusion of each record"] < ALPHA  # far too even
 
+    @pytest.mark.slow
     def test_batches_of_one_size_are_something_else(self):
         def fixed_size(rng_key):
             return Batch(jax.random.permutation(rng_key, 30)[:6], jnp.ones(6, bool))
@@ -136,6 +139,7 @@ class TestPoissonLaw:
         assert p_values["size of the batch"] < ALPHA
         assert p_values["pairs of records"] < ALPHA
 
+    @pytest.mark.slow
     def test_a_biased_coin_is_found(self):
         p_values = law_p_values(poisson_steps(0.21, 30, 30), 0.2)
         assert p_values["inclusion of each record"] < ALPHA
@@ -160,6 +164,7 @@ class TestTruncation:
     # 8 records of which at most 3 are kept: 93 subsets, cut in 41 % of the draws.
     PROB, RECORDS, SIZE, DRAWS = 0.4, 8, 3, 60_000
 
+    @pytest.mark.slow
     def test_keeps_a_uniformly_random_subset(self):
         sampler = PoissonSampling(self.PROB)
         draws = inclusion(
@@ -167,6 +172,7 @@ class TestTruncation:
         )
         assert truncation_p_value(draws, self.PROB, self.SIZE) > ALPHA
 
+    @pytest.mark.slow
     def test_keeping_the_first_rows_is_something_else(self):
         def first_rows(rng_key):
             up = jax.random.bernoulli(rng_key, self.PROB, (self.RECORDS,))
@@ -312,6 +318,7 @@ class TestWhatClientsRun:
         assert codes.max() < 2**self.STEPS
         return np.stack([codes >> step & 1 for step in range(self.STEPS)], axis=1)
 
+    @pytest.mark.slow
     def test_of_fixed_size(self):
         steps = self.batches(FixedSizeSampling(3))
         p_values = fixed_size_p_values(steps, 3)
@@ -320,6 +327,7 @@ class TestWhatClientsRun:
         across = steps.reshape(self.CLIENTS // 2, 2, self.STEPS, self.RECORDS)
         assert products_p_value(across[:, 0], across[:, 1], 3 / 12) > ALPHA
 
+    @pytest.mark.slow
     def test_of_coins(self):
         steps = self.batches(PoissonSampling(0.25))
         p_values = law_p_values(steps, 0.25)
@@ -409,6 +417,7 @@ def included_words(prob, words, physical_size=None):
 
 
 class TestPhysicalSize:
+    @pytest.mark.slow
     @given(st.floats(1e-6, 0.999), st.lists(st.integers(1, 10**6), min_size=1, max_size=5))
     def test_is_hardly_ever_exceeded_and_not_wasteful(self, prob, sizes):
         size, largest = PoissonSampling(prob).physical_size(sizes), max(sizes)

@@ -157,6 +157,7 @@ class TestPlan:
             assert math.hypot(fit, score) == pytest.approx(plan.mus[0], rel=1e-6)
             assert score**2 == pytest.approx(0.1 * plan.mus[0] ** 2, rel=1e-9)
 
+    @pytest.mark.slow
     def test_each_client_has_its_own(self):
         budgets = [
             PrivacyBudget(1.0, 1e-5, "add_or_remove_one"),

@@ -31,6 +31,7 @@ from numpyro_dppvi.privacy import (
 )
 from numpyro_dppvi.privacy.plan import of_changes, of_gradients
 from tests.dry import dry_rounds
+from tests.grids import grid
 
 PERSON = PrivacyBudget(1.0, max_records_per_person=3)
 CLIENT = PrivacyBudget(1.0, unit="client")
@@ -73,7 +74,7 @@ class TestHowManyChange:
 class TestSums:
     """The exhaustive and the worst neighbours of the sums themselves, without noise."""
 
-    @pytest.mark.parametrize("k", [1, 2, 5])
+    @grid("k", [1, 2, 5], quick=[2])
     def test_the_bound_on_records_is_reached(self, k):
         mechanism = GaussianSum(CLIP, 4.0, FullBatch(), 12, 12, contributions=k)
         ones = np.full((12, 1), 100.0, np.float32)
@@ -89,6 +90,7 @@ class TestSums:
             mechanism.sensitivity("add_or_remove_one"), rel=1e-4
         )
 
+    @pytest.mark.slow
     @settings(max_examples=60)
     @given(st.integers(0, 2**32 - 1), st.integers(1, 8), st.integers(1, 4), st.floats(-3, 4))
     def test_no_records_of_a_person_move_the_sum_further(self, seed, k, dimension, magnitude):
@@ -163,6 +165,7 @@ class TestPlans:
         assert mine.epsilon == pytest.approx(cost(mine.mechanism.noise_std, sensitivity, 5))
         assert 0.995 <= mine.epsilon <= 1
 
+    @pytest.mark.slow
     @settings(max_examples=100)
     @given(
         st.floats(0.01, 20.0),
@@ -336,6 +339,7 @@ def normal_mean(y):
         numpyro.sample("y", dist.Normal(mu, 1), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "method", "unit", "asked"),
     [

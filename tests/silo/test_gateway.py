@@ -22,6 +22,7 @@ from numpyro_dppvi.silo.messages import Code, Join, Ready, Refused, Released, Vi
 from numpyro_dppvi.silo.settings import Column
 from numpyro_dppvi.silo.store import Store
 from numpyro_dppvi.silo.study import prepare
+from tests.grids import grid
 from tests.silo import hospitals, mutations
 
 
@@ -181,6 +182,7 @@ def test_caps_count_over_studies(place):
         assert charges(gateway) == 3
 
 
+@pytest.mark.slow
 def test_shards_follow_what_the_server_took(study, place):
     """Their factors after a step are those of ``Client``, for the share that was accepted."""
     _, prepared, first = study
@@ -306,7 +308,7 @@ def never_killed(study, tmp_path_factory):
         return second, gateway.handle(second)
 
 
-@pytest.mark.parametrize("point", POINTS)
+@grid("point", POINTS, quick=[0, 3])
 def test_killed_anywhere_a_step_is_charged_once_and_released_once(
     point, study, place, never_killed, monkeypatch
 ):

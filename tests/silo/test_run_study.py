@@ -129,6 +129,7 @@ def in_double():
     jax.config.update("jax_enable_x64", before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("name", EACH)
 def test_a_study_is_the_same_in_one_process_and_over_gateways(name, tmp_path, monkeypatch):
@@ -379,6 +380,7 @@ def missing(deliver, absent):
     return courier
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "absent",
     [
@@ -403,6 +405,7 @@ def test_who_is_away_misses_steps_and_is_charged_for_the_others(
     assert np.any(found.posterior.mean["w"] != wanted.posterior.mean["w"])
 
 
+@pytest.mark.slow
 def test_with_a_hospital_away_the_others_make_the_posterior_of_a_study_without_it(tmp_path):
     """Its factor stays 1, and its turn changes nothing."""
     pinned, paths = hospitals.write_consortium(tmp_path, QUICK)
@@ -441,6 +444,7 @@ def test_a_sum_with_too_little_noise_is_never_made(tmp_path):
     np.testing.assert_allclose(found.ledger.spent(), spent, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_so_many_may_drop_out_as_the_noise_allows(tmp_path, monkeypatch):
     arguments = STUDIES["an aggregator"]["arguments"]
     aggregator = "dppvi.TrustedAggregator(max_dropouts=1)"
@@ -462,6 +466,7 @@ def test_so_many_may_drop_out_as_the_noise_allows(tmp_path, monkeypatch):
     assert "0 of 3 rounds ran" in str(found.status)
 
 
+@pytest.mark.slow
 def test_an_aggregator_that_is_left_for_good_asks_nobody_in_vain(tmp_path):
     """South may release once: the others are charged for the round that it refuses, and no more."""
     caps = {name: {**TRUSTED[name]} for name in NAMES}
@@ -477,6 +482,7 @@ def test_an_aggregator_that_is_left_for_good_asks_nobody_in_vain(tmp_path):
     assert "1 of 3 rounds ran" in str(found.status)
 
 
+@pytest.mark.slow
 def test_where_nobody_can_be_reached_the_run_waits_to_be_taken_up(consortium_in_turn, tmp_path):
     pinned, wanted = consortium_in_turn
     paths, path = hospitals.beside(pinned, tmp_path), tmp_path / "server.npz"
@@ -487,6 +493,7 @@ def test_where_nobody_can_be_reached_the_run_waits_to_be_taken_up(consortium_in_
         assert_same(silo.run_study(pinned, in_process(opened), checkpoint=path), wanted)
 
 
+@pytest.mark.slow
 def test_a_hospital_with_a_smaller_budget_stops_earlier(tmp_path, caplog):
     caps = {"south": {"epsilon": 3.5}}
     pinned, paths = hospitals.write_consortium(tmp_path, QUICK, caps)
@@ -507,6 +514,7 @@ def test_where_all_budgets_are_used_up_the_status_says_so(tmp_path):
     np.testing.assert_allclose(found.ledger.spent(), 2.145, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_where_all_send_rubbish_the_run_ends_and_counts_what_it_cost(
     consortium_in_turn, tmp_path, caplog
 ):
@@ -587,6 +595,7 @@ def test_what_a_rogue_hospital_sends_is_refused(how, kind, first_replies):
         asker._read("south", visit, ROGUES[how](honest, asker.prepared.form))
 
 
+@pytest.mark.slow
 def test_what_a_rogue_hospital_sends_changes_nothing(consortium_in_turn, tmp_path, caplog):
     """As if it were away; but it may have been charged."""
     pinned, _ = consortium_in_turn
@@ -625,6 +634,7 @@ def test_a_release_that_was_sent_before_is_refused(consortium_in_turn, tmp_path,
     assert caplog.text.count("south: sent what is refused: a release of another step") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_no_mutated_reply_is_taken_unless_only_its_numbers_differ(
     number, consortium_in_turn, tmp_path
@@ -648,6 +658,7 @@ def test_no_mutated_reply_is_taken_unless_only_its_numbers_differ(
     assert taken < number / 20
 
 
+@pytest.mark.slow
 @grid("name", ["in turn", "virtual", "by natural gradients", "scores"], quick=[0, 1, 2])
 def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
     """The largest of 50 is within it, and more than a twentieth of it."""
@@ -670,6 +681,7 @@ def test_honest_releases_are_far_from_the_bound_and_have_one(name, tmp_path):
     assert 0.05 < max(found) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["virtual", "by natural gradients"])
 def test_whatever_the_server_asks_with_a_record_moves_a_release_by_its_sensitivity(name, tmp_path):
     """With approximations at the ends of 32 bits, and records there, too."""

@@ -215,6 +215,7 @@ def test_what_cannot_be_read_is_not_written():
             messages.encode(Ready(STUDY, name, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_no_mutated_message_is_accepted(number):
     rng = np.random.default_rng(0)
