@@ -251,7 +251,8 @@ class Status:
             "are far out that should not be, and clips cut what they say. This pulls the posterior "
             "away from where all outcomes would put it, and its intervals do not show "
             "it. Write a likelihood with heavier tails (StudentT in the place of Normal, "
-            "NegativeBinomial2 in that of Poisson), or transform the outcome."
+            "NegativeBinomial2 in that of Poisson), or transform the outcome. If outcomes are yes "
+            "or no, transform columns in which a few records have far larger values than the rest."
         )
 
     @property
