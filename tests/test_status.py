@@ -224,6 +224,20 @@ def test_outcomes_that_clips_cut_are_no_success():
     assert "Besides, outcomes lie further out than the model says" in str(unsettled)
 
 
+def test_what_would_not_have_been_seen_is_not_passed_over():
+    """A run says nothing against its model either if noise hides what is against it."""
+    success = "All 2 rounds ran and every merge was accepted."
+
+    def said(unseen, **others):
+        return str(status_of(history(), 2, True, False, cut=0.0, unseen=unseen, **others))
+
+    assert said(None) == said(0.02) == success
+    assert said(0.0834).startswith(success + " Outcomes further out than the model says pull")
+    assert "would have been noticed only in more than 8.3 % of the records" in said(0.0834)
+    assert "here they could not have been noticed" in said(1.0)
+    assert "further out" not in said(0.0834, widened=8.03)
+
+
 def test_a_posterior_that_hardly_differs_from_the_prior_is_said_to():
     status = status_of(history(), 2, True, False, widened=8.03, narrowed=0.97)
     assert "from the prior: three quarters of its latents are at least 97 % as wide." in str(status)

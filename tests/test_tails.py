@@ -54,10 +54,13 @@ def test_nothing_is_said_of_what_may_be_noise(kind):
         known = after([0.0] * COUNTED, noise_std=3.0)
         variances = deviation**2 * np.array([1, 2])
         np.testing.assert_allclose(np.sum(known.excess_var, axis=0), variances)
+        least = 3 * deviation / (COUNTED * VISITS * RECORDS)
         each = deviations * np.sqrt(variances[kind]) / COUNTED
         excess = jnp.zeros((COUNTED, 2)).at[:, kind].set(each)
         known = known._replace(excess=excess, chance=jnp.zeros((COUNTED, 2)))
         assert bool(tails.cut(known) > 0) is said
+        np.testing.assert_allclose(tails.unseen(known), least, rtol=1e-6)
+    assert tails.unseen(tails.nothing()) == 1
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,12 @@ class FisherScoring(values.Usual):
 
     def cut(self, memory: Memory) -> float:
         """Where outcomes cannot be drawn, nobody knows how many scores the model would clip: 0."""
-        return float(tails.cut(memory.tails))
+        return tails.cut(memory.tails)
+
+    def unseen(self, space: LatentSpace, memory: Memory) -> float | None:
+        """By the noise on what is counted; outcomes that are few do not lie far out."""
+        tells = space.can_draw and space.few_outcomes is None
+        return tails.unseen(memory.tails) if tells else None
 
     def widened(self, space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> float:
         """By the information that was learnt: the median over the latents that records enter."""

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_dppvi._typing import Array
-from numpyro_dppvi.families.precision import in_own_precision
 
 _FAR = 1.25  # of a clip: from here on scores are far out
 _NEAR = 0.5, 1.0  # of a clip: these nearly reach it
@@ -130,14 +129,26 @@ def after(
     return found._replace(number=tails.number.at[place].set(number))
 
 
-@in_own_precision
-def cut(tails: Tails) -> Array:
+def cut(tails: Tails) -> float:
     """The fraction of records whose scores are far out, beyond what the model expects.
 
     0 where it may be noise, or chance: of n records that are expected, the square root of n more or
     less. These are the same ones in all rounds, so that their chance does not average out.
     """
-    excess = jnp.sum(tails.excess, axis=0)
-    chance = jnp.sum(jnp.sqrt(jnp.maximum(tails.chance, 0)), axis=0) ** 2
-    sure = excess > _SURE * jnp.sqrt(jnp.sum(tails.excess_var, axis=0) + chance)
-    return jnp.max(jnp.where(sure, excess / jnp.maximum(jnp.sum(tails.records), 1), 0))
+    excess, least, records = _added_up(tails)
+    return float(np.max(np.where(excess > least, excess / max(records, 1), 0)))
+
+
+def unseen(tails: Tails) -> float:
+    """The fraction of records whose scores may be far out and are not seen; 1 before any round."""
+    _, least, records = _added_up(tails)
+    return min(float(least[0]) / records, 1.0) if records > 0 else 1.0
+
+
+def _added_up(tails: Tails) -> tuple[np.ndarray, np.ndarray, float]:
+    """Over rounds: the two excesses, how large they must be to be sure, and the records."""
+    # On the host, so that nothing is compiled.
+    excess, var, by_chance, records = (np.asarray(leaf, np.float64) for leaf in tails[1:])
+    chance = np.sum(np.sqrt(np.maximum(by_chance, 0)), axis=0) ** 2
+    least = _SURE * np.sqrt(np.sum(var, axis=0) + chance)
+    return np.sum(excess, axis=0), least, float(np.sum(records))

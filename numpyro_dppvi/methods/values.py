@@ -165,6 +165,12 @@ class Method(Protocol):
         0 where it may be noise, ``None`` where what is remembered does not tell.
         """
 
+    def unseen(self, space: LatentSpace, memory: PyTree) -> float | None:
+        """The fraction of records whose outcomes may lie far out without being seen.
+
+        ``None`` where outcomes are few, so that none lies far out, or where nobody can tell.
+        """
+
     def widened(
         self, space: LatentSpace, family: MeanField, q: Natural, memory: PyTree
     ) -> float | None:
@@ -360,6 +366,9 @@ class Usual:
         """Nobody can tell."""
 
     def cut(self, memory: PyTree) -> float | None:
+        """Nobody can tell."""
+
+    def unseen(self, space: LatentSpace, memory: PyTree) -> float | None:
         """Nobody can tell."""
 
     def widened(

@@ -545,6 +545,7 @@ def result_of(
         alone=run.alone,
         pull=run.local.pull(state.server.memory),
         cut=run.local.cut(state.server.memory),
+        unseen=run.local.unseen(posterior.space, state.server.memory),
         widened=run.local.widened(
             posterior.space, posterior.family, posterior.natural, state.server.memory
         ),

@@ -79,6 +79,8 @@ _NOISY = 3.0
 # A posterior so many times as wide as the prior is as good as the prior, or hardly differs from it;
 # what is a quarter as wide has learnt something, whatever the budget promises.
 _PRIOR, _NEAR_PRIOR, _NARROWED = 0.9, 0.5, 0.25
+# A learnt spread gives way to few percent of far outcomes (docs/decisions.md, "Heavy tails").
+_UNSEEN = 0.02
 # So many times as wide as without privacy, intervals miss something if noise is not in them: it is
 # as large as what they hold.
 _MISSING = 1.5
@@ -113,6 +115,8 @@ class Status:
             the median over latents. ``None`` where nobody can tell.
         cut: The fraction of records whose outcomes lie far out, beyond what the model expects, so
             that clips cut what they say; 0 where that may be noise, ``None`` where nobody can tell.
+        unseen: The fraction of records of which that may be so without being seen; ``None`` where
+            outcomes are few, as yes and no, or nobody can tell.
         noise: Without privacy, how far draws of the latents have moved the posterior from where
             they do on average, in its standard deviations. ``None`` as for ``left``.
         recovered: Without privacy, whether the path has arrived since the last visit that failed
@@ -143,6 +147,7 @@ class Status:
     pulled: bool = False
     widened: float | None = None
     cut: float | None = None
+    unseen: float | None = None
     noise: float | None = None
     recovered: bool = False
     least: float | None = None
@@ -206,6 +211,8 @@ class Status:
                     f"{self.noise:.1g} of a standard deviation, which more rounds average out "
                     f"(num_rounds={2 * self.num_rounds})."
                 )
+            if self.unseen is not None and self.unseen > _UNSEEN:
+                said.append(self._hidden)
             if self._unaware:
                 said.append(
                     "Its intervals do not know of the noise in them, which makes those that do at "
@@ -253,6 +260,18 @@ class Status:
             "it. Write a likelihood with heavier tails (StudentT in the place of Normal, "
             "NegativeBinomial2 in that of Poisson), or transform the outcome. If outcomes are yes "
             "or no, transform columns in which a few records have far larger values than the rest."
+        )
+
+    @property
+    def _hidden(self) -> str:
+        """That far outcomes would not have been seen, and how to look for them."""
+        share = f"{100 * (self.unseen or 0.0):.2g} %"
+        noticed = f"would have been noticed only in more than {share} of the records"
+        if self.unseen == 1:
+            noticed = "could not have been noticed"
+        return (
+            "Outcomes further out than the model says pull the posterior away; here they "
+            f"{noticed}. dppvi.score on held-back records tells whether predictions are good."
         )
 
     @property
@@ -388,6 +407,7 @@ def status_of(
     pull: float | None = None,
     widened: float | None = None,
     cut: float | None = None,
+    unseen: float | None = None,
     noise: float | None = None,
     arrived_since: int | None = None,
     least: float | None = None,
@@ -411,6 +431,7 @@ def status_of(
         widened: How many times as wide as without privacy intervals are, as a method tells it.
         cut: The fraction of records whose outcomes lie far out, beyond what the model expects, as
             a method tells it.
+        unseen: The fraction of which that may be so without being seen, as a method tells it.
         noise: What draws of the latents leave in the posterior; ``None`` if nobody can tell.
         arrived_since: The first round of the path that says that it has arrived; ``None`` if it has
             not, or nobody can tell.
@@ -446,6 +467,7 @@ def status_of(
         pull is not None and bool(pull > chi2.isf(_BY_CHANCE, num_latents) / num_latents),
         widened,
         cut,
+        unseen,
         noise,
         arrived_since is not None
         and bool(rejected or failed)
