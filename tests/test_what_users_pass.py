@@ -988,7 +988,7 @@ LEFT_OUT = {
         )
         for part in (
             *("guide", "check", "solver", "learning_rate", "visit", "memory", "told", "take"),
-            *("pull", "cut", "widened", "weights", "plan", "planned"),
+            *("pull", "cut", "unseen", "widened", "weights", "plan", "planned"),
         )
     },
     **{
