@@ -294,6 +294,7 @@ class TestSharing:
         together = accounting.compose([*before, (event, 2)])
         assert 0.998 * 4 <= accounting.epsilon(together, BUDGET.delta, "replace_one") <= 4
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "share", [0.01, *(pytest.param(s, marks=pytest.mark.slow) for s in (0.5, 0.99)), 0.9989]
     )

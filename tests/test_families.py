@@ -623,6 +623,7 @@ class TestEveryFamily:
             actual = project(in_precision(natural))
             assert_close(actual, in_precision(expected), rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.slow
     @settings(max_examples=15)
     @given(seed=st.integers(0, 2**32 - 1), whole=st.booleans())
     def test_a_projected_factor_times_a_proper_member_is_proper(self, case, seed, whole):
@@ -651,6 +652,7 @@ class TestEveryFamily:
         for name, distribution in by_latent(one):
             assert of_latent(draws, name).shape == (num_draws, *distribution.shape())
 
+    @pytest.mark.slow
     def test_draws_follow_their_key(self, case):
         coordinates = member(case)
         draws = jax.jit(lambda key: case.family.draws(key, coordinates, 4))

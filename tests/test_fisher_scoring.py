@@ -535,6 +535,7 @@ def client(model=normal):
     return mine, release
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 @grid(
     ("model", "kind"),

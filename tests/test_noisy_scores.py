@@ -231,6 +231,7 @@ def test_the_level_is_found_in_noise_of_its_own_size():
     assert 0.05 < float(memory.level) < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unseen", [1, 3])
 def test_directions_that_no_record_speaks_of_do_not_make_the_level_fall(unseen):
     """They would count as scores that do not respond: it fell to a quarter, with three of four."""

@@ -101,6 +101,7 @@ def test_plans_statements_and_diagnostics_come_back(result, way):
     assert WAYS[way](statement).to_json() == statement.to_json()
 
 
+@pytest.mark.slow
 @grid("of", [AutoMultivariateNormal(model), guide], quick=[1])
 @pytest.mark.parametrize("way", WAYS)
 def test_posteriors_of_other_guides_come_back(of, way):

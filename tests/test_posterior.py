@@ -151,6 +151,7 @@ class TestQuantiles:
 
 
 class TestLogDensity:
+    @pytest.mark.slow
     def test_is_the_sum_over_latents(self, posterior, draws):
         some = jax.tree.map(lambda leaf: leaf[:6].reshape(2, 3, *leaf.shape[1:]), draws)
         found = posterior.log_density(some)

@@ -77,6 +77,7 @@ def test_they_are_the_gradients_of_the_loss(model, rule, guide):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * np.abs(b).max())
 
 
+@pytest.mark.slow
 @grid(("model", "rule"), [(line, QUADRATURE), (line, DRAWS(4)), (spread, DRAWS(4))], quick=[2])
 def test_a_hostile_record_stays_in_its_own_gradient(model, rule):
     """To the last bit, whatever it holds."""

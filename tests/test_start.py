@@ -111,6 +111,7 @@ def test_locations_are_drawn_with_the_spread_that_is_said(x64):
     np.testing.assert_allclose([moved.mean(), moved.std()], [0, 1], atol=0.04)
 
 
+@pytest.mark.slow
 def test_the_start_is_a_function_of_the_key():
     same, again, other = (begun("virtual", key)[1].mean["mu"] for key in (0, 0, 1))
     np.testing.assert_array_equal(same, again)

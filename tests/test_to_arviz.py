@@ -93,6 +93,7 @@ def close_figures():
     mpl.pyplot.close("all")
 
 
+@pytest.mark.slow
 def test_is_the_type_that_users_of_this_arviz_expect(exported):
     expected = "DataTree" if IS_TREE else "InferenceData"
     assert type(exported).__name__ == expected

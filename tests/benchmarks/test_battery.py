@@ -51,6 +51,7 @@ a_linear_one = pytest.mark.parametrize(
 
 
 class TestDesigns:
+    @pytest.mark.slow
     def test_a_posterior_scores_the_same_in_both(self, both):
         """Weights that mean the same give the same score: units and their constants are right."""
         (plain, raw), found = both

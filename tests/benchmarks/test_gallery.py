@@ -22,6 +22,7 @@ def test_there_are_at_least_sixty_each_with_records():
         assert (study.twin is not None) == (name in CLASSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -122,6 +122,7 @@ class TestPoisson:
         budget = PrivacyBudget(epsilon, delta, relation)
         check_share_spent(budget, steps, PoissonSampling(prob), 2442)
 
+    @pytest.mark.slow
     @grid(("epsilon", "delta", "relation", "prob", "steps"), EXTREMES, quick=[0, 1, 3, 4])
     def test_keeps_and_uses_extreme_budgets(self, epsilon, delta, relation, prob, steps):
         budget = PrivacyBudget(epsilon, delta, relation)
@@ -302,6 +303,7 @@ def evaluations(monkeypatch):
     return asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [PoissonSampling(0.1), FixedSizeSampling(5)])
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_few_evaluations_are_enough(epsilon, sampler, evaluations):

@@ -24,6 +24,7 @@ SAMPLERS = [FullBatch(), PoissonSampling(0.1), FixedSizeSampling(20)]
 samplers = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
 
 
+@pytest.mark.slow
 @samplers
 def test_they_undo_each_other(sampler):
     setting = {"sampler": sampler, "num_records": 200}
@@ -40,6 +41,7 @@ def test_they_undo_each_other(sampler):
     assert rounds_from_epsilon(budget, noise, releases_per_round=41, **setting) == 0
 
 
+@pytest.mark.slow
 @samplers
 def test_they_are_the_plans(sampler):
     method = dppvi.DPOptimization(num_local_steps=3, sampler=sampler)
