@@ -359,7 +359,8 @@ class Study:
             began = time.monotonic()
             wait_for((self.folder / "status.txt").exists, 500)
             self.found["seconds"] = time.monotonic() - began
-            wait_for(lambda: self.flower.listed()[0].startswith("finished"), 30)
+            # A run that was killed counts as running until no sign of life came for a minute.
+            wait_for(lambda: all(s.startswith("finished") for s in self.flower.listed()), 120)
             self.found |= {"listed": self.flower.listed(), "steps": self.steps()}
             self.found["log"] = self.flower.log()
         (self.folder / "found.json").write_text(json.dumps(self.found))
