@@ -1,4 +1,9 @@
-"""Saves posteriors as numbers and facts, from which they are rebuilt with the model's code."""
+"""Saves posteriors as numbers and facts, from which they are rebuilt with the model's code.
+
+So does pickle: a latent space is made of functions, which it cannot take. The space is read from
+the model again, which must be one that pickle can: a function of a module, or of a notebook that is
+still open.
+"""
 
 import contextlib
 import importlib.metadata
@@ -241,3 +246,51 @@ def _check_latents(
             f"{path} was fitted with another guide than the one given: pass the guide that it was "
             "fitted with."
         )
+
+
+def pickled(pieces: Pieces) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Identity]]:
+    """A posterior as pickle takes it; public facts and released values.
+
+    Returns:
+        The fields, but for the space, and of the prior its natural parameters and facts; the
+        latents' bijections; and what the latents are, to be held against those of the model that is
+        there later.
+    """
+    prior, fields = pieces.prior, pieces._asdict()
+    del fields["space"]
+    fields["natural"] = jax.device_get(pieces.natural)
+    fields["prior"] = None if prior is None else (jax.device_get(prior.natural), dict(prior.attrs))
+    # Bijections are values that pickle takes; the functions made of them are not.
+    transforms = {latent.name: latent.transform for latent in pieces.space.latents}
+    return fields, transforms, identities(pieces.space)
+
+
+def unpickled(
+    model: Model,
+    fields: Mapping[str, Any],
+    transforms: Mapping[str, Any],
+    theirs: Mapping[str, Identity],
+) -> Pieces:
+    """The fields again, from what :func:`pickled` returned.
+
+    Raises:
+        ValueError: If the model has other latents now.
+        UnsupportedModelError: If it cannot be read any more.
+    """
+    # From shapes: unpickling reads a model and no data.
+    space = latents.from_model(model, fields["records"], fields["model_kwargs"])
+    # A guide of one's own may have chosen the bijections. Those of other latents fit nothing, and
+    # the difference below says so.
+    if {latent.name for latent in space.latents} == set(transforms):
+        space = space.with_transforms(transforms)
+    found = difference(identities(space), theirs)
+    if found is not None:
+        raise ValueError(
+            f"the posterior was pickled with another model, which has {found}: restore that model."
+        )
+    prior = fields["prior"]
+    if prior is not None:
+        factor, attrs = prior
+        prior = Prior(precision.arrays(factor), fields["family"], space, attrs)
+    natural = precision.arrays(fields["natural"])
+    return Pieces(**{**fields, "natural": natural, "space": space, "prior": prior})

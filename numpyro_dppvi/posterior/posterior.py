@@ -18,7 +18,7 @@ from numpyro_dppvi.latents import LatentSpace, outputs
 from numpyro_dppvi.latents.arguments import asked_of
 from numpyro_dppvi.latents.space import shapes as shapes
 from numpyro_dppvi.latents.tables import Table, by_argument, is_records
-from numpyro_dppvi.posterior import exported, file, marginals, pickled, predictions
+from numpyro_dppvi.posterior import exported, file, marginals, predictions
 from numpyro_dppvi.posterior.prior import Prior, listed
 from numpyro_dppvi.posterior.to_arviz import to_arviz
 
@@ -390,7 +390,7 @@ class Posterior:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle, which takes the model by its name; :meth:`save` needs no pickle."""
-        return _unpickled, (self.model, pickled.pickled(self._pieces()))
+        return _unpickled, (self.model, *file.pickled(self._pieces()))
 
     def __copy__(self) -> "Posterior":
         # copy would go by __reduce__, and read the model anew.
@@ -447,9 +447,9 @@ def load(
     return Posterior(model=model, **pieces._asdict())
 
 
-def _unpickled(model: Model, kept: pickled.Pickled) -> Posterior:
+def _unpickled(model: Model, *kept: Any) -> Posterior:
     """What pickle calls."""
-    return Posterior(model=model, **pickled.unpickled(model, kept)._asdict())
+    return Posterior(model=model, **file.unpickled(model, *kept)._asdict())
 
 
 def _number(name: str, value: Any) -> Array:
