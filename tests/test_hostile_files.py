@@ -30,8 +30,9 @@ from numpyro_dppvi import _disk, _files
 from numpyro_dppvi.families import NormalNatural
 from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
+from numpyro_dppvi.latents.space import shapes
 from numpyro_dppvi.posterior import file
-from numpyro_dppvi.posterior.posterior import Posterior, shapes
+from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile, PrivacyBudget
 from numpyro_dppvi.protocol.algorithm import PVIState
 from numpyro_dppvi.protocol.client import ClientState

@@ -19,7 +19,8 @@ from numpyro_dppvi import _files
 from numpyro_dppvi.families import NormalNatural
 from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
-from numpyro_dppvi.posterior.posterior import Posterior, shapes
+from numpyro_dppvi.latents.space import shapes
+from numpyro_dppvi.posterior.posterior import Posterior
 
 ROOT = Path(__file__).parents[1]
 KEY = jax.random.key(0)

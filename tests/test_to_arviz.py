@@ -14,7 +14,8 @@ from scipy import stats
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
-from numpyro_dppvi.posterior.posterior import Posterior, shapes
+from numpyro_dppvi.latents.space import shapes
+from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.posterior.to_arviz import Variable, to_arviz
 from tests.dry import dry_rounds
 

@@ -16,7 +16,6 @@ from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace, outputs
 from numpyro_dppvi.latents.arguments import asked_of
-from numpyro_dppvi.latents.space import shapes as shapes
 from numpyro_dppvi.latents.tables import Table, by_argument, is_records
 from numpyro_dppvi.posterior import exported, file, marginals, predictions
 from numpyro_dppvi.posterior.prior import Prior, listed
@@ -129,10 +128,7 @@ class Posterior:
                 f"latent must be one of {', '.join(self.names)}, got {_validate.shown(latent)}."
             )
         base = self.family.distribution(self.family.coordinates(self.natural))[latent]
-        return pushed(base, self._latent(latent).transform)
-
-    def _latent(self, name: str) -> Any:
-        return next(latent for latent in self.space.latents if latent.name == name)
+        return pushed(base, self.space.latents[self.names.index(latent)].transform)
 
     @property
     def mean(self) -> dict[str, Array]:
@@ -183,9 +179,9 @@ class Posterior:
                 f"values for {', '.join(self.names)}."
             )
         terms, base = [], {}
-        for name in self.names:
-            latent = self._latent(name)
-            value, shape = _number(f"values[{name!r}]", values[name]), latent.shape
+        for latent in self.space.latents:
+            name, shape = latent.name, latent.shape
+            value = _number(f"values[{name!r}]", values[name])
             if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
                 raise ValueError(
                     f"values[{name!r}] must end in the latent's shape {shape}, got shape "

@@ -54,7 +54,7 @@ def predict(
             found = sites(key, **indexable(constants), **rows)
         return {name: value for name, value in found.items() if value.size}  # drops factors
 
-    return _in_batches(call, rows, _num(draws), rng_key, batch_size)
+    return _in_batches(call, rows, draws, rng_key, batch_size)
 
 
 def log_likelihood(
@@ -62,7 +62,6 @@ def log_likelihood(
     draws: Mapping[str, Array],
     rows: Mapping[str, Any],
     constants: Mapping[str, Any],
-    batch_size: int | None = None,
 ) -> dict[str, Array]:
     """Log density of every observed entry at every draw; arguments as for :func:`predict`."""
 
@@ -71,7 +70,7 @@ def log_likelihood(
             found = numpyro_log_likelihood(model, dict(draws), **indexable(constants), **rows)
         return dict(found)
 
-    return _in_batches(call, rows, _num(draws), jax.random.key(0), batch_size)
+    return _in_batches(call, rows, draws, jax.random.key(0))
 
 
 def log_likelihood_of_records(
@@ -93,30 +92,24 @@ def log_likelihood_of_records(
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         of_rows = jax.vmap(space.log_likelihood, (None, 0))
         # Draw after draw: sums over discrete latents take tables for every row already.
-        found = jax.lax.map(lambda theta: of_rows(theta, dict(rows)), dict(draws))
-        return {"records": found}
+        return {"records": jax.lax.map(lambda theta: of_rows(theta, dict(rows)), dict(draws))}
 
-    found = _in_batches(jax.jit(call), rows, _num(draws), jax.random.key(0), None)
-    return found["records"]
-
-
-def _num(draws: Mapping[str, Array]) -> int:
-    return len(next(iter(draws.values())))
+    return _in_batches(jax.jit(call), rows, draws, jax.random.key(0))["records"]
 
 
 def _in_batches(
     call: Callable[[PRNGKey, Mapping[str, Any]], dict[str, Array]],
     rows: Mapping[str, Any],
-    num_draws: int,
+    draws: Mapping[str, Array],
     rng_key: PRNGKey,
-    batch_size: int | None,
+    batch_size: int | None = None,
 ) -> dict[str, Array]:
     """Calls a function on batches of rows and concatenates the results on the host."""
-    # Predictions take num_draws * rows numbers per site, which may not fit a device.
+    # Predictions take draws * rows numbers per site, which may not fit a device.
     num_rows = len(next(iter(rows.values()))) if rows else 0
     if batch_size is None:
         # Counted as one number for each draw and row.
-        batch_size = max(1, _VALUES_PER_BATCH // num_draws)
+        batch_size = max(1, _VALUES_PER_BATCH // len(next(iter(draws.values()))))
     if num_rows <= batch_size:
         return call(rng_key, rows)
     # Which axis of a result are its rows is not said anywhere: it is the one that shrinks with

@@ -22,10 +22,11 @@ from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.families.compiled import compiled
+from numpyro_dppvi.latents.space import shapes
 from numpyro_dppvi.methods import noisy_gradients, values
 from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.methods.visits import ROWS_TOGETHER, ClientParams, Layout
-from numpyro_dppvi.posterior.posterior import Posterior, shapes
+from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.posterior.prior import Prior, check_proper, check_width, first_factor
 from numpyro_dppvi.privacy import (
     Entry,
