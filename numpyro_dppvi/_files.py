@@ -321,10 +321,8 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         found = _ARRAY_HEADER.match(member.read(_ARRAY_HEADER_SIZE))
         if found is None:
             raise ValueError("an array does not hold numbers")
-        dtype, shape = (
-            np.dtype(found[1].decode()),
-            [int(n) for n in found[2].split(b",") if n.strip()],
-        )
+        dtype = np.dtype(found[1].decode())
+        shape = [int(n) for n in found[2].split(b",") if n.strip()]
         if math.prod(shape) * dtype.itemsize != info.file_size - found.end():
             raise ValueError("an array does not have the size that it declares")
         member.seek(0)

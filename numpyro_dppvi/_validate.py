@@ -8,7 +8,7 @@ import inspect
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -287,14 +287,10 @@ def client_sizes(value: Any, name: str = "client_sizes") -> tuple[int, ...]:
 
 def shape(name: str, value: Any) -> tuple[int, ...]:
     """A shape; refuses anything but a list of whole numbers, and too many entries for JAX."""
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    axes = entries(name, value, f"({value},)" if whole else "(1000,)")
+    axes = entries(name, value, f"({value},)" if _is_whole(value) else "(1000,)")
     axes = [not_negative_int(name, axis) for axis in axes]
     if math.prod(axes) > MOST_INT:
-        raise ValueError(
-            f"{name} must have at most {MOST_INT} entries, got {shown(math.prod(axes))}: write "
-            f"{name}=(1000,), say."
-        )
+        raise _wrong(name, f"have at most {MOST_INT} entries", math.prod(axes), "(1000,)")
     return tuple(axes)
 
 
@@ -323,20 +319,19 @@ def by_client(name: str, value: T | tuple[T, ...], num_clients: int) -> tuple[T,
     return value
 
 
-def function(name: str, value: Any, parameters: Iterable[str], example: str) -> None:
+def function(name: str, value: Any, parameters: tuple[str, ...], example: str) -> None:
     """Refuses classes and whatever cannot be called with these positional arguments."""
-    names = tuple(parameters)
     fits = callable(value) and not isinstance(value, type)
     if fits:
         try:
             # Bound and not called: what it does is not known.
-            inspect.signature(value).bind(*names)
+            inspect.signature(value).bind(*parameters)
         except TypeError:
             fits = False
         except ValueError:  # some functions written in C have no signature
             pass
     if not fits:
-        raise _wrong(name, f"be a function of ({', '.join(names)})", value, example, TypeError)
+        raise _wrong(name, f"be a function of ({', '.join(parameters)})", value, example, TypeError)
 
 
 def instance(name: str, value: Any, kind: type | tuple[type, ...], example: str) -> None:
@@ -357,9 +352,7 @@ def path(name: str, value: Any) -> Path:
     except UnicodeEncodeError:
         can_be_written = False
     if not can_be_written:
-        raise ValueError(
-            f"{name} must be the path of a file, got {shown(text)}: write {name}='run.npz', say."
-        )
+        raise _wrong(name, "be the path of a file", text, "'run.npz'")
     return Path(text)
 
 
