@@ -191,7 +191,7 @@ class _Server:
 
     def in_groups(self, now: Progress) -> _End:
         """Visits group after group of the schedule; waits for all of a group."""
-        names = set(self.prepared.study.names)
+        names = self.prepared.study.names
         gone: dict[str, Missed] = {}
         missing: set[str] = set()  # since anybody has released anything, which left ``last``
         last = now
@@ -205,13 +205,12 @@ class _Server:
                 if at.group == 0:
                     now = self._with_begun_round(now, at.round)
                 # A hospital that has said that it will never release again is not asked any more.
-                here = [m for m in groups[at.round][at.group].tolist() if self._name(m) not in gone]
+                here = [m for m in groups[at.round][at.group].tolist() if names[m] not in gone]
                 # Too few are left for the noise of a sum.
                 if len(here) < self._least:
                     return _End(last, True, Code.USED_UP in {r.code for r in gone.values()})
                 steps = {m: 1 + self.prepared.steps(m).index(at) for m in here}
-                asked = {self._name(m): self._visit(now, m, steps[m]) for m in here}
-                now = now._replace(asked=asked)
+                now = now._replace(asked={names[m]: self._visit(now, m, steps[m]) for m in here})
                 # On the disk before anything is sent (see progress).
                 self._keep(now)
             # In threads, and merged in the schedule's order: the result does not depend on who is
@@ -238,7 +237,7 @@ class _Server:
             missing |= missed.keys() | gone.keys()
             if len(missed) < len(replies):
                 missing, last = set(), now
-            elif missing == names:
+            elif missing == set(names):
                 # The same requests are sent when the run is taken up again.
                 last = last._replace(charged=now.charged)
                 self._keep(last)
@@ -264,7 +263,7 @@ class _Server:
             # Asked again when another hospital's release arrives, and not at once, which would be a
             # busy loop against a machine that is down.
             if isinstance(reply, Missed) and reply.unreached:
-                self._say(name, reply.why)
+                _LOG.info("%s: %s", name, reply.why)
                 waiting.add(name)
                 continue
             now = self._arrived(now, name, reply)
@@ -296,15 +295,13 @@ class _Server:
         sent = self._sent(now.asked[name])
         # As many releases as there are hospitals make a round, whoever sent them.
         at = Step(*divmod(now.slot, len(names)))
+        if isinstance(reply, Released) and at.group == 0:
+            now = self._with_begun_round(now, at.round)
+        now = self._dealt_with(now, at, {name: reply})
         if isinstance(reply, Released):
-            if at.group == 0:
-                now = self._with_begun_round(now, at.round)
-            now = self._dealt_with(now, at, {name: reply})
             now = now._replace(slot=now.slot + 1)
             if now.slot % len(names) == 0:
                 now = self._with_ended_round(now)
-        else:
-            now = self._dealt_with(now, at, {name: reply})
         asked = {n: visit for n, visit in now.asked.items() if n != name}
         gone = isinstance(reply, Missed) and reply.for_good
         # Its own number of visits, as planned: a fast hospital does not release more than it was
@@ -320,9 +317,6 @@ class _Server:
         # Without an aggregator every release has all of its noise, and any number may be merged.
         return 0 if trusted is None else trusted.num_shares(len(self.prepared.study.names))
 
-    def _name(self, number: int) -> str:
-        return self.prepared.study.names[number]
-
     def _sent(self, visit: bytes) -> Visit:
         return messages.read_visit(visit, wire.read_head(visit), self.prepared.form)
 
@@ -332,7 +326,8 @@ class _Server:
 
     def _visit(self, now: Progress, number: int, step: int) -> bytes:
         """What a hospital is asked, as it is sent."""
-        assembly, known, name = self.prepared.assembly, now.known, self._name(number)
+        assembly, known = self.prepared.assembly, now.known
+        name = self.prepared.study.names[number]
         # The key is the study's, and is not sent.
         key = self.prepared.keys[1]
         # The server's own request, as in one process: q, what to divide out of it, and what is
@@ -417,7 +412,8 @@ class _Server:
         known = {(number, step) for _, number, step in now.charged}
         charged = [*now.charged]
         for name, reply in replies.items():
-            self._say(name, reply.why if isinstance(reply, Missed) else f"released {reply.step}")
+            said = reply.why if isinstance(reply, Missed) else f"released {reply.step}"
+            _LOG.info("%s: %s", name, said)
             number, step = names.index(name), self._sent(now.asked[name]).step
             came = isinstance(reply, Released) or reply.charged
             if came and (number, step) not in known:  # as it may be where a round is begun again
@@ -455,16 +451,11 @@ class _Server:
         movement = self.prepared.assembly.problem.family.jeffreys(before, after)
         counts = (jnp.asarray(count) for count in now.counts)
         row = loop.row(after, RoundInfo(movement, *counts))
-        spent = [f"{name} {e:.3g}" for name, e in self._spent(now).items()]
-        _LOG.info("round %d has ended; epsilon: %s", len(past.movement) + 1, ", ".join(spent))
+        spent = progress.ledger(self.prepared, now).spent().tolist()
+        # Without privacy nobody has spent anything, and nobody is named.
+        said = [f"{n} {e:.3g}" for n, e in zip(self.prepared.study.names, spent, strict=False)]
+        _LOG.info("round %d has ended; epsilon: %s", len(past.movement) + 1, ", ".join(said))
         return now._replace(history=loop.joined(past, [row]), counts=Counts())
-
-    def _spent(self, now: Progress) -> dict[str, float]:
-        spent = progress.ledger(self.prepared, now).spent()
-        return dict(zip(self.prepared.study.names, spent.tolist(), strict=False))
-
-    def _say(self, name: str, what: str) -> None:
-        _LOG.info("%s: %s", name, what)
 
 
 def _result(prepared: Prepared, end: _End) -> FitResult:
