@@ -192,7 +192,7 @@ class Gateway:
             raise RefusedError(Code.USED_UP)
         # The charge and the reservation are one line of the ledger file: neither is there without
         # the other.
-        ledger = store.named(ledger, digest, reserved)
+        ledger = dataclasses.replace(ledger, run=store.label(digest, reserved))
         client = dataclasses.replace(client, ledger=ledger, ledger_file=self.store.ledger_file)
         try:
             client = client.charged(request)

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,7 +69,12 @@ class Store:
 
     def reserved(self, study: str) -> dict[int, Reserved]:
         """The steps of a study that were charged, by number."""
-        return _reserved(self.ledger(), study)
+        # The run's name in the ledger is the reservation: study, step and the input's digest in one
+        # line, written and synced as one charge (`label`).
+        parts = (entry.run.split("/") for entry in self.ledger().entries)
+        return {
+            int(p[1]): Reserved(int(p[1]), p[2]) for p in parts if len(p) == 3 and p[0] == study
+        }
 
     def reply(self, study: str, reserved: Reserved) -> bytes | None:
         """The reply that was kept for a step; ``None`` if it was not computed to its end.
@@ -169,22 +174,6 @@ def label(study: str, reserved: Reserved) -> str:
         reserved: The step.
     """
     return f"{study}/{reserved.step}/{reserved.answers}"
-
-
-def named(ledger: Ledger, study: str, reserved: Reserved) -> Ledger:
-    """A ledger whose next charge reserves a step."""
-    return replace(ledger, run=label(study, reserved))
-
-
-def _reserved(ledger: Ledger, study: str) -> dict[int, Reserved]:
-    found = {}
-    for entry in ledger.entries:
-        parts = entry.run.split("/")
-        # The run's name in the ledger is the reservation: study, step and the input's digest in one
-        # line, written and synced as one charge.
-        if len(parts) == 3 and parts[0] == study:
-            found[int(parts[1])] = Reserved(int(parts[1]), parts[2])
-    return found
 
 
 def _make(folder: Path) -> None:
