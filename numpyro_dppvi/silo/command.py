@@ -60,8 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("path", metavar=argument)
-        # act=act: a lambda would look the name up later, and find the loop's last.
-        command.set_defaults(act=lambda parsed, act=act: act(parsed.path))
+        command.set_defaults(act=act)
     return parser
 
 
@@ -83,27 +82,27 @@ def _new_study(parsed: argparse.Namespace) -> None:
     )
 
 
-def _digest(path: str) -> None:
-    _say(digest_of(path))
+def _digest(parsed: argparse.Namespace) -> None:
+    _say(digest_of(parsed.path))
 
 
-def _run(path: str) -> None:
+def _run(parsed: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("numpyro_dppvi.silo").setLevel(logging.INFO)
     # Stopped by a service manager as by Ctrl-C: with its socket removed and its lock let go.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    mine = settings.read(path)
+    mine = settings.read(parsed.path)
     with (
-        open_gateway(path) as gateway,
+        open_gateway(parsed.path) as gateway,
         listening(mine.socket, gateway.handle, gateway.most_bytes, mine.socket_group) as listener,
     ):
         _say(f"{mine.name} listens on {mine.socket}")
         listener.serve_forever()
 
 
-def _check(path: str) -> None:
+def _check(parsed: argparse.Namespace) -> None:
     """Everything but the network: reads no message, charges nothing, sends nothing."""
-    mine = settings.read(path)
+    mine = settings.read(parsed.path)
     opened = open_studies(mine)
     for line in _caps(mine):
         _say(line)

@@ -1,6 +1,7 @@
 """The folder that ``dppvi new-study`` makes; what is in it are the templates beside this file."""
 
 import importlib.resources
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +43,7 @@ def write(folder: str | os.PathLike[str], hospitals: Mapping[str, int]) -> Path:
         raise ValueError(f"folder must be a new one, and {place} is there: write another name.")
     place.mkdir(parents=True)
     # The study first: its digest goes into every silo.toml.
-    _fill(place / "study.py", "study.py", HOSPITALS=_shown(hospitals))
+    _fill(place / "study.py", "study.py", HOSPITALS=json.dumps(dict(hospitals)))
     for name, template in _AT_THE_CONSORTIUM.items():
         (place / name).parent.mkdir(exist_ok=True)
         _fill(place / name, template, WHERE=repr(str(place.absolute())))
@@ -66,7 +67,3 @@ def _fill(path: Path, template: str, **words: str) -> None:
     for word, meaning in words.items():
         text = text.replace(word, meaning)
     path.write_text(text, "utf-8")
-
-
-def _shown(hospitals: Mapping[str, int]) -> str:
-    return "{" + ", ".join(f'"{name}": {int(n)}' for name, n in hospitals.items()) + "}"

@@ -3,7 +3,7 @@
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from numpyro_dppvi.privacy import PrivacyBudget
 from numpyro_dppvi.silo.study import check_name
 
 _SHA256 = 64
-_PLACES = {"store": str, "socket": str, "socket_group": str}
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ class Checks:
             expectations.
     """
 
-    rows: tuple[int, int] = (1, _validate.MOST_INT)
-    columns: Mapping[str, Column] = field(default_factory=dict)
+    rows: tuple[int, int]
+    columns: Mapping[str, Column]
 
 
 class AllowedStudy(NamedTuple):
@@ -126,7 +125,8 @@ def read(path: str | os.PathLike[str]) -> Settings:
 
 def _settings(folder: Path, found: Mapping[str, Any]) -> Settings:
     needed = {"name": str, "loader": str, "caps": dict, "studies": list}
-    table = _table("silo.toml", found, needed, {**_PLACES, "checks": dict})
+    optional = {"store": str, "socket": str, "socket_group": str, "checks": dict}
+    table = _table("silo.toml", found, needed, optional)
     loader = table["loader"]
     if loader.count(":") != 1 or not all(part.isidentifier() for part in loader.split(":")):
         raise ValueError(
