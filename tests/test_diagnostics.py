@@ -125,7 +125,7 @@ def test_noise_of_perturbed_changes_is_the_one_that_theory_says():
                 "mu": NormalNatural(jnp.asarray(target * [0.5, -1.0]), jnp.asarray(-target / 2))
             },
         )
-        found = replay.replays(again)(jax.random.key(0), 1.0, num_replays)
+        found = replay.replays(again, jax.random.key(0), 1.0, num_replays)
         last = family.coordinates(jax.tree.map(lambda leaf: leaf[-1], found))["mu"]
     geometric = (1 - (1 - DAMPING) ** (2 * num_rounds)) / (1 - (1 - DAMPING) ** 2)
     variance = np.sum(noise_std**2) * DAMPING**2 * geometric
@@ -142,7 +142,7 @@ def test_an_exact_client_without_noise_ends_where_its_records_say():
     with jax.enable_x64(True):
         result = run(dppvi.NonPrivate(**PRECISE), clients(FEW), num_rounds=1, damping=1.0)
         again = replay.replay_of(result, jax.random.key(0))
-        found = replay.replays(again)(jax.random.key(0), 1.0, 2)
+        found = replay.replays(again, jax.random.key(0), 1.0, 2)
     for number in range(2):
         q = jax.tree.map(lambda leaf, n=number: leaf[-1, n], found)
         jax.tree.map(

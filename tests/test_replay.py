@@ -74,7 +74,7 @@ def test_a_replay_of_likelihoods_is_the_run(x64, name):
     sums = jnp.array([np.sum(part["y"]) for part in DATA]) / SD**2
     targets = {"mu": NormalNatural(sums, -0.5 * jnp.array(SIZES) / SD**2)}
     again = replay.replay_of(result, jax.random.key(7))._replace(targets=targets)
-    found = replay.replays(again)(jax.random.key(8), 1.0, 2)
+    found = replay.replays(again, jax.random.key(8), 1.0, 2)
     for one in range(2):
         jax.tree.map(
             lambda mine, theirs, one=one: np.testing.assert_allclose(
@@ -113,11 +113,11 @@ def test_a_hierarchys_prior_is_refined_in_replays_too(x64):
     nothing = jax.tree.map(jnp.zeros_like, result.state.factors)
     targets = {**nothing, "effect": NormalNatural(sums, -0.5 * precisions)}
     again = replay.replay_of(result, jax.random.key(7))
-    found = replay.replays(again._replace(targets=targets))(jax.random.key(8), 1.0, 2)
+    found = replay.replays(again._replace(targets=targets), jax.random.key(8), 1.0, 2)
     assert apart(found, result) < 0.1
     # Were it not refined, the difference would be another.
     fixed = again._replace(targets=targets, problem=again.problem._replace(refined=frozenset()))
-    assert apart(replay.replays(fixed)(jax.random.key(8), 1.0, 2), result) > 0.3
+    assert apart(replay.replays(fixed, jax.random.key(8), 1.0, 2), result) > 0.3
 
 
 def apart(found, result):

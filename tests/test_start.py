@@ -300,7 +300,7 @@ def test_replays_begin_there_too(x64):
     still = dppvi.DPOptimization(1e-6, 1, optax.sgd(1e-12))
     result = fit(method=still, budget=dppvi.PrivacyBudget(1.0), num_rounds=2)
     at = replay.replay_of(result, jax.random.key(1))
-    found = replay.replays(at)(jax.random.key(1), 1.0, 2)["mu"].quadratic
+    found = replay.replays(at, jax.random.key(1), 1.0, 2)["mu"].quadratic
     begin = result.state.server.begin["mu"].quadratic
     np.testing.assert_allclose(found, np.broadcast_to(begin, found.shape), rtol=1e-6)
 

@@ -191,7 +191,7 @@ def _replayed(
     replayed: replay.Replay, natural: Natural, key: PRNGKey, number: int
 ) -> tuple[Natural, float | None]:
     """Replays at the power of the factors that reproduces the width of q, and that power."""
-    run = replay.replays(replayed)
+    run = functools.partial(replay.replays, replayed)
     if replayed.problem.method.releases != "gradients":
         return run(key, 1.0, number), None  # the noise does not depend on what the solve does
 

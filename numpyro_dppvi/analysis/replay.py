@@ -61,18 +61,11 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
     Where only the sum of the clients' changes is known, every client stands for an equal share.
 
     Args:
-        result: What ``fit`` returned.
+        result: What ``fit`` returned for a run that is ``repeatable``: where the server took the
+            steps, what a client's likelihood is was not released.
         rng_key: Key of the prior's first factor, where that is found by draws.
-
-    Raises:
-        TypeError: If the server took the steps: what a client's likelihood is was not released.
     """
     run, state, posterior = result.run, result.state, result.posterior
-    if not run.repeatable:
-        raise TypeError(
-            f"a run of {type(run.method).__name__}() releases nothing that could stand in for "
-            "records."
-        )
     num_clients, aggregated = run.num_clients, run.trusted is not None
     prior = first_factor(posterior.prior, posterior.family, posterior.space)
 
@@ -122,36 +115,33 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
     return Replay(problem, params, targets, first, groups)
 
 
-def replays(replay: Replay) -> Callable[[PRNGKey, Array | float, int], Natural]:
-    """Makes the function that replays a run; equal problems share a compilation.
+def replays(replay: Replay, rng_key: PRNGKey, power: float, num_replays: int) -> Natural:
+    """Replays a run; equal problems share a compilation.
 
     Args:
         replay: What to replay.
+        rng_key: No secret: this noise protects nothing.
+        power: What the targets are raised to.
+        num_replays: How many replays to make.
 
     Returns:
-        A function of a key (no secret: this noise protects nothing), the power that the targets
-        are raised to, and how many replays to make. It returns natural parameters of q after every
-        round, leading axes ``(num_rounds, num_replays)``.
+        Natural parameters of q after every round, leading axes ``(num_rounds, num_replays)``.
     """
     # A replay's memory is its state, of which every one has a copy.
     floats = sum(leaf.size for leaf in jax.tree.leaves(replay.first))
     at_once = max(1, _FLOATS_AT_ONCE // floats)
-
-    def of(rng_key: PRNGKey, power: Array | float, num_replays: int) -> Natural:
-        targets = factors.power(replay.targets, power)
-        state = factors.repeated(replay.first, num_replays)
-        after = []
-        for number, (groups, params) in enumerate(zip(replay.groups, replay.params, strict=True)):
-            # As in runs that differ in their noise alone, all else is drawn alike.
-            key, secret = jax.random.split(jax.random.fold_in(rng_key, number))
-            keys = key, jax.random.split(secret, num_replays)
-            state, q = _round(
-                replay.problem, params, targets, jnp.asarray(groups), keys, state, at_once
-            )
-            after.append(q)
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *after)
-
-    return of
+    targets = factors.power(replay.targets, power)
+    state = factors.repeated(replay.first, num_replays)
+    after = []
+    for number, (groups, params) in enumerate(zip(replay.groups, replay.params, strict=True)):
+        # As in runs that differ in their noise alone, all else is drawn alike.
+        key, secret = jax.random.split(jax.random.fold_in(rng_key, number))
+        keys = key, jax.random.split(secret, num_replays)
+        state, q = _round(
+            replay.problem, params, targets, jnp.asarray(groups), keys, state, at_once
+        )
+        after.append(q)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *after)
 
 
 @compiled("problem", "at_once")
