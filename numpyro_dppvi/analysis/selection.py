@@ -239,21 +239,17 @@ def _check(run: Any, plan: SelectionPlan) -> None:
             "fit_one must fit with privacy, got a run without: write budget=budgets in its call of "
             "fit."
         )
-    relations = [budget.relation for budget in plan.budgets]
-    clients = range(len(run.plan.clients))
+    mus = []
     # The run's mechanisms must protect the selection's unit; their distances are checked below.
     # Another number of clients is refused by check_run, in words of its own.
-    for mine, budget in zip(run.plan.clients, plan.budgets, strict=False):
+    for m, (mine, budget) in enumerate(zip(run.plan.clients, plan.budgets, strict=False)):
         mine.mechanism.check(budget)
         if mine.budget.relation != budget.relation:
             raise ValueError(
                 "fit_one must keep to the budgets it is given, got a run with relation "
                 f"{mine.budget.relation!r}: write budget=budgets in its call of fit."
             )
-    mus = [
-        accounting.renyi_distance(run.ledger.composition(m), relation)
-        for m, relation in zip(clients, relations, strict=False)
-    ]
+        mus.append(accounting.renyi_distance(run.ledger.composition(m), budget.relation))
     check_run(plan, mus)
 
 
