@@ -52,7 +52,7 @@ class Comparison:
 
     def shift(self, name: str) -> float:
         """The RMS distance of a posterior's means from pooled NUTS, in sds of the latter."""
-        self._check(name)
+        _validate.choice("name", name, tuple(self.mean))
         # Distances are in NUTS's standard deviations and not in q's: a q that is too wide would
         # seem near to anything.
         exact, width = _flat(self.mean[NUTS_NAME]), _flat(self.stddev[NUTS_NAME])
@@ -60,13 +60,10 @@ class Comparison:
 
     def width(self, name: str) -> float:
         """A posterior's standard deviations relative to pooled NUTS (geometric mean)."""
-        self._check(name)
+        _validate.choice("name", name, tuple(self.mean))
         ratio = _flat(self.stddev[name]) / _flat(self.stddev[NUTS_NAME])
         # A geometric mean: twice as wide in one entry and half as wide in another is 1 on average.
         return float(np.exp(np.mean(np.log(ratio))))
-
-    def _check(self, name: str) -> None:
-        _validate.choice("name", name, tuple(self.mean))
 
     def __str__(self) -> str:
         """A table with one line per posterior."""
@@ -128,9 +125,9 @@ def compare(
             f"compare needs continuous latents, which NUTS can draw, got the discrete latent "
             f"{discrete[0]!r}: compare with fit(..., method=NonPrivate()) on the same data instead."
         )
+    posterior = result.posterior
     # The same first key as fit's, so that rows are split as they were there.
     split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
-    posterior = result.posterior
     laid = lay_out(data, clients, split_key, posterior.model, posterior.model_kwargs)
     shards, sizes, names = laid.shards, laid.sizes, laid.names
     if sizes != result.client_sizes:
@@ -141,13 +138,13 @@ def compare(
     # From the padded arrays and not from ``data``: these are the rows and dtypes of the fit.
     parts = [_records_of(shards, number) for number in range(len(sizes))]
     pooled = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    draws = _nuts(result.posterior, pooled, nuts_key, num_warmup, num_samples)
+    draws = _nuts(posterior, pooled, nuts_key, num_warmup, num_samples)
     mean = {
-        THIS: _arrays(result.posterior.mean),
+        THIS: _arrays(posterior.mean),
         NUTS_NAME: {name: np.mean(x, axis=0) for name, x in draws.items()},
     }
     stddev = {
-        THIS: _arrays(result.posterior.stddev),
+        THIS: _arrays(posterior.stddev),
         NUTS_NAME: {name: np.std(x, axis=0, ddof=1) for name, x in draws.items()},
     }
     guide = result.run.local.guide(guide, posterior.model)  # alone as together
@@ -155,7 +152,7 @@ def compare(
     alone = {f"nonprivate_{called[m]}": part for m, part in enumerate(parts[:max_clients])}
     # All with one key, so that they differ in their records alone.
     for name, records in {VI_NAME: pooled, **alone}.items():
-        found = _variational(result.posterior, guide, records, key)
+        found = _variational(posterior, guide, records, key)
         mean[name], stddev[name] = _arrays(found.mean), _arrays(found.stddev)
     return Comparison(mean, stddev)
 
@@ -165,7 +162,7 @@ def _variational(
 ) -> Posterior:
     """Non-private variational inference on some records."""
     # Fixed settings and not the fit's: what variational inference can do here without noise.
-    found = fit(
+    return fit(
         posterior.model,
         guide,
         records,
@@ -175,8 +172,7 @@ def _variational(
         model_kwargs=posterior.model_kwargs,
         prior=posterior.prior,
         progress_bar=False,
-    )
-    return found.posterior
+    ).posterior
 
 
 def _nuts(

@@ -415,8 +415,7 @@ def _noise(axis: Any, noise: Mapping[str, np.ndarray]) -> None:
 def _bars(contributors: Sequence[str], share: np.ndarray, records: np.ndarray, ax: Any) -> Any:
     """One bar per contributor, with the spread over parameters and the share of the records."""
     height = max(_PANEL[1] - 0.8, 0.28 * len(contributors) + 1.3)
-    figure, axes = _panels(1, ax, height)
-    axis = axes[0]
+    figure, [axis] = _panels(1, ax, height)
     places = np.arange(len(contributors))
     axis.barh(places, share.mean(axis=1), color=_BLUE, height=0.6, label="of the precision (mean)")
     # Over parameters: a client may have most of one latent's precision and little of another's.
@@ -439,8 +438,7 @@ def _bars(contributors: Sequence[str], share: np.ndarray, records: np.ndarray, a
 
 def _cloud(share: np.ndarray, records: np.ndarray, ax: Any) -> Any:
     """One point per client: its share of the precision over its share of the records."""
-    figure, axes = _panels(1, ax)
-    axis = axes[0]
+    figure, [axis] = _panels(1, ax)
     mean = share.mean(axis=1)
     line = {"color": "black", "linestyle": "--", "linewidth": 1, "label": "in proportion"}
     dots = {"color": _BLUE, "markersize": 4, "alpha": 0.6, "label": "a client"}

@@ -77,7 +77,8 @@ def to_arviz(
         used |= set(sizes)
         # Rows that the caller passes may happen to be as many as there are clients: these get no
         # names.
-        fitting = _fitting(known or {}, sizes) if group in _LATENT_GROUPS else {}
+        theirs = (known or {}) if group in _LATENT_GROUPS else {}
+        fitting = {n: each for n, each in theirs.items() if each and sizes.get(n) == len(each)}
         index = {n: labels.get(n, fitting.get(n, range(size))) for n, size in sizes.items()}
         datasets[group] = xarray.Dataset(arrays, {n: list(v) for n, v in index.items()}, attrs)
     unused = sorted(set(labels) - used)
@@ -91,13 +92,6 @@ def to_arviz(
         return xarray.DataTree.from_dict({"/": xarray.Dataset(attrs=attrs), **datasets})
     data: Any = arviz.InferenceData
     return data(attrs=attrs, **datasets)
-
-
-def _fitting(
-    known: Mapping[str, Sequence[str]], sizes: Mapping[str, int]
-) -> dict[str, Sequence[str]]:
-    """Labels of dimensions that are as long."""
-    return {n: labels for n, labels in known.items() if labels and sizes.get(n) == len(labels)}
 
 
 def _check_names(groups: Groups, dims: Mapping[str, Sequence[str]]) -> None:
