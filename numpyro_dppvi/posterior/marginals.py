@@ -32,7 +32,7 @@ def stddev(distribution: dist.Distribution) -> Array:
 
 def _mean_and_stddev(distribution: dist.Distribution) -> tuple[Array, Array]:
     if _is_discrete(distribution):
-        return _of_integers(distribution)
+        return _weighted(*_integers(distribution))
     if isinstance(distribution, dist.TransformedDistribution):
         return _expectation(distribution)
     return distribution.mean, jnp.sqrt(distribution.variance)
@@ -128,6 +128,12 @@ def _expectation(distribution: dist.TransformedDistribution) -> tuple[Array, Arr
     else:
         values = _draws(distribution)
         weights = jnp.full((len(values), *[1] * (values.ndim - 1)), 1 / len(values))
+    return _weighted(values, weights)
+
+
+def _weighted(values: Array, weights: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of values on a leading axis, with weights that sum to 1."""
+    # E[(x - m)^2] and not E[x^2] - m^2, which would lose all digits near probabilities of 0 and 1.
     centre = jnp.sum(weights * values, axis=0)
     return centre, jnp.sqrt(jnp.sum(weights * (values - centre) ** 2, axis=0))
 
@@ -141,14 +147,6 @@ def _integers(distribution: dist.Distribution) -> tuple[Array, Array]:
     base = _base(distribution)
     values = base.enumerate_support(expand=True)
     return values, jnp.exp(base.log_prob(values))
-
-
-def _of_integers(distribution: dist.Distribution) -> tuple[Array, Array]:
-    """Mean and standard deviation of a discrete distribution."""
-    # E[(x - m)^2] and not E[x^2] - m^2, which would lose all digits near probabilities of 0 and 1.
-    values, probs = _integers(distribution)
-    centre = jnp.sum(probs * values, axis=0)
-    return centre, jnp.sqrt(jnp.sum(probs * (values - centre) ** 2, axis=0))
 
 
 def _least(distribution: dist.Distribution, levels: Array) -> Array:
