@@ -13,7 +13,7 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.records.shards import record_arrays
-from numpyro_dppvi.silo.settings import Checks, Column, Settings
+from numpyro_dppvi.silo.settings import Checks, Settings
 
 
 def load(settings: Settings) -> dict[str, np.ndarray]:
@@ -76,12 +76,12 @@ def check(arrays: Mapping[str, np.ndarray], checks: Checks) -> None:
             f"the records must be the arrays {sorted(checks.columns)}, got {sorted(arrays)}: "
             "correct the loader, or the columns under [checks]."
         )
-    for name, column in checks.columns.items():
-        _check_range(name, arrays[name], column)
+    for name, bounds in checks.columns.items():
+        _check_range(name, arrays[name], bounds)
 
 
-def _check_range(name: str, array: np.ndarray, column: Column) -> None:
-    for word, bound in column._asdict().items():
+def _check_range(name: str, array: np.ndarray, bounds: Mapping[str, Any]) -> None:
+    for word, bound in bounds.items():
         given = np.asarray(bound, float)
         # NumPy would broadcast some other shapes, to columns that they were not written for.
         if given.shape not in ((), array.shape[1:]):

@@ -32,30 +32,18 @@ class Caps:
     trusted_aggregator: bool = False
 
 
-class Column(NamedTuple):
-    """What the data officer expects of an array.
-
-    Attributes:
-        least: The least value, or one per column.
-        most: The largest, or one per column.
-    """
-
-    least: Any
-    most: Any
-
-
 @dataclass(frozen=True)
 class Checks:
     """What the data officer expects of the records.
 
     Args:
         rows: The least and the largest number of rows.
-        columns: What is expected of each array; there must be no others. Empty for no
-            expectations.
+        columns: For each array its ``least`` and its ``most`` value, or one of them per column;
+            there must be no other arrays. Empty for no expectations.
     """
 
     rows: tuple[int, int]
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Mapping[str, Any]]
 
 
 class AllowedStudy(NamedTuple):
@@ -191,7 +179,7 @@ def _checks(found: Any) -> Checks:
         )
     least = _validate.positive_int("rows", rows[0])
     columns = {
-        name: Column(**_bounds(f"[checks.columns.{name}]", entry))
+        name: _bounds(f"[checks.columns.{name}]", entry)
         for name, entry in table.get("columns", {}).items()
     }
     return Checks((least, rows[1]), columns)

@@ -19,7 +19,6 @@ from numpyro_dppvi import _files, silo
 from numpyro_dppvi.protocol import client
 from numpyro_dppvi.silo import loading, messages, settings, wire
 from numpyro_dppvi.silo.messages import Code, Join, Ready, Refused, Released, Visit
-from numpyro_dppvi.silo.settings import Column
 from numpyro_dppvi.silo.store import Store
 from numpyro_dppvi.silo.study import prepare
 from tests.grids import grid
@@ -460,7 +459,8 @@ def test_what_is_no_number_is_in_no_range(value, place):
         pass
     assert str(records["X"][3, 0]) not in str(caught.value)
     mine = settings.read(path)
-    checks = dataclasses.replace(mine.checks, columns={"X": Column(-10, 10), "y": Column(0, 1)})
+    columns = {"X": {"least": -10, "most": 10}, "y": {"least": 0, "most": 1}}
+    checks = dataclasses.replace(mine.checks, columns=columns)
     with pytest.raises(ValueError, match=r"all values of X must be at (least|most)"):
         loading.check(records, checks)
 
