@@ -111,11 +111,9 @@ def _steps_of_adam(num_steps: int) -> float:
     By Cauchy and Schwarz the mean of gradients is at most sqrt(sum_j (b1^2 / b2)^j) times the root
     of the mean of their squares, both with their decays; the two bias corrections follow.
     """
-    total, squares = 0.0, 0.0
-    for step in range(1, num_steps + 1):
-        # The mean is (1 - b1) / (1 - b1^t) sum b1^j g_j, the root sqrt((1 - b2) / (1 - b2^t) sum
-        # b2^j g_j^2), and sum b1^j g_j <= sqrt(sum (b1^2 / b2)^j) sqrt(sum b2^j g_j^2).
-        squares += (_B1**2 / _B2) ** (step - 1)
-        corrections = (1 - _B1) / (1 - _B1**step) * math.sqrt((1 - _B2**step) / (1 - _B2))
-        total += corrections * math.sqrt(squares)
-    return total
+    steps = np.arange(1, num_steps + 1)
+    # The mean is (1 - b1) / (1 - b1^t) sum b1^j g_j, the root sqrt((1 - b2) / (1 - b2^t) sum b2^j
+    # g_j^2), and sum b1^j g_j <= sqrt(sum (b1^2 / b2)^j) sqrt(sum b2^j g_j^2).
+    squares = np.cumsum((_B1**2 / _B2) ** (steps - 1))
+    corrections = (1 - _B1) / (1 - _B1**steps) * np.sqrt((1 - _B2**steps) / (1 - _B2))
+    return float(np.sum(corrections * np.sqrt(squares)))
