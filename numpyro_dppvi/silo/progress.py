@@ -149,11 +149,10 @@ def _progress(begin: Progress, facts: Mapping[str, Any], arrays: Mapping[str, An
     if rounds < 0 or facts["slot"] < 0:
         raise ValueError("it counts below 0")
     projected, rejected, failed = arrays["counts"].tolist()
-    history = history_of(begin.history, arrays, rounds)
     return Progress(
         slot=facts["slot"],
         known=_files.unflatten(arrays, "known", begin.known),
-        history=history,
+        history=history_of(begin.history, arrays, rounds),
         counts=Counts(projected, rejected, failed),
         taken={name: Taken(int(step), float(s)) for name, (step, s) in facts["taken"].items()},
         asked={
