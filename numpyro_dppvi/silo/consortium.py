@@ -158,10 +158,11 @@ class _End(NamedTuple):
     refused: bool = False
 
 
-_Arrivals: TypeAlias = "queue.SimpleQueue[tuple[str, Released | Missed | BaseException]]"
+_Came: TypeAlias = Released | Missed
+_Arrivals: TypeAlias = queue.SimpleQueue[tuple[str, _Came | BaseException]]
 
 
-def _next(arrivals: _Arrivals) -> "tuple[str, Released | Missed]":
+def _next(arrivals: _Arrivals) -> tuple[str, _Came]:
     """The next reply, and whose. Raises what its delivery has raised.
 
     Waits in pieces: between them Python deals with signals that another thread was sent, as by
@@ -288,7 +289,7 @@ class _Server:
         # A daemon: whoever stops the server does not wait for hospitals.
         threading.Thread(target=fly, name=f"to {name}", daemon=True).start()
 
-    def _arrived(self, now: Progress, name: str, reply: "Released | Missed") -> Progress:
+    def _arrived(self, now: Progress, name: str, reply: _Came) -> Progress:
         """After one hospital's release, or refusal, with its next visit asked."""
         names = self.prepared.study.names
         number = names.index(name)
@@ -339,7 +340,7 @@ class _Server:
         visit = Visit(self.prepared.digest, name, step, taken.step, share, q, factor, told)
         return messages.encode(visit)
 
-    def _all_replies(self, asked: Mapping[str, bytes]) -> "dict[str, Released | Missed]":
+    def _all_replies(self, asked: Mapping[str, bytes]) -> dict[str, _Came]:
         arrivals: _Arrivals = queue.SimpleQueue()
         if asked:
             _LOG.info("waiting for %s", ", ".join(asked))
@@ -348,7 +349,7 @@ class _Server:
         replies = dict(_next(arrivals) for _ in asked)
         return {name: replies[name] for name in asked}  # merged in the schedule's order
 
-    def _reply(self, name: str, visit: bytes) -> "Released | Missed":
+    def _reply(self, name: str, visit: bytes) -> _Came:
         try:
             # An OSError is a hospital that is away. Anything else is a fault in the courier's code,
             # and ends the run.
@@ -367,7 +368,7 @@ class _Server:
             # little.
             return Missed(f"sent what is refused: {error}", charged=True)
 
-    def _read(self, name: str, visit: bytes, data: bytes) -> "Released | Missed":
+    def _read(self, name: str, visit: bytes, data: bytes) -> _Came:
         """A hospital's reply, if it is what it claims to be."""
         reply, sent = messages.read_reply(data, self.prepared.form), self._sent(visit)
         # Refusals are checked as well: one of an older message must not count for this one.
@@ -397,17 +398,13 @@ class _Server:
         known, _ = _begin_round(problem, params, now.known, self.prepared.round_key(number))
         return now._replace(known=known, counts=Counts())
 
-    def _dealt_with(
-        self, now: Progress, at: Step, replies: "Mapping[str, Released | Missed]"
-    ) -> Progress:
+    def _dealt_with(self, now: Progress, at: Step, replies: Mapping[str, _Came]) -> Progress:
         """After a group's replies: merged, charged, and told to the log."""
         released = {n: r for n, r in replies.items() if isinstance(r, Released)}
         now = self._charged(now, at, replies)
         return self._merged(now, at, released) if released else now
 
-    def _charged(
-        self, now: Progress, at: Step, replies: "Mapping[str, Released | Missed]"
-    ) -> Progress:
+    def _charged(self, now: Progress, at: Step, replies: Mapping[str, _Came]) -> Progress:
         names = self.prepared.study.names
         known = {(number, step) for _, number, step in now.charged}
         charged = [*now.charged]
