@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.distributions.transforms import ComposeTransform
 
 from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.compiled import compiled
+from numpyro_dppvi.families.reading import split
 
 _NUM_DRAWS = 10_000
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
@@ -64,16 +66,15 @@ def quantiles(distribution: dist.Distribution, probs: Sequence[float]) -> Array:
 def _quantiles(distribution: dist.Distribution, levels: Array) -> Array:
     if _is_discrete(distribution):
         return _least(distribution, levels)
-    base = _base(distribution)
-    transforms = getattr(distribution, "transforms", [])
-    if not all(_is_elementwise(transform) for transform in transforms):
+    base, through = _parts(distribution)
+    if not all(map(_is_elementwise, through.parts)):
         return jnp.quantile(_draws(distribution), levels, axis=0)
-    shape = _base_shape(distribution)
+    shape = through.inverse_shape(distribution.shape())
 
     # A monotone bijection maps quantiles to quantiles, in reverse order if it is decreasing.
     def at(levels: Array) -> Array:
         values = base.icdf(levels.reshape(-1, *[1] * len(shape)))
-        return _through(transforms, jnp.broadcast_to(values, (len(levels), *shape)))
+        return through(jnp.broadcast_to(values, (len(levels), *shape)))
 
     try:
         lower, upper = at(jnp.array([0.25, 0.75]))
@@ -115,14 +116,14 @@ def table(
 
 def _expectation(distribution: dist.TransformedDistribution) -> tuple[Array, Array]:
     """Mean and standard deviation of a transformed distribution."""
-    base = _base(distribution)
-    if isinstance(base, dist.Normal) and all(map(_is_elementwise, distribution.transforms)):
+    base, through = _parts(distribution)
+    if isinstance(base, dist.Normal) and all(map(_is_elementwise, through.parts)):
         # E[f(m + s Z)] = sum of w_i f(m + s z_i), with the nodes z_i and (normalised) weights w_i
         # of the rule for the weight function exp(-z^2 / 2).
-        shape = _base_shape(distribution)
+        shape = through.inverse_shape(distribution.shape())
         nodes = jnp.asarray(_NODES, float).reshape(-1, *[1] * len(shape))
         loc, scale = (jnp.broadcast_to(x, shape) for x in (base.loc, base.scale))
-        values = _through(distribution.transforms, loc + scale * nodes)
+        values = through(loc + scale * nodes)
         weights = jnp.asarray(_WEIGHTS, float).reshape(-1, *[1] * (values.ndim - 1))
         weights = weights / jnp.sum(weights)
     else:
@@ -144,7 +145,7 @@ def _is_discrete(distribution: dist.Distribution) -> bool:
 
 def _integers(distribution: dist.Distribution) -> tuple[Array, Array]:
     """All values of every entry, and their probabilities, on a leading axis."""
-    base = _base(distribution)
+    base, _ = _parts(distribution)
     values = base.enumerate_support(expand=True)
     return values, jnp.exp(base.log_prob(values))
 
@@ -164,22 +165,12 @@ def _draws(distribution: dist.Distribution) -> Array:
     return distribution.sample(jax.random.key(0), (_NUM_DRAWS,))
 
 
-def _base(distribution: dist.Distribution) -> dist.Distribution:
-    """The base distribution without bijections and event dimensions."""
-    wrappers = (dist.TransformedDistribution, dist.Independent, dist.ExpandedDistribution)
-    while isinstance(distribution, wrappers):
-        distribution = distribution.base_dist
-    if isinstance(distribution, dist.MultivariateNormal):  # the marginals of the entries
-        return dist.Normal(distribution.mean, jnp.sqrt(distribution.variance))
-    return distribution
-
-
-def _base_shape(distribution: dist.Distribution) -> tuple[int, ...]:
-    """Shape of the values that the transforms are applied to."""
-    shape = distribution.shape()
-    for transform in reversed(getattr(distribution, "transforms", [])):
-        shape = transform.inverse_shape(shape)
-    return shape
+def _parts(distribution: dist.Distribution) -> tuple[dist.Distribution, ComposeTransform]:
+    """The base distribution, of which the entries' marginals count, and what it is put through."""
+    base, transforms = split(distribution)
+    if isinstance(base, dist.MultivariateNormal):
+        base = dist.Normal(base.mean, jnp.sqrt(base.variance))
+    return base, ComposeTransform(transforms)
 
 
 def _is_elementwise(transform: dist.transforms.Transform) -> bool:
@@ -189,9 +180,3 @@ def _is_elementwise(transform: dist.transforms.Transform) -> bool:
     if isinstance(transform, dist.transforms.ReshapeTransform):
         return True
     return transform.domain.event_dim == transform.codomain.event_dim == 0
-
-
-def _through(transforms: Sequence[dist.transforms.Transform], values: Array) -> Array:
-    for transform in transforms:
-        values = transform(values)
-    return values
