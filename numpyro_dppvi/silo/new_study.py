@@ -59,11 +59,8 @@ def write(folder: str | os.PathLike[str], hospitals: Mapping[str, int]) -> Path:
 
 
 def _fill(path: Path, template: str, **words: str) -> None:
-    text = (
-        importlib.resources.files(__package__)
-        .joinpath("template", f"{template}.txt")
-        .read_text("utf-8")
-    )
+    source = importlib.resources.files(__package__).joinpath("template", f"{template}.txt")
+    text = source.read_text("utf-8")
     for word, meaning in words.items():
         text = text.replace(word, meaning)
     path.write_text(text, "utf-8")
