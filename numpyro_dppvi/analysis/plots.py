@@ -75,17 +75,16 @@ def convergence(
         TypeError: If ``ax`` holds something else, or another number of axes.
     """
     _validate.instance("result", result, FitResult, "fit(...)")
-    if scores is not None:
-        scores = _numbers("scores", scores)
+    panels = {} if scores is None else _numbers("scores", scores)
     lines_of = _validate.mapping("references", references, "{'accuracy': {'pooled': 0.9}}")
     lines_of = {
         label: _reference_lines(f"references[{label!r}]", lines)
         for label, lines in lines_of.items()
     }
-    figure, axes = _panels(len(scores or {"parameters": ()}) + 1, ax)
-    if scores is None:
+    figure, axes = _panels(max(len(panels), 1) + 1, ax)
+    if not panels:
         _parameters(axes[0], result)
-    for axis, (label, values) in zip(axes, (scores or {}).items(), strict=False):
+    for axis, (label, values) in zip(axes, panels.items(), strict=False):
         rounds = np.arange(1, len(values) + 1)
         axis.plot(rounds, values, color=_BLUE, marker="o", markersize=4, label="this fit")
         lines = lines_of.get(label, {})
