@@ -45,7 +45,7 @@ def shown(value: Any) -> str:
     return _article(type(value).__name__)
 
 
-def _wrong(
+def wrong(
     name: str, must: str, value: Any, example: object, kind: type[Exception] = ValueError
 ) -> Exception:
     """The error about an argument: what it must be, what was received, what to write instead."""
@@ -88,10 +88,10 @@ def positive(name: str, value: float, *, infinite: bool = False, most: float = M
     if infinite and number == math.inf:
         return number
     if not 0 < number < math.inf:
-        raise _wrong(name, "be a number above 0", value, "1.0")
+        raise wrong(name, "be a number above 0", value, "1.0")
     # Symmetric, because reciprocals of what is passed have to be representable, too.
     if not 1 / most <= number <= most:
-        raise _wrong(name, f"lie between {1 / most:g} and {most:g}", value, "1.0")
+        raise wrong(name, f"lie between {1 / most:g} and {most:g}", value, "1.0")
     return number
 
 
@@ -99,7 +99,7 @@ def not_negative(name: str, value: float) -> float:
     """Returns a number in [0, MOST] as a float; refuses others."""
     number = _real(value)
     if not 0 <= number <= MOST:
-        raise _wrong(name, f"be a number between 0 and {MOST:g}", value, "0.0")
+        raise wrong(name, f"be a number between 0 and {MOST:g}", value, "0.0")
     return number
 
 
@@ -107,9 +107,9 @@ def open_unit(name: str, value: float, example: str, least: float = LEAST) -> fl
     """Returns a number in [least, 1) as a float; refuses others."""
     number = _real(value)
     if not 0 < number < 1:
-        raise _wrong(name, "lie strictly between 0 and 1", value, example)
+        raise wrong(name, "lie strictly between 0 and 1", value, example)
     if number < least:
-        raise _wrong(name, f"be at least {least:g}", value, example)
+        raise wrong(name, f"be at least {least:g}", value, example)
     return number
 
 
@@ -117,9 +117,9 @@ def half_open_unit(name: str, value: float, least: float = LEAST) -> float:
     """Returns a number in [least, 1] as a float; refuses others."""
     number = _real(value)
     if not 0 < number <= 1:
-        raise _wrong(name, "lie above 0 and be at most 1", value, "0.5")
+        raise wrong(name, "lie above 0 and be at most 1", value, "0.5")
     if number < least:
-        raise _wrong(name, f"be at least {least:g}", value, "0.5")
+        raise wrong(name, f"be at least {least:g}", value, "0.5")
     return number
 
 
@@ -127,7 +127,7 @@ def finite(name: str, value: float, example: str) -> float:
     """Returns a finite number as a float; refuses others."""
     number = _real(value)
     if not math.isfinite(number):
-        raise _wrong(name, "be a finite number", value, example)
+        raise wrong(name, "be a finite number", value, example)
     return number
 
 
@@ -152,7 +152,7 @@ def damping(value: float) -> float:
 def whole(name: str, value: int) -> int:
     """Returns any whole number as an ``int``; refuses everything else."""
     if not _is_whole(value):
-        raise _wrong(name, "be a whole number", value, "0")
+        raise wrong(name, "be a whole number", value, "0")
     return int(value)
 
 
@@ -162,16 +162,16 @@ def _is_whole(value: Any) -> bool:
 
 def _count(name: str, value: int, least: int, most: int, example: int) -> int:
     if not _is_whole(value) or value < least:
-        raise _wrong(name, f"be a whole number of at least {least}", value, example)
+        raise wrong(name, f"be a whole number of at least {least}", value, example)
     if value > most:
-        raise _wrong(name, f"be at most {most:,}", value, example)
+        raise wrong(name, f"be at most {most:,}", value, example)
     return int(value)
 
 
 def flag(name: str, value: bool) -> bool:
     """Returns a Boolean as a ``bool``; refuses everything else, such as "no" and 1."""
     if not isinstance(value, (bool, np.bool_)):
-        raise _wrong(name, "be True or False", value, "True", TypeError)
+        raise wrong(name, "be True or False", value, "True", TypeError)
     return bool(value)
 
 
@@ -187,7 +187,7 @@ def mapping(name: str, value: Any, example: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise _wrong(name, "be a mapping from names", value, example, TypeError)
+        raise wrong(name, "be a mapping from names", value, example, TypeError)
     for key in value:
         if not isinstance(key, str):
             raise TypeError(
@@ -245,7 +245,7 @@ def entries(name: str, value: Any, example: str) -> list[Any]:
     """The entries of a sequence or one-dimensional array; refuses everything else."""
     found = listed(value)
     if found is None:
-        raise _wrong(name, "be a list", value, example, TypeError)
+        raise wrong(name, "be a list", value, example, TypeError)
     return found
 
 
@@ -290,7 +290,7 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
     axes = entries(name, value, f"({value},)" if _is_whole(value) else "(1000,)")
     axes = [not_negative_int(name, axis) for axis in axes]
     if math.prod(axes) > MOST_INT:
-        raise _wrong(name, f"have at most {MOST_INT} entries", math.prod(axes), "(1000,)")
+        raise wrong(name, f"have at most {MOST_INT} entries", math.prod(axes), "(1000,)")
     return tuple(axes)
 
 
@@ -331,7 +331,7 @@ def function(name: str, value: Any, parameters: tuple[str, ...], example: str) -
         except ValueError:  # some functions written in C have no signature
             pass
     if not fits:
-        raise _wrong(name, f"be a function of ({', '.join(parameters)})", value, example, TypeError)
+        raise wrong(name, f"be a function of ({', '.join(parameters)})", value, example, TypeError)
 
 
 def instance(name: str, value: Any, kind: type | tuple[type, ...], example: str) -> None:
@@ -339,20 +339,20 @@ def instance(name: str, value: Any, kind: type | tuple[type, ...], example: str)
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         names = " or ".join(one.__name__ for one in kinds)
-        raise _wrong(name, f"be {_article(names)}", value, example, TypeError)
+        raise wrong(name, f"be {_article(names)}", value, example, TypeError)
 
 
 def path(name: str, value: Any) -> Path:
     """Returns a file's path; refuses other types, empty strings and NUL characters."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
-        raise _wrong(name, "be the path of a file", value, "'run.npz'", TypeError)
+        raise wrong(name, "be the path of a file", value, "'run.npz'", TypeError)
     try:
         can_be_written = bool(text) and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
         can_be_written = False
     if not can_be_written:
-        raise _wrong(name, "be the path of a file", text, "'run.npz'")
+        raise wrong(name, "be the path of a file", text, "'run.npz'")
     return Path(text)
 
 

@@ -282,10 +282,7 @@ def _ends(
         each = _validate.entries("score_range", given, example)
         ends = [_validate.finite("score_range", end, example) for end in each]
         if len(ends) != 2 or not ends[0] < ends[1]:
-            raise ValueError(
-                "score_range must be a lower and a higher number, got "
-                f"{_validate.shown(given)}: write score_range={example}, say."
-            )
+            raise _validate.wrong("score_range", "be a lower and a higher number", given, example)
         return ends[0], ends[1]
     # From draws and made-up rows. A range that was read off the records would be a release itself.
     ends = [-math.inf, math.inf]

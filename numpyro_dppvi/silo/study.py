@@ -147,10 +147,8 @@ def _row(name: str, row: Any) -> jax.ShapeDtypeStruct:
         found = jax.dtypes.canonicalize_dtype(np.dtype(dtype))
         shape = tuple(_validate.positive_int(name, int(size)) for size in shape)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"records must have shape and dtype of one record of {name!r}, got "
-            f"{_validate.shown(row)}: write records={{'X': ((8,), 'float32')}}, say."
-        ) from None
+        must = f"have shape and dtype of one record of {name!r}"
+        raise _validate.wrong("records", must, row, "{'X': ((8,), 'float32')}") from None
     if found.kind not in "biuf":
         raise ValueError(
             f"records must have a dtype of numbers for {name!r}, got {found}: write 'float32', say."
