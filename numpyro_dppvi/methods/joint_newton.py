@@ -15,22 +15,23 @@ from jax.scipy.linalg import solve_triangular
 from numpyro.distributions.util import cholesky_of_inverse
 
 from numpyro_dppvi._typing import Array, Coordinates, Natural
-from numpyro_dppvi.families import (
-    FullNormal,
-    FullNormalCoordinates,
-    MeanField,
-    NormalNatural,
-    factors,
-    full_normal,
-)
+from numpyro_dppvi.families import MeanField, factors, full_normal
 from numpyro_dppvi.methods.local_solve import GradientFn
 from numpyro_dppvi.methods.objective import MonteCarlo
 
+# Steps between two Hessians, at most.
+_STEPS_A_HESSIAN = 10
+# The share of a Newton step that is taken falls as 2 / (2 + t): the first ones go far, and the
+# draws of the last ones average out.
+_FALLS_AFTER = 2.0
+# A step goes no further than this many of q's standard deviations, or of those that the Hessian
+# gives along it, if these are larger.
+FARTHEST = 1.0
 # A step that is taken back is tried again at a quarter of its length; each that holds doubles it,
 # up to the whole length, and beyond that while steps would go further still.
-SHORTER, LONGER = 0.25, 2.0
+_SHORTER, _LONGER = 0.25, 2.0
 # Nats by which a step's end may rise more than its beginning fell: draws' noise does not reach it.
-WORSE = 1.0
+_WORSE = 1.0
 # By how much q narrows, step by step, until a visit has found a place with a finite slope. Under a
 # wide prior in raw units an expected rate exp(x'b) is infinite: a solve may begin anywhere.
 NARROWER = 0.25
@@ -55,27 +56,25 @@ class Place(NamedTuple):
         return (jnp.max(jnp.abs(away)) > FAR) | (jnp.max(jnp.abs(jnp.log(turned))) > FAR)
 
 
-class _Walk(NamedTuple):
-    """A place, and the way to it.
+class Walk(NamedTuple):
+    """A place, and the way to it; of one normal or of independent ones.
 
     Attributes:
         at: The place.
         before: The last place that has held.
-        slope: The slope there, along white axes.
-        hessian: The whole loss's Hessian there, along white axes.
+        slope: The slope there; of one normal, it and the whole loss's Hessian along white axes.
         trust: The share of a step that is trusted; above 1, of the farthest step.
         short: Whether the last step would have gone further.
         begin: The first place with a finite slope.
         begun: Whether there was one.
     """
 
-    at: Place
-    before: Place
-    slope: Array
-    hessian: Array
+    at: Any
+    before: Any
+    slope: Any
     trust: Array
     short: Array
-    begin: Place
+    begin: Any
     begun: Array
 
 
@@ -83,49 +82,39 @@ class JointLocal(NamedTuple):
     """A local problem of one normal distribution over all latents.
 
     Attributes:
-        name: The member's name.
-        member: The member.
         family: The family that has it alone.
-        cavity: The member's natural parameters in the cavity.
+        cavity: The cavity.
         records_gradient: The gradient of the records' losses.
         draws: The draws at which it is taken; ``None`` where there are none.
     """
 
-    name: str
-    member: FullNormal
     family: MeanField
-    cavity: NormalNatural
+    cavity: Natural
     records_gradient: GradientFn
     draws: MonteCarlo | None
 
-    def place(self, natural: Natural) -> Place:
-        """Where some natural parameters are."""
-        here = self.member.coordinates(natural[self.name])
+    def place(self, coordinates: Coordinates) -> Place:
+        """Where some coordinates are."""
+        (here,) = coordinates.values()
         return Place(here.loc, full_normal.scale_tril(here))
 
-    def coordinates(self, at: Place) -> FullNormalCoordinates:
-        """A place in the member's coordinates."""
-        diagonal = jnp.diagonal(at.tril)
-        # The family has L = diag(scale) (I + lower): see full_normal.scale_tril.
-        rows, columns = np.tril_indices(len(diagonal), -1)
-        lower = (at.tril / diagonal[:, None])[rows, columns]
-        return FullNormalCoordinates(at.loc, jnp.log(diagonal), lower)
-
-    def tree(self, at: Place) -> Coordinates:
-        """A place in the family's coordinates."""
-        return Coordinates({self.name: self.coordinates(at)})
+    def coordinates(self, at: Place) -> Coordinates:
+        """Inverse of :meth:`place`."""
+        ((name, _),) = self.family.members
+        return Coordinates({name: full_normal.of_tril(*at)})
 
     def free(self, at: Place) -> tuple[Array, Array]:
         """Slope and Hessian of the cavity's loss along white axes."""
         # whitened() makes sqrt(2) L' D L of a quadratic part D. The cavity's is -P / 2, so that its
         # share L'P L of the Hessian is -sqrt(2) times that. The entropy's, -I, is in _narrowed.
-        white = self.member.whitened(self.coordinates(at), self.cavity)
+        ((name, member),) = self.family.members
+        white = member.whitened(full_normal.of_tril(*at), self.cavity[name])
         return -white.linear, -np.sqrt(2) * full_normal.unpack(white.quadratic)
 
     def records(self, key: Any, at: Place) -> tuple[Array, Array]:
         """Slope and Hessian of the records' expected losses along white axes."""
-        found = self.records_gradient(key, self.tree(at))[self.name]
-        _, pull = jax.vjp(lambda tril: self.coordinates(Place(at.loc, tril)), at.tril)
+        (found,) = self.records_gradient(key, self.coordinates(at)).values()
+        _, pull = jax.vjp(lambda tril: full_normal.of_tril(at.loc, tril), at.tril)
         (of_tril,) = pull(found)
         # d/dL E[f(m + L e)] = E[f''] L =: G (Price). Only its lower triangle is known, because L
         # has no other entries. That suffices for the lower triangle of the white Hessian L'G: in
@@ -148,24 +137,21 @@ class JointLocal(NamedTuple):
         if self.draws is None:
             return jnp.zeros_like(hessian)
         drawn = self.family.by_member(self.draws(key, self.family, self.family.standard()))
-        noise = drawn[self.name]
+        (noise,) = drawn.values()
         # The slope at e is A e, and its product with e' has the mean A e e' over the draws.
         return _from_lower(hessian @ (noise.T @ noise / len(noise) - jnp.eye(len(hessian))))
 
 
-def solve(local: JointLocal, first: Place, keys: Any, shares: Array, farthest: float) -> Place:
+def solve(local: JointLocal, first: Place, keys: Any) -> Place:
     """Takes one step a key; NaN if no gradient was finite.
 
     Args:
         local: The local problem.
         first: Where it begins.
-        keys: A block of keys a Hessian, shape ``(num_blocks, steps)``.
-        shares: The shares of Newton's steps that are taken, of the same shape.
-        farthest: The longest step.
+        keys: A key a step.
     """
-    eye = jnp.eye(len(first.loc), dtype=first.loc.dtype)
 
-    def block(walk: _Walk, steps: tuple[Any, Array]) -> tuple[_Walk, None]:
+    def block(walk: Walk, steps: tuple[Any, Array]) -> tuple[Walk, None]:
         begin = walk.at
         hessian = local.second(jax.random.fold_in(steps[0][0], 1), begin)
 
@@ -175,32 +161,50 @@ def solve(local: JointLocal, first: Place, keys: Any, shares: Array, farthest: f
             turned = solve_triangular(begin.tril, at.tril, lower=True)
             return turned.T @ hessian @ turned
 
-        def step(walk: _Walk, now: tuple[Any, Array]) -> tuple[_Walk, None]:
+        def step(walk: Walk, now: tuple[Any, Array]) -> tuple[Walk, None]:
             key, share = now
             (slope, free), (of_records, seen) = local.free(walk.at), local.records(key, walk.at)
             # Two Hessians: that of the block is the metric of the mean's step; that of this step's
             # own draws, less their known error, moves the precision.
-            whole = free + seen - local.off(key, at_place(walk.at))
-            held = _held(walk, slope + of_records, whole)
-            at, trust = held.at, held.trust
+            here = slope + of_records, free + seen - local.off(key, at_place(walk.at))
+            held = _held(walk, here)
+            at, (slope, whole), trust = held.at, held.slope, held.trust
             metric = local.free(at)[1] + at_place(at)
             share = share * jnp.minimum(trust, 1.0)
             widest = factors.select(walk.begun, walk.begin, at)
-            step, short = _step(held.slope, metric, at, share, widest, trust * farthest)
-            after = Place(at.loc - at.tril @ step, at.tril @ _narrowed(held.hessian, share))
-            finite = factors.is_finite((slope + of_records, whole))
-            return onwards(walk, held._replace(short=short), after, finite), None
+            step, short = _step(slope, metric, at, share, widest, trust * FARTHEST)
+            after = Place(at.loc - at.tril @ step, at.tril @ _narrowed(whole, share))
+            return onwards(walk, held._replace(short=short), after, factors.is_finite(here)), None
 
         return jax.lax.scan(step, walk, steps)
 
+    flat = jnp.zeros_like(first.loc), jnp.eye(len(first.loc), dtype=first.loc.dtype)
+    end: Place = walked(first, flat, block, keys)
+    return end
+
+
+def walked(first: Any, flat: Any, block: Callable[..., Any], keys: Any) -> Any:
+    """Where a step a key ends; NaN if no gradient was finite.
+
+    Args:
+        first: Where they begin.
+        flat: What a walk's slope is where the loss is flat.
+        block: The steps to the next Hessian: a function of the walk, their keys and shares.
+        keys: A key a step.
+    """
+    # Blocks of one length, because they are scanned over: the longest one that divides the number
+    # of steps. (Of 50 steps: five blocks of ten.)
+    number = len(keys)
+    each = max(n for n in range(1, _STEPS_A_HESSIAN + 1) if number % n == 0)
+    shares = (_FALLS_AFTER / (_FALLS_AFTER + jnp.arange(1, number + 1))).reshape(-1, each)
     one, no = jnp.ones((), first.loc.dtype), jnp.zeros((), bool)
-    start = _Walk(first, first, jnp.zeros_like(first.loc), eye, one, no, first, no)
-    walk, _ = jax.lax.scan(block, start, (keys, shares))
+    start = Walk(first, first, flat, one, no, first, no)
+    walk, _ = jax.lax.scan(block, start, (keys.reshape(shares.shape), shares))
     return factors.select(walk.begun, walk.at, jax.tree.map(lambda x: x * jnp.nan, first))
 
 
-def onwards(walk: Any, held: Any, after: Any, finite: Array) -> Any:
-    """The walk after a step, of one normal or of independent ones.
+def onwards(walk: Walk, held: Walk, after: Any, finite: Array) -> Walk:
+    """The walk after a step.
 
     Args:
         walk: The walk before the step.
@@ -236,13 +240,10 @@ def bent(slope: Callable[[Array], Array], at: Array, direction: Array) -> Array:
     return found
 
 
-def _held(walk: _Walk, slope: Array, hessian: Array) -> _Walk:
-    """The walk if its last step held, else from before that step, with less trust.
-
-    As :func:`numpyro_dppvi.methods.newton._held`.
-    """
+def _held(walk: Walk, here: tuple[Array, Array]) -> Walk:
+    """As :func:`numpyro_dppvi.methods.newton._held`, with slope and Hessian."""
     begin, end = walk.before, walk.at
-    eye = jnp.eye(len(slope), dtype=slope.dtype)
+    eye = jnp.eye(len(end.loc), dtype=end.loc.dtype)
 
     def along(here: Place, other: Place, slope: Array, hessian: Array) -> Array:
         # Along white axes a step L N of the Cholesky factor changes the loss by the trace of
@@ -252,14 +253,22 @@ def _held(walk: _Walk, slope: Array, hessian: Array) -> _Walk:
         away = solve_triangular(here.tril, other.loc - here.loc, lower=True)
         return slope @ away + jnp.sum((hessian - eye) * (turned + widths))
 
-    fell, rises = -along(begin, end, walk.slope, walk.hessian), -along(end, begin, slope, hessian)
-    finite = factors.is_finite((slope, hessian))
-    holds = finite & (rises <= jnp.maximum(fell, 0) + WORSE)
-    at, slope, hessian = factors.select(
-        holds, (end, slope, hessian), (begin, walk.slope, walk.hessian)
-    )
+    return held(walk, here, -along(begin, end, *walk.slope), -along(end, begin, *here))
+
+
+def held(walk: Walk, here: Any, fell: Array, rises: Array) -> Walk:
+    """The walk if its last step held, else from before that step, with less trust.
+
+    Args:
+        walk: The walk.
+        here: The slope where it is.
+        fell: By how much the loss fell, by the slope at the step's beginning.
+        rises: By how much it rises, by that at its end.
+    """
+    holds = factors.is_finite(here) & (rises <= jnp.maximum(fell, 0) + _WORSE)
+    at, slope = factors.select(holds, (walk.at, here), (walk.before, walk.slope))
     trust = trusted(walk.trust, holds, walk.short)
-    return walk._replace(at=at, before=at, slope=slope, hessian=hessian, trust=trust)
+    return walk._replace(at=at, before=at, slope=slope, trust=trust)
 
 
 def trusted(trust: Array, holds: Array, short: Array) -> Array:
@@ -273,8 +282,8 @@ def trusted(trust: Array, holds: Array, short: Array) -> Array:
         holds: Whether it held.
         short: Whether it would have gone further.
     """
-    longer = jnp.where(short, trust * LONGER, jnp.clip(trust * LONGER, None, 1.0))
-    return jnp.where(holds, longer, jnp.minimum(trust, 1.0) * SHORTER)
+    longer = jnp.where(short, trust * _LONGER, jnp.clip(trust * _LONGER, None, 1.0))
+    return jnp.where(holds, longer, jnp.minimum(trust, 1.0) * _SHORTER)
 
 
 def _from_lower(matrix: Array) -> Array:
@@ -282,15 +291,22 @@ def _from_lower(matrix: Array) -> Array:
     return jnp.tril(matrix) + jnp.tril(matrix, -1).T
 
 
+def definite(hessian: Array) -> tuple[Array, Array]:
+    """Eigenvalues, made positive, and eigenvectors of a Hessian in q's standard deviations."""
+    # Likelihoods with kinks have a precision that their second derivatives do not show: in q's
+    # units it is 1 once q has it.
+    found = hessian + jnp.diag(jnp.maximum(0.5 - jnp.diagonal(hessian), 0))
+    values, vectors = jnp.linalg.eigh(found)
+    # A saddle is left along its negative directions as fast as a hill is climbed (|A|).
+    least = len(hessian) * float(np.finfo(hessian.dtype).eps) * jnp.max(jnp.abs(values))
+    return jnp.maximum(jnp.abs(values), least), vectors
+
+
 def _step(
     slope: Array, hessian: Array, at: Place, share: Array, first: Place, farthest: Array | float
 ) -> tuple[Array, Array]:
     """A share of the Newton step along white axes, or what is trusted; and if that is less."""
-    # As newton._axes: in q's units a kink's precision is 1 once q has it, and a saddle is left.
-    found = hessian + jnp.diag(jnp.maximum(0.5 - jnp.diagonal(hessian), 0))
-    values, vectors = jnp.linalg.eigh(found)
-    least = len(slope) * float(np.finfo(slope.dtype).eps) * jnp.max(jnp.abs(values))
-    values = jnp.maximum(jnp.abs(values), least)
+    values, vectors = definite(hessian)
     across = vectors.T @ slope
     whole = vectors @ (across / values)
     # As newton._step: the step's length in standard deviations by the Hessian, and by q at the

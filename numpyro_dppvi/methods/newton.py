@@ -16,6 +16,7 @@ ones follow: one unlucky draw under heavy tails would throw q far away. A visit 
 where it began goes on: its factor would be sure of a place that it only passed.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,22 +29,14 @@ from numpyro_dppvi._typing import Array, Coordinates, Natural
 from numpyro_dppvi.families import DiagonalNormal, FullNormal, MeanField, factors
 from numpyro_dppvi.families.diagonal_normal import NormalCoordinates
 from numpyro_dppvi.methods import joint_newton, objective
-from numpyro_dppvi.methods.joint_newton import WORSE, bent, onwards
+from numpyro_dppvi.methods.joint_newton import Walk, bent
 from numpyro_dppvi.methods.local_solve import GradientFn, Solver
 from numpyro_dppvi.methods.objective import MonteCarlo
 
 # A Hessian takes a gradient a latent.
 MOST_LATENTS = 256
-# Steps between two Hessians, at most.
-_STEPS_A_HESSIAN = 10
-# The share of a Newton step that is taken falls as 2 / (2 + t): the first ones go far, and the
-# draws of the last ones average out.
-_FALLS_AFTER = 2.0
 # Solves of a visit, at most: more than one only where it has far to go.
 _MOST_SOLVES = 20
-# A step goes no further than this many of q's standard deviations, or of those that the Hessian
-# gives along it, if these are larger.
-_FARTHEST = 1.0
 # A step multiplies a precision by these at least and at most. Where the log density is not concave,
 # q would widen to no end.
 _LEAST_SHARPER, _MOST_SHARPER = 0.8, 50.0
@@ -68,28 +61,6 @@ class _Place(NamedTuple):
         return jnp.max(moved) > joint_newton.FAR
 
 
-class _Walk(NamedTuple):
-    """A place, and the way to it.
-
-    Attributes:
-        at: The place.
-        before: The last place that has held.
-        slope: The slope there.
-        trust: The share of a step that is trusted; above 1, of the farthest step.
-        short: Whether the last step would have gone further.
-        begin: The first place with a finite slope.
-        begun: Whether there was one.
-    """
-
-    at: _Place
-    before: _Place
-    slope: _Place
-    trust: Array
-    short: Array
-    begin: _Place
-    begun: Array
-
-
 @dataclass(frozen=True)
 class Newton:
     """Newton's steps for normals of diagonal, and for one of full covariance; else a descent.
@@ -106,16 +77,18 @@ class Newton:
         self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: GradientFn
     ) -> Natural:
         """As of :class:`~numpyro_dppvi.methods.local_solve.Solver`."""
-        cavity = factors.divide(q, own)
+        local: Any
+        solve: Any
+        problem = family, factors.divide(q, own), records_gradient, self.draws
         if _is_joint(family):
-            end = _solve_jointly(family, cavity, records_gradient, self.draws, q, keys)
+            local, solve = joint_newton.JointLocal(*problem), joint_newton.solve
         elif _is_for(family):
-            local = _Local(family, cavity, records_gradient, self.draws)
-            first = local.place(family.coordinates(q))
-            end = local.coordinates(_until_near(lambda *at: _solve(local, *at), first, keys))
+            local, solve = _Local(*problem), _solve
         else:
             return self.otherwise.change(family, q, own, keys, records_gradient)
-        return factors.divide(family.natural(end), q)
+        first = local.place(family.coordinates(q))
+        end = _until_near(functools.partial(solve, local), first, keys)
+        return factors.divide(family.natural(local.coordinates(end)), q)
 
     def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:
         """The change itself."""
@@ -138,24 +111,6 @@ def _is_joint(family: MeanField) -> bool:
     return one and member.size <= MOST_LATENTS
 
 
-def _solve_jointly(
-    family: MeanField,
-    cavity: Natural,
-    records_gradient: GradientFn,
-    draws: MonteCarlo | None,
-    q: Natural,
-    keys: Any,
-) -> Coordinates:
-    ((name, member),) = family.members
-    local = joint_newton.JointLocal(name, member, family, cavity[name], records_gradient, draws)
-    shares = _shares(len(keys))
-
-    def solve(first: joint_newton.Place, keys: Any) -> joint_newton.Place:
-        return joint_newton.solve(local, first, keys.reshape(shares.shape), shares, _FARTHEST)
-
-    return local.tree(_until_near(solve, local.place(q), keys))
-
-
 def _until_near(solve: Callable[[Any, Any], Any], first: Any, keys: Any) -> Any:
     """Goes on, with other draws, until a solve ends near where it began.
 
@@ -175,14 +130,6 @@ def _until_near(solve: Callable[[Any, Any], Any], first: Any, keys: Any) -> Any:
 
     end = solve(first, keys)
     return jax.lax.while_loop(is_left, once_more, (jnp.ones((), int), end, end.is_far(first)))[1]
-
-
-def _shares(number: int) -> Array:
-    """The shares of the steps of a visit, a block for each Hessian."""
-    # Blocks of one length, because they are scanned over: the longest one that divides the number
-    # of steps. (Of 50 steps: five blocks of ten.)
-    each = max(n for n in range(1, _STEPS_A_HESSIAN + 1) if number % n == 0)
-    return (_FALLS_AFTER / (_FALLS_AFTER + jnp.arange(1, number + 1))).reshape(-1, each)
 
 
 def _is_for(family: MeanField) -> bool:
@@ -258,20 +205,19 @@ class _Local(NamedTuple):
 
 def _solve(local: _Local, first: _Place, keys: Any) -> _Place:
     """Takes one step a key; NaN if no gradient was finite."""
-    shares = _shares(len(keys))
     # Natural parameters are pairs, too, (P m, -P / 2): here ``place`` only lays them end to end.
     precision = -2 * local.place(local.cavity).log_scale
 
-    def block(walk: _Walk, steps: tuple[Any, Array]) -> tuple[_Walk, None]:
+    def block(walk: Walk, steps: tuple[Any, Array]) -> tuple[Walk, None]:
         begin = walk.at
         scale = jnp.exp(begin.log_scale)
         # Draws of its own: a control variate must not know those that it is to correct.
         hessian = local.hessian(jax.random.fold_in(steps[0][0], 1), begin)
         # The second derivatives of the whole loss are the records' and the cavity's precision, here
         # in units of q's standard deviations; the entropy has none in locations.
-        axes = _axes(scale, hessian + jnp.diag(scale**2 * precision))
+        axes = scale, *joint_newton.definite(hessian + jnp.diag(scale**2 * precision))
 
-        def step(walk: _Walk, now: tuple[Any, Array]) -> tuple[_Walk, None]:
+        def step(walk: Walk, now: tuple[Any, Array]) -> tuple[Walk, None]:
             key, share = now
             here = jax.tree.map(jnp.add, local.free(walk.at), local.records(key, walk.at))
             held = _held(walk, here)
@@ -283,22 +229,20 @@ def _solve(local: _Local, first: _Place, keys: Any) -> _Place:
             # Of the visit, and not of each step: a q that narrows too soon would hold its own mean
             # there.
             widest = jnp.exp(jnp.where(walk.begun, walk.begin.log_scale, at.log_scale))
-            step, short = _step(axes, slope.loc, share, trust * _FARTHEST, widest)
+            farthest = trust * joint_newton.FARTHEST
+            step, short = _step(axes, slope.loc, share, farthest, widest)
             after = _Place(at.loc - step, at.log_scale - _narrowed(narrower, share))
             held = held._replace(short=short)
-            return onwards(walk, held, after, factors.is_finite(here)), None
+            return joint_newton.onwards(walk, held, after, factors.is_finite(here)), None
 
         return jax.lax.scan(step, walk, steps)
 
-    blocks = keys.reshape(shares.shape)
     flat = jax.tree.map(jnp.zeros_like, first)
-    one, no = jnp.ones((), first.loc.dtype), jnp.zeros((), bool)
-    walk = _Walk(first, first, flat, one, no, first, no)
-    walk, _ = jax.lax.scan(block, walk, (blocks, shares))
-    return factors.select(walk.begun, walk.at, jax.tree.map(lambda x: x * jnp.nan, first))
+    end: _Place = joint_newton.walked(first, flat, block, keys)
+    return end
 
 
-def _held(walk: _Walk, here: _Place) -> _Walk:
+def _held(walk: Walk, here: _Place) -> Walk:
     """The walk if its last step held, else from before that step, with less trust."""
     # Solvers see slopes alone. Along a step d the loss changes by about (g + g')d / 2, with g and
     # g' the slopes at its ends: it rose if g'd is above -g d.
@@ -307,48 +251,20 @@ def _held(walk: _Walk, here: _Place) -> _Walk:
     def along(slope: _Place) -> Array:
         return slope.loc @ step.loc + slope.log_scale @ step.log_scale
 
-    finite = factors.is_finite(here)
-    holds = finite & (along(here) <= jnp.maximum(-along(walk.slope), 0) + WORSE)
-    at, slope = factors.select(holds, (walk.at, here), (walk.before, walk.slope))
-    trust = joint_newton.trusted(walk.trust, holds, walk.short)
-    return walk._replace(at=at, before=at, slope=slope, trust=trust)
-
-
-class _Axes(NamedTuple):
-    """The metric at some q: S A S of the Hessian A, with S the standard deviations.
-
-    Attributes:
-        scale: The standard deviations.
-        vectors: Its eigenvectors in columns.
-        values: Its eigenvalues, made positive.
-    """
-
-    scale: Array
-    vectors: Array
-    values: Array
-
-
-def _axes(scale: Array, hessian: Array) -> _Axes:
-    """The metric, from a Hessian in units of q's standard deviations, made positive definite."""
-    # Likelihoods with kinks have a precision that their second derivatives do not show: in q's
-    # units it is 1 once q has it.
-    found = hessian + jnp.diag(jnp.maximum(0.5 - jnp.diagonal(hessian), 0))
-    values, vectors = jnp.linalg.eigh(found)
-    # A saddle is left along its negative directions as fast as a hill is climbed (|A|).
-    least = len(scale) * float(np.finfo(scale.dtype).eps) * jnp.max(jnp.abs(values))
-    return _Axes(scale, vectors, jnp.maximum(jnp.abs(values), least))
+    return joint_newton.held(walk, here, -along(walk.slope), along(here))
 
 
 def _step(
-    axes: _Axes, slope: Array, share: Array, farthest: Array, widest: Array
+    axes: tuple[Array, Array, Array], slope: Array, share: Array, farthest: Array, widest: Array
 ) -> tuple[Array, Array]:
     """A share of the Newton step, or what of it is trusted; and if that is less."""
     # With S the standard deviations and S A S = V D V', the step A^-1 g is S V D^-1 V'S g.
-    across = axes.vectors.T @ (axes.scale * slope)
-    whole = axes.scale * (axes.vectors @ (across / axes.values))
+    scale, values, vectors = axes
+    across = vectors.T @ (scale * slope)
+    whole = scale * (vectors @ (across / values))
     # How many standard deviations that is: by the Hessian sqrt(step'A step) = |D^-1/2 V'S g|; by q
     # those of the coordinate that goes furthest. The smaller number counts, which is by the wider.
-    by_hessian = jnp.linalg.norm(across / jnp.sqrt(axes.values))
+    by_hessian = jnp.linalg.norm(across / jnp.sqrt(values))
     by_q = jnp.max(jnp.abs(whole) / widest)
     most = farthest / jnp.minimum(by_hessian, by_q)
     return whole * jnp.minimum(share, most), most < share
