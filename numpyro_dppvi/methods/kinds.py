@@ -43,21 +43,16 @@ class Kinds(NamedTuple):
         """
 
         def some(turn: Array) -> Array:
-            at_once = _at_once()
-            places = jax.lax.dynamic_slice_in_dim(self.first, turn * at_once, at_once)
+            (places,) = _some(turn, self.first)
             return function(*[leaf[places] for leaf in rows])
 
         return function(*rows) if self.number is None else self._in_turn(some, self.number)
 
     def of_each(self, function: Callable[..., Array], *rows: Array) -> Array:
         """A function of what :meth:`of_first` found; arguments as there, but rows of kinds."""
-
-        def some(turn: Array) -> Array:
-            at_once = _at_once()
-            start = turn * at_once
-            return function(*[jax.lax.dynamic_slice_in_dim(leaf, start, at_once) for leaf in rows])
-
-        return function(*rows) if self.number is None else self._in_turn(some, self.number)
+        if self.number is None:
+            return function(*rows)
+        return self._in_turn(lambda turn: function(*_some(turn, *rows)), self.number)
 
     def _in_turn(self, some: Callable[[Array], Array], number: Array) -> Array:
         """What ``some`` returns for so many kinds at each turn, for as many turns as there are."""
@@ -79,9 +74,7 @@ class Kinds(NamedTuple):
             return function(*rows)
 
         def some(turn: Array) -> PyTree:
-            at_once = _at_once()
-            start = turn * at_once
-            return function(*[jax.lax.dynamic_slice_in_dim(leaf, start, at_once) for leaf in rows])
+            return function(*_some(turn, *rows))
 
         like = jax.eval_shape(some, jnp.zeros((), int))
         nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
@@ -135,6 +128,12 @@ def of(*rows: Array) -> Kinds:
     places = jnp.arange(everyone.size + -everyone.size % _at_once())
     first = jnp.minimum(jnp.searchsorted(of_client, places), everyone.size - 1)
     return Kinds(first, of_client, of_client[-1] + 1)
+
+
+def _some(turn: Array, *rows: Array) -> list[Array]:
+    """The rows of a turn."""
+    at_once = _at_once()
+    return [jax.lax.dynamic_slice_in_dim(leaf, turn * at_once, at_once) for leaf in rows]
 
 
 def _at_once() -> int:
