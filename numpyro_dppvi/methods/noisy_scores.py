@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array, Natural, PyTree
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.methods import (
@@ -169,16 +170,15 @@ def take(
     memory = _counted(received, released, memory, said, part, scored)
     any_scored = jnp.any(scored)
     waits = _waiting(received, released, memory, said, part, scored, centred)
-    memory = _where(any_scored, waits, memory)
+    memory = factors.select(any_scored, waits, memory)
     # Where clients differ, the server learns and moves once all were asked; elsewhere once enough
     # were: what a small client releases is mostly noise, and a step by it can lead anywhere.
     waiting = memory.waiting.records / received.total_records
     must = must_wait(received, memory)
     moves = any_scored & ((waiting > 0.999) | (~must & (waiting > _ENOUGH)))
-    memory = _where(moves, _learnt(received, memory, said), memory)
-    memory = _where(
-        any_scored, _scored(received, released, memory, said, part, scored, alike), memory
-    )
+    memory = factors.select(moves, _learnt(received, memory, said), memory)
+    averaged = _scored(received, released, memory, said, part, scored, alike)
+    memory = factors.select(any_scored, averaged, memory)
     memory = moving.outside(memory, axes, alike)
     change, loc, covariance = noisy_factors.changes(
         received, memory, alike, noise_aware, must | (any_scored & ~moves)
@@ -205,10 +205,6 @@ def widened(memory: Memory, q: Natural) -> Array:
     without = memory.prior_sd**2 * jnp.diagonal(jnp.linalg.inv(precision))
     variances = jnp.diagonal(jnp.linalg.inv(-2 * unpack(natural.quadratic)))
     return jnp.median(jnp.sqrt(variances / without))
-
-
-def _where(condition: Array, new: Memory, old: Memory) -> Memory:
-    return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)
 
 
 def _kinds(received: Received, memory: Memory) -> Kinds:
@@ -322,11 +318,11 @@ def _looked(
     before = jax.tree.map(lambda leaf: jnp.where(new, 0, leaf), known)
     now = Ratios(
         stage=stage,
-        look=jax.tree.map(lambda now, old: jnp.where(new, now, old), look, known.look),
+        look=factors.select(new, look, known.look),
         counts=before.counts + counts_of(mine),
         counts_var=before.counts_var + jnp.sum(jnp.where(mine, std**2, 0)),
         counted=before.counted + jnp.sum(jnp.where(mine, received.num_records, 0)),
-        earlier=jax.tree.map(lambda now, old: jnp.where(new, now, old), known.found, known.earlier),
+        earlier=factors.select(new, known.found, known.earlier),
         found=known.found,
     )
     # A visit that has not looked changes no histogram, and most visits do not look.
@@ -410,8 +406,7 @@ def _differences(received: Received, memory: Memory, axes: White, fresh: Waiting
     on_the_way = differences.after(moving, seen, known, *compared)
     at_once = differences.after(still, others, here, *compared)
     return Differences(
-        jax.tree.map(lambda new, old: jnp.where(waits, old, new), on_the_way, moving),
-        jax.tree.map(lambda new, old: jnp.where(waits, new, old), at_once, still),
+        factors.select(waits, moving, on_the_way), factors.select(waits, at_once, still)
     )
 
 

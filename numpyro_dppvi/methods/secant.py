@@ -14,10 +14,10 @@ where a run has arrived, scores seem to change by more than they do, and never b
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from numpyro_dppvi._typing import Array
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.methods.white import White
 
 _SURE, _LESS = 3.0, 2.0  # standard deviations of noise that a change has to differ by
@@ -106,11 +106,8 @@ def after(rounds: Rounds, new: Scores, total_records: Array) -> Rounds:
     )
     whole = jnp.abs(records / total_records - 1) < 1e-3
     next_one = going.visit == rounds.now.visit + 1
-    before = jax.tree.map(lambda new, old: jnp.where(next_one, new, old), rounds.now, going)
-    done = Rounds(before, going, going)
-    return jax.tree.map(
-        lambda new, old: jnp.where(whole, new, old), done, rounds._replace(going=going)
-    )
+    done = Rounds(factors.select(next_one, rounds.now, going), going, going)
+    return factors.select(whole, done, rounds._replace(going=going))
 
 
 def used(rounds: Rounds) -> Rounds:
