@@ -20,7 +20,7 @@ left of them has a hundredth of the information. It shows only in coordinates th
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,8 +81,35 @@ _ONE = 0.02  # the least error of one client's information, taken for everybody'
 # and each of ten clients has so many, also where their records cannot be shared out evenly.
 _ENOUGH = 0.085
 
-# A part of the releases in its own units, and its noise: (sums, number of the part, scale).
-_Part: TypeAlias = Callable[[Array, int, Array | float], tuple[Array, Array]]
+# What clients release, in the order of ``Told.shares``.
+_PARTS = "score", "information", "clipped", "scales", "votes"
+
+
+class _Group(NamedTuple):
+    """Visits of a group.
+
+    Attributes:
+        received: What the server knows of them.
+        released: What they released.
+        said: What they were told.
+        axes: The coordinates that they were told.
+    """
+
+    received: Received
+    released: PyTree
+    said: Told
+    axes: White
+
+    @property
+    def scored(self) -> Array:
+        """Which of them have released scores."""
+        return self.said.shares[:, 0] > 0
+
+    def part(self, name: str, scale: Array | float) -> tuple[Array, Array]:
+        """A part of the releases, and its noise, in its own units: those of ``scale``."""
+        root, sums = jnp.sqrt(self.said.shares)[:, _PARTS.index(name)], self.released[name]
+        by = jnp.where(root > 0, scale / jnp.where(root > 0, root, 1), 0)
+        return sums * by.reshape(-1, *[1] * (sums.ndim - 1)), self.received.noise_std * by
 
 
 @in_own_precision
@@ -156,29 +183,23 @@ def take(
             were none.
     """
     said = jax.vmap(told, (None, 0))(memory, jnp.arange(received.num_records.size))
-    axes = _told_axes(memory, said)
-    alike = _kinds(received, memory)
+    white = said.white[0] / memory.prior_sd[:, None]
+    axes = White(white, jnp.linalg.inv(white))
+    group = _Group(received, released, said, axes)
+    # Clients of whose scores as much is known, before and after a release.
+    public = received.num_records, received.noise_std, memory.own.visits
+    alike = kinds.of(*public, memory.own.score_known, memory.own.error)
     memory = moving.found(received, memory, axes, alike)
-    roots = jnp.sqrt(said.shares)
-    scored = said.shares[:, 0] > 0
-
-    def part(sums: Array, number: int, scale: Array | float) -> tuple[Array, Array]:
-        root = roots[:, number]
-        by = jnp.where(root > 0, scale / jnp.where(root > 0, root, 1), 0)
-        return sums * by.reshape(-1, *[1] * (sums.ndim - 1)), received.noise_std * by
-
-    memory = _counted(received, released, memory, said, part, scored)
-    any_scored = jnp.any(scored)
-    waits = _waiting(received, released, memory, said, part, scored, centred)
-    memory = factors.select(any_scored, waits, memory)
+    memory = _counted(group, memory)
+    scored, any_scored = group.scored, jnp.any(group.scored)
+    memory = factors.select(any_scored, _waiting(group, memory, centred), memory)
     # Where clients differ, the server learns and moves once all were asked; elsewhere once enough
     # were: what a small client releases is mostly noise, and a step by it can lead anywhere.
     waiting = memory.waiting.records / received.total_records
     must = must_wait(received, memory)
     moves = any_scored & ((waiting > 0.999) | (~must & (waiting > _ENOUGH)))
-    memory = factors.select(moves, _learnt(received, memory, said), memory)
-    averaged = _scored(received, released, memory, said, part, scored, alike)
-    memory = factors.select(any_scored, averaged, memory)
+    memory = factors.select(moves, _learnt(group, memory), memory)
+    memory = factors.select(any_scored, _scored(group, memory, alike), memory)
     memory = moving.outside(memory, axes, alike)
     change, loc, covariance = noisy_factors.changes(
         received, memory, alike, noise_aware, must | (any_scored & ~moves)
@@ -207,38 +228,19 @@ def widened(memory: Memory, q: Natural) -> Array:
     return jnp.median(jnp.sqrt(variances / without))
 
 
-def _kinds(received: Received, memory: Memory) -> Kinds:
-    """Clients of whose scores as much is known, before and after a release."""
-    own = memory.own
-    public = received.num_records, received.noise_std, own.visits
-    return kinds.of(*public, own.score_known, own.error)
-
-
-def _told_axes(memory: Memory, said: Told) -> White:
-    """The coordinates that clients were told."""
-    white = said.white[0] / memory.prior_sd[:, None]
-    return White(white, jnp.linalg.inv(white))
-
-
-def _counted(
-    received: Received,
-    released: PyTree,
-    memory: Memory,
-    said: Told,
-    part: _Part,
-    scored: Array,
-) -> Memory:
+def _counted(group: _Group, memory: Memory) -> Memory:
     """After visits that counted: histograms, and the shape by scales until information is known."""
+    received, said = group.received, group.said
     looked = jnp.any(said.look.step > 0, axis=1)
     histograms = jnp.where(looked, jnp.sum(said.look.step > 0, axis=1), memory.loc.size)
-    _, std = part(jnp.zeros(()), 3, jnp.sqrt(histograms))
-    first = ~looked & ~scored
+    _, std = group.part("scales", jnp.sqrt(histograms))
+    first = ~looked & ~group.scored
 
     def counts_of(whose: Array) -> Array:
         """The sum of some clients' histograms; they fill more memory than all else."""
 
         def total() -> Array:
-            counts, _ = part(released["scales"], 3, jnp.sqrt(histograms))
+            counts, _ = group.part("scales", jnp.sqrt(histograms))
             return jnp.sum(jnp.where(whose[:, None, None], counts, 0), axis=0)
 
         nothing = jnp.zeros_like(memory.counts)
@@ -257,7 +259,7 @@ def _counted(
         visits=visits, records=received.num_records.astype(memory.own.records.dtype)
     )
     if memory.search.votes.size:
-        memory = _searched(received, released, memory, part)
+        memory = _searched(group, memory)
     memory = _asked_again(received, _with_scales(memory), first, looked)
     by_scale = memory.scales
     first_shape = jnp.diag(jnp.maximum(by_scale.most + by_scale.beyond, by_scale.centred))
@@ -285,9 +287,9 @@ def _asked_again(received: Received, memory: Memory, first: Array, looked: Array
     return memory._replace(search=memory.search._replace(repeated=repeated))
 
 
-def _searched(received: Received, released: PyTree, memory: Memory, part: _Part) -> Memory:
+def _searched(group: _Group, memory: Memory) -> Memory:
     """After votes. If the run is to begin elsewhere, nothing is known of scales there."""
-    votes, std = part(released["votes"], 4, 1.0)
+    received, (votes, std) = group.received, group.part("votes", 1.0)
     sums, var = jnp.sum(votes, axis=0), jnp.sum(std**2)
     share = jnp.sum(jnp.where(std > 0, received.num_records, 0)) / received.total_records
     found, step = search.after(memory.search, sums, var, share, memory.most_visits)
@@ -336,26 +338,19 @@ def _with_scales(memory: Memory) -> Memory:
     return memory._replace(scales=scales.of(*of))
 
 
-def _waiting(
-    received: Received,
-    released: PyTree,
-    memory: Memory,
-    said: Told,
-    part: _Part,
-    scored: Array,
-    centred: float,
-) -> Memory:
+def _waiting(group: _Group, memory: Memory, centred: float) -> Memory:
     """With what came since the server moved, and by how much clients differ.
 
     ``centred`` is the variance of a score by the outcomes drawn to centre it, over its information.
     """
-    size, clip = memory.loc.size, said.clip[0]
-    packed, info_std = part(released["information"], 1, said.info_clip[0])
+    received, axes, scored = group.received, group.axes, group.scored
+    size, clip = memory.loc.size, group.said.clip[0]
+    packed, info_std = group.part("information", group.said.info_clip[0])
     now = unpack(jnp.sum(packed, axis=0))
     info_var = jnp.sum(info_std**2) / 2  # packed entries are sqrt(2) as large
-    flags, flags_std = part(released["clipped"], 2, 1.0)
+    flags, flags_std = group.part("clipped", 1.0)
     parts = jnp.asarray(tails.ROOTS, flags.dtype)
-    scores, std = part(released["score"], 0, clip)
+    scores, std = group.part("score", clip)
     records = jnp.maximum(jnp.sum(jnp.where(scored, received.num_records, 0)), 1)
     spread = jnp.sqrt(jnp.maximum(received.num_records, 1) * size)
     fresh = Waiting(
@@ -370,9 +365,7 @@ def _waiting(
     )
     # Observed information changes wildly on the way: it would tell of differences where none are.
     if partial(received) and received.space.can_draw:
-        differ = _differences(received, memory, _told_axes(memory, said), fresh)
-        memory = memory._replace(differences=differ)
-    axes = _told_axes(memory, said)
+        memory = memory._replace(differences=_differences(received, memory, axes, fresh))
     newest = scored & (memory.own.visits == memory.most_visits)
     asked = jnp.sum(jnp.where(newest, received.num_records, 0))
     # Where records' information is the identity, outcomes that are drawn anew at each visit have
@@ -410,18 +403,10 @@ def _differences(received: Received, memory: Memory, axes: White, fresh: Waiting
     )
 
 
-def _scored(
-    received: Received,
-    released: PyTree,
-    memory: Memory,
-    said: Told,
-    part: _Part,
-    scored: Array,
-    alike: Kinds,
-) -> Memory:
+def _scored(group: _Group, memory: Memory, alike: Kinds) -> Memory:
     """Each client's own scores, averaged with what is known of them, in the coordinates told."""
-    axes, level = _told_axes(memory, said), memory.level
-    sums, std = part(released["score"], 0, said.clip[0])
+    received, axes, scored, level = group.received, group.axes, group.scored, memory.level
+    sums, std = group.part("score", group.said.clip[0])
     fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-12), 0)
     pulled = pull.after(
         memory.pull,
@@ -475,16 +460,9 @@ def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
     return jnp.sqrt(squared)
 
 
-def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
-    """Shape, level and clips by the releases that wait; then none does.
-
-    Args:
-        received: What the server knows of the visits.
-        memory: What is remembered.
-        said: What the clients were told.
-    """
-    axes = _told_axes(memory, said)
-    waiting = memory.waiting
+def _learnt(group: _Group, memory: Memory) -> Memory:
+    """Shape, level and clips by the releases that wait; then none does."""
+    received, axes, waiting = group.received, group.axes, memory.waiting
     records = jnp.maximum(waiting.records, 1)
     share = waiting.records / received.total_records
     memory, seen, known = _average(received, memory, axes)
@@ -499,7 +477,7 @@ def _learnt(received: Received, memory: Memory, said: Told) -> Memory:
     shape = axes.outside(secant.less(responded, shape, seen, known))
     # Looks tell more than what noise left of the information so far, but nothing of what has grown
     # on the way: the information on rates, tenfold.
-    far = jnp.any(said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
+    far = jnp.any(group.said.look.step > 0) & jnp.any(jnp.isfinite(memory.ratios.found.var))
 
     def closer() -> Array:
         by_scale = memory.scales
