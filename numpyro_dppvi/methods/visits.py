@@ -329,10 +329,25 @@ class OfRecords(NamedTuple):
 
     def of_shard(self, number: Array) -> GradientFn:
         """The gradient of the sum of a shard's record losses."""
-        rows, present = _shard(self, number)
+        rows, present = self._shard(number)
 
         def gradient(key: PRNGKey, coordinates: Coordinates) -> Gradient:
-            return _exact_sum(self, rows, present, key, coordinates)
+            problem = self.space, self.family, self.expectation, key
+            most = max(1, _FLOATS_OF_SUM // objective.floats_per_record(*problem, coordinates))
+            at_once = min(most, self.layout.rows_at_once or most)
+
+            def sum_of(rows: Mapping[str, Array], present: Array) -> Gradient:
+                def loss(coordinates: Coordinates) -> Array:
+                    of_row = functools.partial(objective.record_loss, *problem, coordinates)
+                    # Rows that do not count must be possible records all the same: their gradients
+                    # are zero times theirs.
+                    return jnp.sum(jnp.where(present, jax.vmap(of_row)(dict(rows)), 0))
+
+                return jax.grad(loss)(coordinates)
+
+            # Those that are present come first; how many is public.
+            total = _sum_in_chunks(sum_of, rows, present, at_once, jnp.sum(present))
+            return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, coordinates)
 
         return gradient
 
@@ -345,6 +360,7 @@ class OfRecords(NamedTuple):
         were drawn is secret.
         """
         (rng_key, secret), params = keys, self.params
+        problem = self.space, self.family, self.expectation, rng_key, coordinates
         capacity = jax.tree.leaves(self.records)[0].shape[0]
         batch = sampler.draw(
             secret.batch,
@@ -356,19 +372,14 @@ class OfRecords(NamedTuple):
         rows = self.records
         if batch.rows is not None:
             rows = jax.tree.map(lambda leaf: leaf[batch.rows], self.records)
-        expectation = self.expectation
 
         def sum_of(rows: Mapping[str, Array], mask: Array) -> Gradient:
-            gradients = record_gradients.of_rows(
-                self.space, self.family, expectation, rng_key, coordinates, rows
-            )
+            gradients = record_gradients.of_rows(*problem, rows)
             # Rounding to a grid makes sums exact, which noise needs in order to protect records
             # (privacy.arithmetic). Without noise there is nothing to protect, and digits are kept.
             return clipped_sum(gradients, mask, params.clip_norm, rounded=params.noise_std > 0)
 
-        floats = record_gradients.floats_per_record(
-            self.space, self.family, expectation, rng_key, coordinates
-        )
+        floats = record_gradients.floats_per_record(*problem)
         # How many rows of a sampled batch count is secret, and all of them take their time.
         used = self.num_records if batch.rows is None else None
         total = _sum_in_chunks(sum_of, rows, batch.mask, self._rows_at_once(floats), used)
@@ -407,8 +418,27 @@ class OfRecords(NamedTuple):
         total = _sum_in_chunks(sum_of, rows, mask, at_once, self.num_records)
         # Only for the shapes and dtypes that the noisy sum gets: those of one contribution.
         one = jax.tree.map(lambda leaf: leaf[0], rows)
-        like = jax.tree.map(_weights, jax.eval_shape(of_row, one), is_leaf=_are_hits)
+        like = jax.tree.map(
+            lambda part: part.weights if isinstance(part, Hits) else part,
+            jax.eval_shape(of_row, one),
+            is_leaf=lambda part: isinstance(part, Hits),
+        )
         return add_noise(secret.noise, total, params.noise_std, like=like, asked=asked)
+
+    def _shard(self, number: Array) -> tuple[Mapping[str, Array], Array]:
+        """Rows ``number``, ``number + num_shards``, ... of the records, and which of them count.
+
+        A record's shard is a function of its place alone: replacing a record changes one shard. So
+        rows that do not count repeat the shard's own first record. Were they taken from elsewhere (a
+        gather past the end gives the client's last record), 0 * inf would carry that record into a
+        gradient that it is not in; and zeros are impossible outcomes under some models.
+        """
+        num_shards = self.params.num_shards
+        places = number + num_shards * jnp.arange(self.layout.shard_capacity)
+        present = (places < self.num_records) & (number < num_shards)
+        first = jnp.where(number < num_shards, number, 0)
+        places = jnp.where(present, places, first)
+        return jax.tree.map(lambda leaf: leaf[places], dict(self.records)), present
 
     def _rows_at_once(self, floats: int) -> int:
         """How many rows a chunk has at most, if a row takes so much memory."""
@@ -416,61 +446,6 @@ class OfRecords(NamedTuple):
         at_once = _FLOATS_PER_CHUNK if on_cpu() else _FLOATS_ON_ACCELERATOR
         most = max(1, few, at_once // floats)
         return min(most, self.layout.rows_at_once or most)
-
-
-def _are_hits(part: Any) -> bool:
-    return isinstance(part, Hits)
-
-
-def _weights(part: Any) -> Any:
-    return part.weights if _are_hits(part) else part
-
-
-def _shard(of: OfRecords, number: Array) -> tuple[Mapping[str, Array], Array]:
-    """Rows ``number``, ``number + num_shards``, ... of the records, and which of them count.
-
-    A record's shard is a function of its place alone: replacing a record changes one shard. So
-    rows that do not count repeat the shard's own first record. Were they taken from elsewhere (a
-    gather past the end gives the client's last record), 0 * inf would carry that record into a
-    gradient that it is not in; and zeros are impossible outcomes under some models.
-    """
-    num_shards = of.params.num_shards
-    places = number + num_shards * jnp.arange(of.layout.shard_capacity)
-    present = (places < of.num_records) & (number < num_shards)
-    first = jnp.where(number < num_shards, number, 0)
-    places = jnp.where(present, places, first)
-    return jax.tree.map(lambda leaf: leaf[places], dict(of.records)), present
-
-
-def _exact_sum(
-    of: OfRecords,
-    rows: Mapping[str, Array],
-    present: Array,
-    rng_key: PRNGKey,
-    coordinates: Coordinates,
-) -> Gradient:
-    """Gradient of the sum of the record losses of the rows that are present.
-
-    Rows that are not must be possible records all the same: their gradients are zero times theirs.
-    """
-    floats = objective.floats_per_record(of.space, of.family, of.expectation, rng_key, coordinates)
-    most = max(1, _FLOATS_OF_SUM // floats)
-    at_once = min(most, of.layout.rows_at_once or most)
-
-    def sum_of(rows: Mapping[str, Array], present: Array) -> Gradient:
-        def loss(coordinates: Coordinates) -> Array:
-            def of_row(row: Mapping[str, Array]) -> Array:
-                return objective.record_loss(
-                    of.space, of.family, of.expectation, rng_key, coordinates, row
-                )
-
-            return jnp.sum(jnp.where(present, jax.vmap(of_row)(dict(rows)), 0))
-
-        return jax.grad(loss)(coordinates)
-
-    # Those that are present come first; how many is public.
-    total = _sum_in_chunks(sum_of, rows, present, at_once, jnp.sum(present))
-    return jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), total, coordinates)
 
 
 def chunk_size(num_rows: int, largest: int) -> int:

@@ -970,7 +970,7 @@ _ROWS = (
     ),
     Mutant(
         "padding in a shard",
-        "present = (places < of.num_records) & (number < num_shards)",
+        "present = (places < self.num_records) & (number < num_shards)",
         "present = (places >= 0) & (number < num_shards)",
         (
             f"{METHODS}test_in_a_conjugate_family_the_number_of_shards_does_not_matter[VirtualClients-num_shards2]",
@@ -1016,8 +1016,8 @@ _ROWS = (
     ),
     Mutant(
         "records that are in two shards",
-        "places = number + num_shards * jnp.arange(of.layout.shard_capacity)",
-        "places = number + jnp.arange(of.layout.shard_capacity)",
+        "places = number + num_shards * jnp.arange(self.layout.shard_capacity)",
+        "places = number + jnp.arange(self.layout.shard_capacity)",
         (f"{METHODS}test_virtual_clients_without_privacy_are_so_many_synchronous_clients",),
     ),
 )
