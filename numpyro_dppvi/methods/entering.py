@@ -82,13 +82,11 @@ def whole(family: MeanField, natural: Natural, entries: np.ndarray) -> Natural:
 @in_own_precision
 def received(received: Received, entries: np.ndarray) -> Received:
     """What came with releases, as if there were no other latents and the factors were still 1."""
-    family = alone(received.family, entries)
-    ((name, normal),) = family.members
     before = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), received.factor)
     cavity = factors.divide(received.q, before)
-    first = jnp.zeros((len(received.num_records), normal.size))
+    q = marginal(received.family, cavity, entries)
     return received._replace(
-        family=family,
-        q=marginal(received.family, cavity, entries),
-        factor=Natural({name: NormalNatural(first, pack(first[..., None] * first[:, None, :]))}),
+        family=alone(received.family, entries),
+        q=q,
+        factor=factors.unit(q, len(received.num_records)),
     )
