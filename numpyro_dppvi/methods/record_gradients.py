@@ -6,7 +6,7 @@ E[g z'] in L (Bonnet 1964). A record that sees nothing but a'x + b has g = f'(a'
 all it takes is two products of its slope a, and what they are multiplied by.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -160,12 +160,9 @@ def _draw_by_draw(
     if _all_at_once(layers, rest, len(some)):
         return _in_pairs(layers, family, at, draws, rows)
 
-    def loss(products: Rows, base: Mapping[str, Array], row: Rows) -> Array:
-        return -layers.log_likelihood(products, base, row)
-
     def of_draw(draw: Draws, products: Rows) -> tuple[Gradient, Rows]:
         base, noise = draw
-        gradient = jax.vmap(jax.grad(loss, argnums=(0, 1)), (0, None, 0))
+        gradient = jax.vmap(_behind(layers), (0, None, 0))
         behind, gradients = gradient(products, _without(layers.names, base), rows)
         if not rest.members:
             return Gradient({}), behind
@@ -211,17 +208,13 @@ def _in_pairs(
 ) -> Gradient:
     """As :func:`_draw_by_draw`, of independent latents and of all draws at once."""
     points, noise = draws
-
-    def loss(products: Rows, base: Mapping[str, Array], row: Rows) -> Array:
-        return -layers.log_likelihood(products, base, row)
-
     # Draws come behind a weight's first axis, so that products with all of them are one product of
     # matrices. Behind the barrier, or the compiler would lay it out anew for every chunk of rows.
     weights = {name: jnp.moveaxis(points[name], 0, 1) for name in layers.names}
     weights = jax.lax.optimization_barrier(weights)
     products = jax.vmap(jax.vmap(layers.products, (1, None)), (None, 0))(weights, rows)
     # Records first and draws second, as these products are: loops over their entries are fast.
-    gradient = jax.vmap(jax.vmap(jax.grad(loss, argnums=(0, 1)), (0, 0, None)), (0, None, 0))
+    gradient = jax.vmap(jax.vmap(_behind(layers), (0, 0, None)), (0, None, 0))
     behind, gradients = gradient(products, _without(layers.names, points), rows)
     inputs = jax.vmap(layers.inputs)(rows)
 
@@ -232,6 +225,11 @@ def _in_pairs(
         return NormalCoordinates(along, _added_up(pairs, _pairs_of_noise(at[name], noise[name])))
 
     return Gradient({name: of_member(name) for name, _ in family.members})
+
+
+def _behind(layers: FirstLayers) -> Callable[..., Any]:
+    """Gradients of a record's loss in first layers' products and in the other latents."""
+    return jax.grad(lambda *at: -layers.log_likelihood(*at), argnums=(0, 1))
 
 
 def _paired(gradients: Array) -> tuple[Array, Array]:
