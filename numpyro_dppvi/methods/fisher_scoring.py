@@ -142,7 +142,6 @@ class FisherScoring(values.Usual):
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """None is needed."""
-        del num_releases, damping
         return 0.0
 
     def plan(self, study: Study) -> PrivacyPlan:
@@ -214,15 +213,12 @@ class FisherScoring(values.Usual):
     def memory(self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int) -> Memory:
         """Nothing is known but the prior."""
         entries = entering.of(space, family)
-        marginal = entering.marginal(family, q, entries)
-        alone = entering.alone(family, entries)
-        # Where outcomes are few, as binary ones, a record is never all but impossible.
-        searches = not space.can_draw or space.few_outcomes is None
         return remembered.nothing(
-            alone,
-            marginal,
+            entering.alone(family, entries),
+            entering.marginal(family, q, entries),
             num_factors,
-            searches=searches,
+            # Where outcomes are few, as binary ones, a record is never all but impossible.
+            searches=space.few_outcomes is None,
             drawn=space.can_draw,
             columns=entering.columns(space, family),
         )
@@ -236,27 +232,20 @@ class FisherScoring(values.Usual):
     ) -> tuple[Natural, Memory]:
         """What a group's releases say, in factors that know their noise."""
         entries = entering.of(received.space, received.family)
-        if len(entries) == received.family.members[0][1].size:
-            return self._take(received, releases, memory)
-        alone = entering.received(received, entries)
-        found, memory = self._take(alone, releases, memory)
-        whole = entering.whole(received.family, found, entries)
-        return factors.divide(whole, received.factor), memory
-
-    def _take(self, received: Received, releases: PyTree, memory: Memory) -> tuple[Natural, Memory]:
-        return noisy_scores.take(
-            received,
+        all_enter = len(entries) == received.family.members[0][1].size
+        space, number = received.space, self.num_replicates
+        found, memory = noisy_scores.take(
+            received if all_enter else entering.received(received, entries),
             releases,
             memory,
-            centred=self._centred_var(received.space),
-            reach=_reach(received.space, memory.loc.size),
+            centred=1 / (number + 1) if _are_drawn(space) else 0.0,
+            reach=_reach(space, memory.loc.size),
             noise_aware=self.noise_aware,
         )
-
-    def _centred_var(self, space: LatentSpace) -> float:
-        """Variance of a score by the outcomes drawn to centre it, over its information."""
-        drawn = space.can_draw and space.few_outcomes is None
-        return 1 / (self.num_replicates + 1) if drawn else 0.0
+        if all_enter:
+            return found, memory
+        whole = entering.whole(received.family, found, entries)
+        return factors.divide(whole, received.factor), memory
 
     def pull(self, memory: Memory) -> float:
         """How strongly the last rounds' scores point one way; about 1 once a run has arrived."""
@@ -268,8 +257,7 @@ class FisherScoring(values.Usual):
 
     def unseen(self, space: LatentSpace, memory: Memory) -> float | None:
         """By the noise on what is counted; outcomes that are few do not lie far out."""
-        tells = space.can_draw and space.few_outcomes is None
-        return tails.unseen(memory.tails) if tells else None
+        return tails.unseen(memory.tails) if _are_drawn(space) else None
 
     def widened(self, space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> float:
         """By the information that was learnt: the median over the latents that records enter."""
@@ -281,6 +269,11 @@ class FisherScoring(values.Usual):
 def _widened(space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> Array:
     marginal = entering.marginal(family, q, entering.of(space, family))
     return noisy_scores.widened(memory, marginal)
+
+
+def _are_drawn(space: LatentSpace) -> bool:
+    """Whether outcomes are drawn, rather than listed or taken as observed."""
+    return space.can_draw and space.few_outcomes is None
 
 
 def _reach(space: LatentSpace, size: int) -> float:
