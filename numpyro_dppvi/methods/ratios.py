@@ -21,6 +21,7 @@ from jax.scipy.special import logsumexp
 from scipy.special import ndtr
 
 from numpyro_dppvi._typing import Array
+from numpyro_dppvi.families import factors
 
 BINS = 44
 # log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
@@ -215,10 +216,6 @@ def with_found(known: Ratios) -> Ratios:
     Means over what fits: a place and a spread of a normal to which all records belong, or most,
     against records on both sides of zero alike, and against none.
     """
-    return known._replace(found=_fitted(known))
-
-
-def _fitted(known: Ratios) -> Found:
     spread = jnp.repeat(jnp.array(_SPREADS), 4 * BINS)
     middle = jnp.tile((jnp.arange(4 * BINS) + 0.5) / 4, len(_SPREADS))
     shape = _templates()
@@ -252,8 +249,8 @@ def _fitted(known: Ratios) -> Found:
     seen = (step[:, 0] > 0) & (ways > 0) & (var < known.earlier.var)
     seen = seen & (evidence - jnp.log(jnp.maximum(ways, 1)) > others)
     mean = known.look.centre + (at - BINS // 2) * step[:, 0]
-    return jax.tree.map(
-        lambda new, old: jnp.where(seen, new, old), Found(mean, var, 1.0 * constant), known.earlier
+    return known._replace(
+        found=factors.select(seen, Found(mean, var, 1.0 * constant), known.earlier)
     )
 
 
