@@ -471,7 +471,7 @@ def _learnt(group: _Group, memory: Memory) -> Memory:
     bent = clips.cut_off(memory, near, share, received.total_records)
     responded = secant.response(memory.rounds, axes, memory.level, received.total_records)
     # Where clips bend, scores also change as clips do.
-    responded = secant.unless(bent > 0, responded)
+    responded = responded._replace(error=jnp.where(bent > 0, jnp.inf, responded.error))
     seen, known = secant.learnt(responded, seen, known)
     shape = axes.information(shrunk(axes, seen, known))
     shape = axes.outside(secant.less(responded, shape, seen, known))

@@ -140,11 +140,6 @@ def response(rounds: Rounds, axes: White, level: Array, total_records: Array) ->
     )
 
 
-def unless(condition: Array, said: Response) -> Response:
-    """The same, or that nothing is known."""
-    return said._replace(error=jnp.where(condition, jnp.inf, said.error))
-
-
 def missed(said: Response, shape: Array) -> Array:
     """What to add to the shape: a matrix of rank one, or zero if it explains how scores changed.
 
