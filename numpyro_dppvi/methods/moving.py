@@ -31,14 +31,6 @@ def error_of(memory: Memory, axes: White, way: Array) -> Array:
     return alike * jnp.eye(way.size) + (way @ noise @ way) * noise
 
 
-def weights_of(received: Received) -> Array:
-    """What the error of one record's score counts in those of the clients', on two more axes.
-
-    All clients' errors are alike and do not average out: each counts as if it were theirs all.
-    """
-    return received.num_factors * received.num_records[:, None, None] ** 2
-
-
 def less(known: Array, error: Array) -> Array:
     """Inverse covariances K once there is more error E, (K^-1 + E)^-1; symmetric but for rounding.
 
@@ -64,7 +56,9 @@ def found(received: Received, memory: Memory, axes: White, alike: Kinds) -> Memo
         more = axes.information(memory.moves.error - unpack(error))
         return pack(less(axes.known(unpack(known)), weights * more) / unit**2)
 
-    known = alike.of_first(now, own.score_known, own.error, weights_of(received))
+    # All clients' errors are alike and do not average out: each counts as if it were theirs all.
+    weights = received.num_factors * received.num_records[:, None, None] ** 2
+    known = alike.of_first(now, own.score_known, own.error, weights)
     told_something = jnp.any(own.score_known != 0, axis=1)
     score = jnp.where(told_something[:, None], own.score - own.records[:, None] * way, 0)
     return memory.with_own(score=unit * score @ axes.white, score_known=known)
