@@ -33,6 +33,8 @@ from numpyro_dppvi.privacy import (
 # How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
 # whose priors have a width of about one: see noisy_learning_rate.
 _NOISE_TRAVEL = 1 / 3
+# One object a rate, so that equal methods share a compilation.
+_adam = functools.cache(optax.adam)
 # The server's steps follow sums over all clients, whose noise is small beside a visit's.
 _CENTRAL_LEARNING_RATE = 0.02
 
@@ -243,12 +245,6 @@ class GlobalVI(values.Usual):
         change = factors.divide(after, received.q)
         # A leading axis of the one factor that stands for all clients.
         return jax.tree.map(lambda leaf: leaf[None], change), memory
-
-
-@functools.cache
-def _adam(learning_rate: float) -> optax.GradientTransformation:
-    """One object a rate, so that equal methods share a compilation."""
-    return optax.adam(learning_rate)
 
 
 def noisy_learning_rate(num_releases: int, damping: float) -> float:
