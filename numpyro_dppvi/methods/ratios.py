@@ -21,7 +21,6 @@ from jax.scipy.special import logsumexp
 from scipy.special import ndtr
 
 from numpyro_dppvi._typing import Array
-from numpyro_dppvi.families import factors
 
 BINS = 44
 # log2 |z| of a standard normal z by bins of one octave: what a column's histogram looks like.
@@ -249,9 +248,10 @@ def with_found(known: Ratios) -> Ratios:
     seen = (step[:, 0] > 0) & (ways > 0) & (var < known.earlier.var)
     seen = seen & (evidence - jnp.log(jnp.maximum(ways, 1)) > others)
     mean = known.look.centre + (at - BINS // 2) * step[:, 0]
-    return known._replace(
-        found=factors.select(seen, Found(mean, var, 1.0 * constant), known.earlier)
+    found = jax.tree.map(
+        lambda new, old: jnp.where(seen, new, old), Found(mean, var, 1.0 * constant), known.earlier
     )
+    return known._replace(found=found)
 
 
 def _evidence(known: Ratios, shape: Array, share: Array) -> Array:

@@ -429,9 +429,9 @@ class OfRecords(NamedTuple):
         """Rows ``number``, ``number + num_shards``, ... of the records, and which of them count.
 
         A record's shard is a function of its place alone: replacing a record changes one shard. So
-        rows that do not count repeat the shard's own first record. Were they taken from elsewhere (a
-        gather past the end gives the client's last record), 0 * inf would carry that record into a
-        gradient that it is not in; and zeros are impossible outcomes under some models.
+        rows that do not count repeat the shard's own first record. Were they taken from elsewhere
+        (a gather past the end gives the client's last record), 0 * inf would carry that record into
+        a gradient that it is not in; and zeros are impossible outcomes under some models.
         """
         num_shards = self.params.num_shards
         places = number + num_shards * jnp.arange(self.layout.shard_capacity)

@@ -997,7 +997,7 @@ _ROWS = (
     Mutant(
         "rows past a shard's end, taken from the client's last record",
         "places = jnp.where(present, places, first)",
-        "places = jnp.minimum(places, data.num_records - 1)",
+        "places = jnp.minimum(places, self.num_records - 1)",
         (f"{HOSTILE}test_no_record_moves_a_release_by_more_than_its_sensitivity[virtual]",),
     ),
     Mutant(
