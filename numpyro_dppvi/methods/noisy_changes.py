@@ -58,7 +58,7 @@ class _OfChanges(values.Usual):
     def planned(self: Any, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
         """What its plan says about each client, noise, budget and visits aside."""
         # The weights again as the plan takes them: a plan that says otherwise is refused.
-        clip_norms = values.clip_norms_by_client(self, len(client_sizes))
+        clip_norms = _validate.by_client("clip_norm", self.clip_norm, len(client_sizes))
         shards = values.shards_by_client(self, client_sizes)
         weights = plan.shard_weights(
             clip_norms, shards, averaged=self.averages, aggregated=num_shares is not None

@@ -54,7 +54,7 @@ def planned_gradients(
 ) -> Sequence[Facts]:
     """What its plan says about each client, noise, budget and visits aside."""
     physical_size = self.sampler.physical_size(client_sizes)
-    clip_norms = values.clip_norms_by_client(self, len(client_sizes))
+    clip_norms = _validate.by_client("clip_norm", self.clip_norm, len(client_sizes))
     return [
         {
             "mechanism": GaussianSum.__name__,

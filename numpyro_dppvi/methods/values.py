@@ -9,7 +9,6 @@ them, which each of them takes into its class body under the method's name.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import (
     Any,
@@ -252,16 +251,6 @@ def shards_by_client(method: Method, client_sizes: Sequence[int]) -> tuple[int, 
                 f"{client}'s {size} records: write num_shards={size}, or fewer."
             )
     return num_shards
-
-
-def clip_norms_by_client(method: Any, num_clients: int) -> tuple[float, ...]:
-    """Each client's clipping norm; infinity where nothing is clipped.
-
-    Raises:
-        ValueError: If there is not one number for each client.
-    """
-    clip_norm = getattr(method, "clip_norm", math.inf)
-    return _validate.by_client("clip_norm", clip_norm, num_clients)
 
 
 def program_of(method: Any) -> Any:
