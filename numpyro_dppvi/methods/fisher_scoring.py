@@ -52,7 +52,7 @@ from numpyro_dppvi._typing import Array, Hits, Model, Natural, PRNGKey, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import FullNormal, MeanField, factors
 from numpyro_dppvi.families.compiled import compiled
-from numpyro_dppvi.families.full_normal import pack
+from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import entering, noisy_scores, ratios, remembered, search, tails, values
 from numpyro_dppvi.methods.local_solve import Descent
@@ -267,8 +267,15 @@ class FisherScoring(values.Usual):
 # Step by step it would be a program for each of thirty operations.
 @compiled("space", "family", quick=True)
 def _widened(space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> Array:
-    marginal = entering.marginal(family, q, entering.of(space, family))
-    return noisy_scores.widened(memory, marginal)
+    """By the marginals of the latents that records enter.
+
+    Without noise the precision in prior units would be about 1 + N level J.
+    """
+    ((_, natural),) = entering.marginal(family, q, entering.of(space, family)).items()
+    precision = jnp.eye(memory.loc.size) + jnp.sum(memory.own.records) * memory.level * memory.shape
+    without = memory.prior_sd**2 * jnp.diagonal(jnp.linalg.inv(precision))
+    variances = jnp.diagonal(jnp.linalg.inv(-2 * unpack(natural.quadratic)))
+    return jnp.median(jnp.sqrt(variances / without))
 
 
 def _are_drawn(space: LatentSpace) -> bool:

@@ -215,19 +215,6 @@ def take(
     return change, moving.moved(memory, jnp.where(moves, loc, memory.loc))
 
 
-@in_own_precision
-def widened(memory: Memory, q: Natural) -> Array:
-    """How many times as wide as without noise the marginals of q are, the median over latents.
-
-    Without noise the precision in prior units would be about 1 + N level J.
-    """
-    ((_, natural),) = q.items()
-    precision = jnp.eye(memory.loc.size) + jnp.sum(memory.own.records) * memory.level * memory.shape
-    without = memory.prior_sd**2 * jnp.diagonal(jnp.linalg.inv(precision))
-    variances = jnp.diagonal(jnp.linalg.inv(-2 * unpack(natural.quadratic)))
-    return jnp.median(jnp.sqrt(variances / without))
-
-
 def _counted(group: _Group, memory: Memory) -> Memory:
     """After visits that counted: histograms, and the shape by scales until information is known."""
     received, said = group.received, group.said
