@@ -30,7 +30,7 @@ from numpyro_dppvi.families import DiagonalNormal, FullNormal, MeanField, factor
 from numpyro_dppvi.families.diagonal_normal import NormalCoordinates
 from numpyro_dppvi.methods import joint_newton, objective
 from numpyro_dppvi.methods.joint_newton import Walk, bent
-from numpyro_dppvi.methods.local_solve import GradientFn, Solver
+from numpyro_dppvi.methods.local_solve import Descent, GradientFn
 from numpyro_dppvi.methods.objective import MonteCarlo
 
 # A Hessian takes a gradient a latent.
@@ -70,7 +70,7 @@ class Newton:
         draws: The draws that the records' gradients are taken at; ``None`` where there are none.
     """
 
-    otherwise: Solver
+    otherwise: Descent
     draws: MonteCarlo | None = None
 
     def change(
@@ -92,11 +92,9 @@ class Newton:
 
     def measured(self, family: MeanField, q: Natural, change: Natural) -> Natural:
         """The change itself."""
-        return self.otherwise.measured(family, q, change)
+        return change
 
-    def unmeasured(self, family: MeanField, q: Natural, measured: Natural) -> Natural:
-        """The change itself."""
-        return self.otherwise.unmeasured(family, q, measured)
+    unmeasured = measured
 
     def repaired_whole(self, family: MeanField, refined: frozenset[str]) -> frozenset[str]:
         """Members of hierarchies, as of :class:`~numpyro_dppvi.methods.local_solve.Descent`."""
