@@ -168,8 +168,8 @@ def take(
     memory: Memory,
     *,
     centred: float,
-    reach: float = 0.0,
-    noise_aware: bool = True,
+    reach: float,
+    noise_aware: bool,
 ) -> tuple[Natural, Memory]:
     """What a group's releases change: the group's factors, and what is remembered.
 
