@@ -159,11 +159,20 @@ def record_loss(
     rule = rule_for(expectation, space, family)
     rest = enumeration.continuous(family)
     if isinstance(rule, GaussHermite):
-        return enumeration.expectation(
-            family,
-            coordinates,
-            lambda values: _predictor_loss(space, rest, rule, coordinates, (values, row)),
-        )
+        predictor = space.predictor
+        assert predictor is not None  # rule_for has seen to it
+
+        def by_predictor(values: Mapping[str, Array]) -> Array:
+            # The record sees nothing but a'theta + b, which is normal under q.
+            seen, mean = (values, row), rest.location(coordinates)
+            center, slope = jax.value_and_grad(predictor.value)(mean, seen)
+            # The predictor is affine in theta: the slope is a itself, wherever q is.
+            variance = rest.linear_variance(coordinates, jax.lax.stop_gradient(slope))
+            # A record that sees no latent has no variance, where the root has no derivative.
+            stddev = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+            return -_expected(predictor.log_likelihood, rule, center, stddev, seen)
+
+        return enumeration.expectation(family, coordinates, by_predictor)
     # The same points for all values of discrete latents: what these values differ by in the sum
     # below is then free of the draws' noise.
     theta = space.constrain(_points(rule, rng_key, rest, coordinates))
@@ -206,27 +215,6 @@ def _points(
 def _mean(function: Callable[[dict[str, Array]], Array], points: dict[str, Array]) -> Array:
     """The mean over points on a leading axis; the value itself where nothing is continuous."""
     return jnp.mean(jax.vmap(function)(points)) if points else function({})
-
-
-def _predictor_loss(
-    space: LatentSpace,
-    family: MeanField,
-    rule: GaussHermite,
-    coordinates: Coordinates,
-    row: Any,
-) -> Array:
-    """A record's loss where it sees nothing but a'theta + b, which is normal under q.
-
-    ``row`` is a pair: values of the discrete latents, and a row.
-    """
-    predictor = space.predictor
-    assert predictor is not None  # rule_for has seen to it
-    center, slope = jax.value_and_grad(predictor.value)(family.location(coordinates), row)
-    # The predictor is affine in theta: the slope is a itself, wherever q is.
-    variance = family.linear_variance(coordinates, jax.lax.stop_gradient(slope))
-    # A record that sees no latent has no variance, where the root has no derivative.
-    stddev = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
-    return -_expected(predictor.log_likelihood, rule, center, stddev, row)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
