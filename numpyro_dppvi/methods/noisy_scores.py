@@ -52,7 +52,6 @@ from numpyro_dppvi.methods.remembered import (
     any_shape,
     begun,
     least,
-    must_wait,
     nobody,
     partial,
 )
@@ -196,7 +195,7 @@ def take(
     # Where clients differ, the server learns and moves once all were asked; elsewhere once enough
     # were: what a small client releases is mostly noise, and a step by it can lead anywhere.
     waiting = memory.waiting.records / received.total_records
-    must = must_wait(received, memory)
+    must = partial(received) & differences.large(memory.differences, memory.loc.size)
     moves = any_scored & ((waiting > 0.999) | (~must & (waiting > _ENOUGH)))
     memory = factors.select(moves, _learnt(group, memory), memory)
     memory = factors.select(any_scored, _scored(group, memory, alike), memory)

@@ -281,11 +281,6 @@ def partial(received: Received) -> bool:
     return received.num_records.size < received.num_factors
 
 
-def must_wait(received: Received, memory: Memory) -> Array:
-    """Whether the server moves only once all clients were asked."""
-    return partial(received) & differences.large(memory.differences, memory.loc.size)
-
-
 def begun(memory: Memory, visits: Array) -> Array:
     """How many visits there were since the run began where it did."""
     return jnp.maximum(visits - memory.search.repeated, 0)
