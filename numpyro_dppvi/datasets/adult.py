@@ -11,8 +11,6 @@ import numpy as np
 
 from numpyro_dppvi.datasets.tabular import Features, TabularData, columns_of
 
-__all__ = ["load_adult"]
-
 _FILE = Path(__file__).parent / "data" / "adult.csv.gz"
 
 _NUMERIC = (
@@ -78,18 +76,12 @@ def _encode(columns: Mapping[str, Sequence[str]]) -> tuple[Features, tuple[str, 
     Returns:
         The features, shape `(num_rows, 109)`, and their names.
     """
-    num_rows = len(columns["income"])
-    blocks = [np.ones((num_rows, 1), np.float32)]
-    names = ["bias"]
+    features = {"bias": np.ones(len(columns["income"]))}
     for column in _NUMERIC:
         values = np.asarray(columns[column], np.float64)
-        standardised = (values - values.mean()) / values.std()
-        blocks.append(standardised.astype(np.float32)[:, None])
-        names.append(column)
+        features[column] = (values - values.mean()) / values.std()
     for column in _CATEGORICAL:
-        categories = sorted(set(columns[column]))
-        number = {category: index for index, category in enumerate(categories)}
-        category_of_row = [number[entry] for entry in columns[column]]
-        blocks.append(np.eye(len(categories), dtype=np.float32)[category_of_row])
-        names.extend(f"{column}={category}" for category in categories)
-    return np.concatenate(blocks, axis=1), tuple(names)
+        entries = np.array(columns[column])
+        for category in np.unique(entries):
+            features[f"{column}={category}"] = entries == category
+    return np.stack(list(features.values()), axis=1).astype(np.float32), tuple(features)

@@ -24,8 +24,6 @@ import numpy as np
 
 from numpyro_dppvi.datasets.tabular import Features, TabularData, balanced, columns_of
 
-__all__ = ["load_support2"]
-
 _FILE = Path(__file__).parent / "data" / "support2.csv.gz"
 
 # Centre and width of each number, and what stands for a missing one: clinical constants, not

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Features", "Labels", "TabularData", "balanced", "columns_of"]
-
 Features = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int32]
 
@@ -40,24 +38,20 @@ class TabularData(NamedTuple):
     feature_names: tuple[str, ...]
 
 
-def balanced(
-    X: Features, y: Labels, feature_names: tuple[str, ...], seed: int = 0, train: float = 0.8
-) -> TabularData:
-    """Keep as many rows of the more frequent label as there are of the other, and split them.
+def balanced(X: Features, y: Labels, feature_names: tuple[str, ...]) -> TabularData:
+    """Keep as many rows of the more frequent label as there are of the other; four fifths train.
 
     Args:
         X: Features of all rows.
         y: Their labels in {0, 1}.
         feature_names: Names of the columns.
-        seed: Seed of the choice of rows and of their order.
-        train: The share of rows that train.
 
     Returns:
         The data, in random order.
     """
-    rng = np.random.RandomState(seed)  # frozen: the same rows under every version of NumPy
+    rng = np.random.RandomState(0)  # frozen: the same rows under every version of NumPy
     by_label = [rng.permutation(np.flatnonzero(y == label)) for label in (0, 1)]
     fewest = min(len(rows) for rows in by_label)
     kept = rng.permutation(np.concatenate([rows[:fewest] for rows in by_label]))
-    training, held_out = np.split(kept, [int(train * len(kept))])
+    training, held_out = np.split(kept, [int(0.8 * len(kept))])
     return TabularData(X[training], y[training], X[held_out], y[held_out], feature_names)
