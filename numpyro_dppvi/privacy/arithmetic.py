@@ -122,9 +122,8 @@ def squared_norms_of_rows(products: RowProduct, dtype: jnp.dtype) -> Array:
 
     Infinite where the square of either side is out of the dtype's range.
     """
-    with jax.enable_x64(True):
-        sides = products.weights.astype(jnp.float64) ** 2, _sums_of_squares(products.rows)
-        return jnp.where(_in_range(sides, dtype), sides[0] * sides[1], jnp.inf)
+    sides = products.weights.astype(jnp.float64) ** 2, _sums_of_squares(products.rows)
+    return jnp.where(_in_range(sides, dtype), sides[0] * sides[1], jnp.inf)
 
 
 def squared_norms_of_products(products: LowerProduct, dtype: jnp.dtype) -> Array:
@@ -135,19 +134,18 @@ def squared_norms_of_products(products: LowerProduct, dtype: jnp.dtype) -> Array
     """
     # Row i adds left_i^2 (right_1^2 + ... + right_{i-1}^2). Terms are added up and never taken
     # away, which would lose small ones.
-    with jax.enable_x64(True):
-        left, right = (jnp.moveaxis(leaf.astype(jnp.float64) ** 2, -1, 0) for leaf in products)
+    left, right = (jnp.moveaxis(leaf.astype(jnp.float64) ** 2, -1, 0) for leaf in products)
 
-        def add(carry: tuple[Array, Array], row: tuple[Array, Array]) -> Any:
-            before, total = carry
-            return (before + row[1], total + row[0] * before), None
+    def add(carry: tuple[Array, Array], row: tuple[Array, Array]) -> Any:
+        before, total = carry
+        return (before + row[1], total + row[0] * before), None
 
-        zeros = jnp.zeros_like(left[0])
-        unroll = 1 if on_cpu() else _ROWS_AT_ONCE
-        (_, total), _ = jax.lax.scan(add, (zeros, zeros), (left, right), unroll=unroll)
-        sides = jnp.sum(left, axis=0), jnp.sum(right, axis=0)
-        total = jnp.where(_in_range(sides, dtype), total, jnp.inf)
-        return jnp.sum(total.reshape(total.shape[0], -1), axis=1)
+    zeros = jnp.zeros_like(left[0])
+    unroll = 1 if on_cpu() else _ROWS_AT_ONCE
+    (_, total), _ = jax.lax.scan(add, (zeros, zeros), (left, right), unroll=unroll)
+    sides = jnp.sum(left, axis=0), jnp.sum(right, axis=0)
+    total = jnp.where(_in_range(sides, dtype), total, jnp.inf)
+    return jnp.sum(total.reshape(total.shape[0], -1), axis=1)
 
 
 def squared_norms_of_layers(products: LayerProduct, dtype: jnp.dtype) -> Array:
@@ -156,24 +154,23 @@ def squared_norms_of_layers(products: LayerProduct, dtype: jnp.dtype) -> Array:
     Infinite where the square of either side is out of the dtype's range.
     """
     left, right, weights = products
-    with jax.enable_x64(True):
-        squares = left.astype(jnp.float64) ** 2
-        sides = jnp.sum(squares, axis=1), _sums_of_squares(right)
-        if weights is None:
-            norms = sides[0] * sides[1]
-        else:
-            total = _squared_norms_of_weighted(left, right, weights)
-            # An entry is a sum of m products. When it is computed anew, rounded otherwise, it moves
-            # by up to m + 3 roundings of left_i w_i sum_m |right_mj|, with w_i the largest of its
-            # weights, which is far more than the entry where they cancel. The square of that sum is
-            # at most m times the sum of squares.
-            most = jnp.max(jnp.abs(weights), axis=(0, 2)).astype(jnp.float64)
-            eps = float(jnp.finfo(right.dtype).eps)  # type: ignore[no-untyped-call]
-            spread = right.shape[1] * _product(squares, most**2) * sides[1]
-            moved = (right.shape[1] + 3) * eps * jnp.sqrt(spread)
-            # Eight squares were added up in the dtype itself.
-            norms = (1 + (ROWS_PER_BLOCK + 1) * eps) * (jnp.sqrt(total) + moved) ** 2
-        return jnp.where(_in_range(sides, dtype), norms, jnp.inf)
+    squares = left.astype(jnp.float64) ** 2
+    sides = jnp.sum(squares, axis=1), _sums_of_squares(right)
+    if weights is None:
+        norms = sides[0] * sides[1]
+    else:
+        total = _squared_norms_of_weighted(left, right, weights)
+        # An entry is a sum of m products. When it is computed anew, rounded otherwise, it moves by
+        # up to m + 3 roundings of left_i w_i sum_m |right_mj|, with w_i the largest of its weights,
+        # which is far more than the entry where they cancel. The square of that sum is at most m
+        # times the sum of squares.
+        most = jnp.max(jnp.abs(weights), axis=(0, 2)).astype(jnp.float64)
+        eps = float(jnp.finfo(right.dtype).eps)  # type: ignore[no-untyped-call]
+        spread = right.shape[1] * _product(squares, most**2) * sides[1]
+        moved = (right.shape[1] + 3) * eps * jnp.sqrt(spread)
+        # Eight squares were added up in the dtype itself.
+        norms = (1 + (ROWS_PER_BLOCK + 1) * eps) * (jnp.sqrt(total) + moved) ** 2
+    return jnp.where(_in_range(sides, dtype), norms, jnp.inf)
 
 
 def _squared_norms_of_weighted(left: Array, right: Array, weights: Array) -> Array:
@@ -205,11 +202,10 @@ def squared_norms_of_hits(hits: Hits, dtype: jnp.dtype) -> Array:
 
     Infinite where the square of a weight is out of the dtype's range.
     """
-    with jax.enable_x64(True):
-        somewhere = (hits.places >= 0) & (hits.places < hits.bins.shape[-1])
-        number = jnp.sum(somewhere & (hits.asked > 0)[:, None], axis=1, dtype=jnp.float64)
-        squares = hits.weights.astype(jnp.float64) ** 2
-        return jnp.where(_in_range([squares], dtype), number * squares, jnp.inf)
+    somewhere = (hits.places >= 0) & (hits.places < hits.bins.shape[-1])
+    number = jnp.sum(somewhere & (hits.asked > 0)[:, None], axis=1, dtype=jnp.float64)
+    squares = hits.weights.astype(jnp.float64) ** 2
+    return jnp.where(_in_range([squares], dtype), number * squares, jnp.inf)
 
 
 class Grid(NamedTuple):
@@ -356,18 +352,12 @@ def _in_eights(rows: Array) -> list[Array]:
     return [padded[k::ROWS_PER_BLOCK] for k in range(ROWS_PER_BLOCK)]
 
 
-def total(stacked: PyTree) -> PyTree:
-    """The sum over the leading axis, in 64 bits."""
-    with jax.enable_x64(True):
-        return jax.tree.map(lambda leaf: jnp.sum(leaf.astype(jnp.float64), axis=0), stacked)
-
-
 def weighted_total(stacked: PyTree, weight: Array | float) -> PyTree:
     """The sum over the leading axis, multiplied by a number, in 64 bits."""
     with jax.enable_x64(True):
         # One multiplication after the sum: weighting before it would round every vector.
         wide = jnp.asarray(weight).astype(jnp.float64)
-        return jax.tree.map(lambda leaf: wide * leaf, total(stacked))
+        return jax.tree.map(lambda leaf: wide * jnp.sum(leaf.astype(jnp.float64), axis=0), stacked)
 
 
 def add(one: PyTree, other: PyTree) -> PyTree:
