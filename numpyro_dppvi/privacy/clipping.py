@@ -1,5 +1,6 @@
 """Clipping vectors to a joint norm, and exact sums of clipped vectors."""
 
+import math
 from typing import Any, TypeVar
 
 import jax
@@ -186,20 +187,12 @@ def _is_product(leaf: Any) -> bool:
 
 def _num_entries(contributions: PyTree) -> int:
     """The length of one vector."""
-    leaves = jax.tree.leaves(contributions, is_leaf=_is_product)
-    return sum(_length(leaf) for leaf in leaves)
 
+    def laid_out() -> list[Array]:
+        leaves = jax.tree.leaves(contributions, is_leaf=_is_product)
+        return [leaf.laid_out() if _is_product(leaf) else leaf for leaf in leaves]
 
-def _length(leaf: Array | Product) -> int:
-    if isinstance(leaf, RowProduct):
-        return leaf.rows[0].size
-    if isinstance(leaf, LayerProduct):
-        return leaf.left[0].size * leaf.right.shape[-1]
-    if isinstance(leaf, LowerProduct):
-        return leaf.left[0].size * (leaf.left.shape[-1] - 1) // 2
-    if isinstance(leaf, Hits):
-        return leaf.places[0].size * leaf.bins.shape[-1]
-    return leaf[0].size
+    return sum(math.prod(leaf.shape[1:]) for leaf in jax.eval_shape(laid_out))
 
 
 def _dtype(contributions: PyTree) -> jnp.dtype:
