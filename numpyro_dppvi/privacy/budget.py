@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, get_args
 
-from dp_accounting import NeighboringRelation
-
 from numpyro_dppvi import _validate
 
 Relation: TypeAlias = Literal["replace_one", "add_or_remove_one"]
@@ -162,10 +160,3 @@ def unit_sensitivity(relation: Relation) -> float:
     # Replacing a record removes one vector and adds another, |-a + b| <= 2; adding or removing a
     # record does one of the two.
     return 2.0 if relation == "replace_one" else 1.0
-
-
-def neighboring_relation(relation: Relation) -> NeighboringRelation:
-    """The relation as ``dp_accounting`` names it."""
-    if relation == "replace_one":
-        return NeighboringRelation.REPLACE_ONE
-    return NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -14,7 +14,7 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
-from numpyro_dppvi.privacy.budget import Relation, neighboring_relation, unit_sensitivity
+from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
 
 def noise_multiplier(event: dpa.DpEvent) -> float:
@@ -103,7 +103,7 @@ def _of_event(
     # These factories double a Gaussian's sensitivity under replace-one themselves, so they take
     # noise in units of the clipping norm. (The RDP accountant does not; it takes noise in units of
     # the sensitivity.)
-    neighbours = neighboring_relation(relation)
+    neighbours = dpa.NeighboringRelation[relation.upper()]
     if isinstance(event, dpa.GaussianDpEvent):
         # n releases at noise s are one release at noise s / sqrt(n); no convolution is needed.
         return pld.from_gaussian_mechanism(

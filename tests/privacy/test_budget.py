@@ -1,12 +1,10 @@
 import dataclasses
 import math
 
-import dp_accounting as dpa
 import numpy as np
 import pytest
 
 from numpyro_dppvi.privacy import PrivacyBudget, unit_sensitivity
-from numpyro_dppvi.privacy.budget import neighboring_relation
 
 
 def test_is_a_value():
@@ -49,9 +47,3 @@ def test_refuses_an_unknown_relation(relation):
 def test_replacing_a_record_moves_a_sum_twice_as_far_as_adding_one():
     assert unit_sensitivity("replace_one") == 2.0
     assert unit_sensitivity("add_or_remove_one") == 1.0
-
-
-def test_relations_have_their_name_in_the_accountants_words():
-    relation = dpa.NeighboringRelation
-    assert neighboring_relation("replace_one") is relation.REPLACE_ONE
-    assert neighboring_relation("add_or_remove_one") is relation.ADD_OR_REMOVE_ONE
