@@ -138,9 +138,8 @@ def rounds_from_epsilon(
             "epsilon must be finite, got inf: write PrivacyBudget(epsilon=1.0), say, because an "
             "unlimited budget lasts for any number of rounds."
         )
-    check_kind(sampler)
-    units.check_sampler(budget, sampler)
     sampler, size, physical_size = _one_client(sampler, num_records, budget.relation)
+    units.check_sampler(budget, sampler)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
 
     def fits(rounds: int, roughly: bool = False) -> bool:

@@ -177,10 +177,6 @@ class PoissonSampling:
 
     def inclusion_prob(self, num_records: Array | int) -> float:
         """The same for clients of all sizes."""
-        return self._prob
-
-    @property
-    def _prob(self) -> float:
         if isinstance(self.sampling_prob, float):
             return self.sampling_prob
         raise ValueError(
@@ -190,7 +186,8 @@ class PoissonSampling:
 
     def describe(self, num_records: int) -> str:
         """A client's batch in words."""
-        return f"Poisson q={self._prob:g} (~{self._prob * num_records:.0f} rows)"
+        prob = self.inclusion_prob(num_records)
+        return f"Poisson q={prob:g} (~{prob * num_records:.0f} rows)"
 
     def physical_size(self, client_sizes: Sequence[int]) -> int:
         """A number of rows that a client's batch exceeds in at most one of three million draws."""
@@ -236,13 +233,13 @@ class PoissonSampling:
         self, noise_multiplier: float, num_records: int, physical_size: int
     ) -> dpa.DpEvent:
         """A Poisson-sampled Gaussian event; a truncated one if batches can overflow."""
+        prob = self.inclusion_prob(num_records)
         # Then even all records fit: nothing can be cut off.
         if physical_size >= num_records:
-            gaussian = dpa.GaussianDpEvent(noise_multiplier)
-            return dpa.PoissonSampledDpEvent(self._prob, gaussian)
+            return dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(noise_multiplier))
         return dpa.TruncatedSubsampledGaussianDpEvent(
             dataset_size=num_records,
-            sampling_probability=self._prob,
+            sampling_probability=prob,
             truncated_batch_size=physical_size,
             noise_multiplier=noise_multiplier,
         )

@@ -13,7 +13,7 @@ for the distribution offered here.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dp_accounting as dpa
 from dp_accounting import rdp
@@ -208,7 +208,7 @@ def plan_selection(
     # Squared distances of the fit and its score add up to that of the run.
     fit_mus = [math.sqrt(1 - share) * mu for mu in mus]
     return SelectionPlan(
-        tuple(budgets),
+        budgets,
         tuple(_run_budget(b, mu) for b, mu in zip(budgets, fit_mus, strict=True)),
         tuple(
             _score_mechanism(mine, math.sqrt(share) * mu, bound, size)
@@ -239,9 +239,7 @@ def _largest_mu(budget: PrivacyBudget, runs: NegativeBinomialRuns) -> float:
 def _run_budget(budget: PrivacyBudget, mu: float) -> PrivacyBudget:
     """The budget that a Gaussian at this distance spends at the same delta."""
     epsilon = math.inf if mu == math.inf else dpa.get_epsilon_gaussian(1 / mu, budget.delta)
-    return PrivacyBudget(
-        epsilon, budget.delta, budget.relation, budget.unit, budget.max_records_per_person
-    )
+    return replace(budget, epsilon=epsilon)
 
 
 def _score_mechanism(

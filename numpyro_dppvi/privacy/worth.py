@@ -79,7 +79,8 @@ def worth(
     before = before or [frozenset()] * len(sizes)
     granted = list(zip(budgets, before, strict=True))
     changed = [units.records_changed(budget) for budget in budgets]
-    multipliers = [_noise(budget, spent) for budget, spent in granted]
+    # Noise on one release with all that is left of a budget, of records clipped at norm 1.
+    multipliers = [calibrate.noise_multiplier(b, num_releases=1, before=s) for b, s in granted]
     # Variances over num_latents: of each client's sum, and of the sum of all of them.
     own = [(c * z) ** 2 for c, z in zip(changed, multipliers, strict=True)]
     all_own, times = sum(own), float(sum(c**2 for c in changed))
@@ -88,7 +89,6 @@ def worth(
         times = max(c**2 for c in changed) * len(own) / num_shares
     needed, total = None, sum(sizes)
     if len({*granted}) == 1:
-        # V = d times z^2 < N (N / n - 1).
         # From 1 + V / N < N / n with V = d times z^2, solved for the noise z.
         most = [math.sqrt(total * (total / n - 1) / (num_latents * times)) for n in sizes]
         needed = tuple(_epsilon(*granted[0], noise) for noise in most)
@@ -157,11 +157,6 @@ def of_joining(bought: Worth, names: Sequence[str] = ()) -> str:
         f"{'their' if several else 'its'} intervals would be no wider. At least {needed}, "
         f"{'would be needed for all of them' if several else 'would be needed'}."
     )
-
-
-def _noise(budget: PrivacyBudget, before: Composition) -> float:
-    """Noise on one release with all that is left of a budget, of records clipped at norm 1."""
-    return calibrate.noise_multiplier(budget, num_releases=1, before=before)
 
 
 def _epsilon(budget: PrivacyBudget, before: Composition, noise: float) -> float:
