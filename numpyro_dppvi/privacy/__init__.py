@@ -9,6 +9,7 @@ from numpyro_dppvi.privacy.clipping import clipped, clipped_in_steps, clipped_su
 from numpyro_dppvi.privacy.inverse import (
     epsilon_from_noise,
     noise_from_epsilon,
+    paper_epsilon,
     rounds_from_epsilon,
 )
 from numpyro_dppvi.privacy.keys import SecretKeys, by_purpose
@@ -23,7 +24,6 @@ from numpyro_dppvi.privacy.mechanisms import (
     draw_noise,
 )
 from numpyro_dppvi.privacy.noise_laws import DiscreteGaussian, Gaussian, Noise
-from numpyro_dppvi.privacy.paper import paper_epsilon
 from numpyro_dppvi.privacy.plan import ClientPlan, PrivacyPlan
 from numpyro_dppvi.privacy.sampling import (
     Batch,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from numpyro_dppvi import _validate
 from numpyro_dppvi.privacy import accounting, calibrate, units
 from numpyro_dppvi.privacy.budget import PrivacyBudget, Relation
-from numpyro_dppvi.privacy.sampling import FullBatch, Sampler, check_kind
+from numpyro_dppvi.privacy.sampling import FullBatch, PoissonSampling, Sampler, check_kind
 
 # Limits beyond which accountants lose all digits.
 _MOST_RELEASES = 10**9
@@ -59,6 +59,38 @@ def epsilon_from_noise(
     sampler, size, physical_size = _one_client(sampler, num_records, relation)
     event = sampler.dp_event(noise_multiplier, size, physical_size)
     return accounting.epsilon(accounting.compose([(event, num_releases)]), delta, relation)
+
+
+def paper_epsilon(
+    noise_multiplier: float, sampling_prob: float, num_releases: int, *, delta: float = 1e-5
+) -> float:
+    """The epsilon of the paper's Fourier accountant; not a guarantee for the paper's batches.
+
+    The paper describes batches drawn without replacement, its code slices shuffled epochs, and its
+    accountant (``get_epsilon_S`` of ``fourier-accountant``; Koskela, Jälkö and Honkela 2020)
+    composes the dominating pair of Poisson sampling. The result is correct for
+    :class:`~numpyro_dppvi.privacy.sampling.PoissonSampling` under replace-one and too small for
+    the other two: at noise 4, a tenth of the records and 1000 steps it is 7.489, where batches of
+    fixed size cost between 8.279 and 9.522. Ledgers, plans and statements never use it.
+
+    Args:
+        noise_multiplier: The noise's standard deviation over the clipping norm.
+        sampling_prob: The fraction of the records in a batch, in (0, 1).
+        num_releases: How many noisy sums.
+        delta: In (0, 1).
+
+    Returns:
+        Epsilon under replace-one, as the paper would state it.
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+    prob = _validate.open_unit("sampling_prob", sampling_prob, "0.1", 1e-8)
+    sampler = PoissonSampling(prob)
+    # Of a single record, no batch is ever too large: nothing is truncated.
+    return epsilon_from_noise(
+        noise_multiplier, num_releases, delta=delta, sampler=sampler, num_records=1
+    )
 
 
 def noise_from_epsilon(
