@@ -161,7 +161,7 @@ class PrivacyPlan:
 
     def __str__(self) -> str:
         """A table with one line for each group of equal clients, and what the epsilon means."""
-        rows = table(self.clients, self.names, self.worth)
+        rows = self._table()
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         padded = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
         lines = ["  " + "  ".join(row).rstrip() for row in padded]
@@ -170,9 +170,37 @@ class PrivacyPlan:
 
     def _repr_html_(self) -> str:
         """The same for notebooks."""
-        header, *rows = table(self.clients, self.names, self.worth)
+        header, *rows = self._table()
         said = [_html.paragraph(sentence) for sentence in self._sentences() if sentence]
         return "".join([_html.heading(_TITLE), _html.table(header, rows), *said])
+
+    def _table(self) -> list[list[str]]:
+        """Rows with mechanism, releases, noise and epsilon of groups of equal clients.
+
+        If clients share the noise of a sum, there is a column for the epsilon against one of them;
+        if it is known what their budgets buy, one for the width of their intervals alone.
+        """
+        shared = any(client.mechanism.num_shares > 1 for client in self.clients)
+        bought = self.worth is not None
+        header = ["client", "records", "batch", "clip", "noise std", "releases", "epsilon", "delta"]
+        rows = [header + ["to participants"] * shared + ["alone"] * bought]
+        for first, last in words.alike(self.clients):
+            client, mechanism = self.clients[first], self.clients[first].mechanism
+            rows.append(
+                [
+                    words.clients(first, last, self.names),
+                    str(mechanism.num_records),
+                    mechanism.batch,
+                    f"{mechanism.clip_norm:g}",
+                    f"{mechanism.share_std:.4g}",
+                    f"{client.num_visits} x {client.releases_per_visit}",
+                    f"{words.rounded_up(client.epsilon)} of {client.budget.epsilon:.10g}",
+                    f"{client.budget.delta:.10g}",
+                    *[words.rounded_up(client.epsilon_to_participant)] * shared,
+                    *([] if self.worth is None else [of_client(self.worth, first)]),
+                ]
+            )
+        return rows
 
     def _sentences(self) -> list[str]:
         """Sentences on what the table does not show, and on what its numbers mean."""
@@ -493,34 +521,3 @@ def _noise_of_changes(
     if isinstance(noise_law, DiscreteGaussian):
         return calibrate.discrete_noise_multiplier(budget, num_releases, before)
     return calibrate.noise_multiplier(budget, num_releases=num_releases, before=before)
-
-
-def table(
-    clients: Sequence[ClientPlan], names: Sequence[str] = (), bought: Worth | None = None
-) -> list[list[str]]:
-    """Rows of a table with mechanism, releases, noise and epsilon of groups of equal clients.
-
-    If clients share the noise of a sum, there is a column for the epsilon against one of them; if
-    it is known what their budgets buy, one for the width of their intervals alone.
-    """
-    shared = any(client.mechanism.num_shares > 1 for client in clients)
-    header = ["client", "records", "batch", "clip", "noise std", "releases", "epsilon", "delta"]
-    header += ["to participants"] * shared + ["alone"] * (bought is not None)
-    rows = [header]
-    for first, last in words.alike(clients):
-        client, mechanism = clients[first], clients[first].mechanism
-        rows.append(
-            [
-                words.clients(first, last, names),
-                str(mechanism.num_records),
-                mechanism.batch,
-                f"{mechanism.clip_norm:g}",
-                f"{mechanism.share_std:.4g}",
-                f"{client.num_visits} x {client.releases_per_visit}",
-                f"{words.rounded_up(client.epsilon)} of {client.budget.epsilon:.10g}",
-                f"{client.budget.delta:.10g}",
-                *[words.rounded_up(client.epsilon_to_participant)] * shared,
-                *([] if bought is None else [of_client(bought, first)]),
-            ]
-        )
-    return rows

@@ -5,7 +5,6 @@ import importlib.metadata
 import importlib.resources
 import itertools
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,18 +32,6 @@ _COUNT_NOT_COVERED = (
 )
 _NO_NOISE = "everything: no noise was added"
 _PACKAGES = ("numpyro-dppvi", "dp-accounting", "jax", "numpyro")
-_COLUMNS = (
-    "clients",
-    "records",
-    "releases",
-    "clip",
-    "noise std",
-    "epsilon spent",
-    "of budget",
-    "delta",
-)
-_NOBODY = {"client": 0, "name": ""}
-_SHARED_COLUMN = "to participants"
 
 
 def statement_schema() -> dict[str, Any]:
@@ -260,10 +247,26 @@ class PrivacyStatement:
         return "\n\n".join(parts) + "\n"
 
     def _table(self) -> list[list[str]]:
-        """The header, and a row for every group of equal clients."""
+        """The header, and a row for every group of clients that differ in names alone."""
         shared = self._num_shares > 1
-        header = [*_COLUMNS, *[_SHARED_COLUMN] * shared]
-        return [header, *_client_rows(self._clients, shared, self._names)]
+        header = ["clients", "records", "releases", "clip", "noise std", "epsilon spent"]
+        rows = [header + ["of budget", "delta"] + ["to participants"] * shared]
+        for first, last in words.alike({**c, "client": 0, "name": ""} for c in self._clients):
+            client = self._clients[first]
+            rows.append(
+                [
+                    words.clients(first, last, self._names),
+                    str(client["records"]),
+                    str(client["releases"]),
+                    f"{client['clip_norm']:g}",
+                    f"{client['noise_std']:.4g}",
+                    words.rounded_up(client["epsilon_spent"]),
+                    f"{client['epsilon_budget']:.10g}",
+                    f"{client['delta']:.10g}",
+                    *[words.rounded_up(client["epsilon_to_participant"])] * shared,
+                ]
+            )
+        return rows
 
     @property
     def _num_shares(self) -> int:
@@ -321,26 +324,3 @@ class PrivacyStatement:
             *filter(None, [self.plan.continued_in_words, self.plan.before_in_words]),
             words.in_other_words(words.client(worst, self._names), budget, attack),
         ]
-
-
-def _client_rows(
-    clients: list[dict[str, Any]], shared: bool, names: Sequence[str]
-) -> list[list[str]]:
-    """One row of cells for every group of consecutive clients that differ in names alone."""
-    rows = []
-    for first, last in words.alike({**client, **_NOBODY} for client in clients):
-        client = clients[first]
-        rows.append(
-            [
-                words.clients(first, last, names),
-                str(client["records"]),
-                str(client["releases"]),
-                f"{client['clip_norm']:g}",
-                f"{client['noise_std']:.4g}",
-                words.rounded_up(client["epsilon_spent"]),
-                f"{client['epsilon_budget']:.10g}",
-                f"{client['delta']:.10g}",
-                *[words.rounded_up(client["epsilon_to_participant"])] * shared,
-            ]
-        )
-    return rows
