@@ -129,23 +129,6 @@ def split_evenly(rng_key: jax.Array, num_rows: int, num_clients: int) -> Partiti
     return Partition(tuple(np.array_split(shuffled, num_clients)))
 
 
-def client_names(names: Sequence[Any]) -> tuple[str, ...]:
-    """Clients' names as texts, which go into tables, plots and files as they are.
-
-    Args:
-        names: Texts or whole numbers, such as years.
-
-    Raises:
-        ValueError: If a name is neither, is empty, long or of several lines, or stands twice.
-    """
-    found = tuple(_client_name(name) for name in names)
-    if len(set(found)) < len(found):
-        # 1 and '1' are the same name once they are texts.
-        twice = next(name for name in found if found.count(name) > 1)
-        raise ValueError(f"clients must have distinct names, got {twice!r} twice: rename one.")
-    return found
-
-
 def names_and_sizes(
     client_sizes: Sequence[int] | Mapping[str, int],
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -156,14 +139,28 @@ def names_and_sizes(
         TypeError: If there are no sizes.
     """
     if isinstance(client_sizes, Mapping):
-        names = client_names(list(client_sizes))
+        names = names_of(list(client_sizes), len(client_sizes))
         return names, _validate.client_sizes(list(client_sizes.values()))
     return (), _validate.client_sizes(client_sizes)
 
 
 def names_of(names: Any, num_clients: int) -> tuple[str, ...]:
-    """A name for each client, or none at all; refuses everything else."""
-    found = client_names(_validate.entries("names", names, "['Helsinki', 'Turku']"))
+    """A name for each client, or none at all, as texts for tables, plots and files.
+
+    Args:
+        names: Texts or whole numbers, such as years.
+        num_clients: How many clients there are.
+
+    Raises:
+        ValueError: If a name is neither, is empty, long or of several lines, or stands twice; or if
+            there are names for some clients only.
+    """
+    entries = _validate.entries("names", names, "['Helsinki', 'Turku']")
+    found = tuple(_client_name(name) for name in entries)
+    if len(set(found)) < len(found):
+        # 1 and '1' are the same name once they are texts.
+        twice = next(name for name in found if found.count(name) > 1)
+        raise ValueError(f"clients must have distinct names, got {twice!r} twice: rename one.")
     if found and len(found) != num_clients:
         raise ValueError(
             f"names must hold one name per client, got {len(found)} names for {num_clients} "

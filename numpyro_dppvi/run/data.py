@@ -24,7 +24,7 @@ from numpyro_dppvi.records import (
     stack,
     stack_clients,
 )
-from numpyro_dppvi.records.clients import check_counts, client_names
+from numpyro_dppvi.records.clients import check_counts, names_of
 from numpyro_dppvi.records.shards import record_arrays
 
 Data: TypeAlias = Records | Sequence[Records] | Mapping[str, Records] | Table
@@ -78,7 +78,7 @@ def lay_out(
         return found._replace(columns=matrix_columns([records], ["data"]))
     names: tuple[str, ...] = ()
     if isinstance(data, Mapping):
-        names, data = client_names(list(data)), list(data.values())
+        names, data = names_of(list(data), len(data)), list(data.values())
     _check_per_client(data)
     if clients is not None:
         raise ValueError(
