@@ -65,24 +65,18 @@ class PrivacyBudget:
         _validate.choice("relation", self.relation, _RELATIONS)
         _validate.choice("unit", self.unit, _UNITS)
         _validate.set_field(self, "max_records_per_person", _validate.positive_int)
-        if self.unit == "client":
-            self._check_client()
-
-    def _check_client(self) -> None:
-        if self.relation != "replace_one":
+        if self.unit == "client" and self.relation != "replace_one":
             raise ValueError(
                 "relation must be 'replace_one' with unit='client', got 'add_or_remove_one': "
                 "write relation='replace_one', because who takes part, and with how many records, "
                 "is public."
             )
-        if self.max_records_per_person != 1:
+        if self.unit == "client" and self.max_records_per_person != 1:
             raise ValueError(
                 "max_records_per_person must be left out with unit='client', got "
                 f"{self.max_records_per_person}: all records of a client are protected."
             )
 
-
-_FIELDS = frozenset(one.name for one in fields(PrivacyBudget))
 
 Budgets: TypeAlias = PrivacyBudget | Sequence[PrivacyBudget] | Mapping[str, PrivacyBudget]
 """One budget for all clients, one per client in their order, or one per client by its name."""
@@ -116,7 +110,7 @@ def budget_of_each(
 
 def _received(budget: object, wrong: Sequence[object]) -> str:
     """What stands where a budget belongs."""
-    if isinstance(budget, Mapping) and set(budget) <= _FIELDS:
+    if isinstance(budget, Mapping) and set(budget) <= {one.name for one in fields(PrivacyBudget)}:
         return f"a mapping of a budget's own arguments ({', '.join(map(str, budget))})"
     if isinstance(budget, Mapping) and wrong:
         return f"a mapping that holds {_validate.shown(wrong[0])}"

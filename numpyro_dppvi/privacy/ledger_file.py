@@ -172,7 +172,7 @@ class LedgerFile:
 
     def newest(self, run: str) -> str:
         """The name of a run's newest checkpoint in the file; empty if there is none."""
-        return _newest(self._look(), run)
+        return self._look().kept.get(run, ("",))[-1]
 
     def charge(self, ledger: Ledger, entries: Iterable[Entry]) -> Ledger:
         """Charges a ledger and the file; the charge is on disk when this returns.
@@ -378,14 +378,13 @@ class _Found:
 def _entry(fields: Mapping[str, Any], num_clients: int) -> Entry:
     if fields.keys() != {"run", "client", "round", "num_releases", "event"}:
         raise ValueError("other fields")
-    _validate.positive_int("num_releases", fields["num_releases"])
     if _whole(fields["client"]) >= num_clients:
         raise ValueError("a client without a budget")
     return Entry(
         _whole(fields["round"]),
         _whole(fields["client"]),
         event_from_json(fields["event"]),
-        _whole(fields["num_releases"]),
+        _validate.positive_int("num_releases", fields["num_releases"]),
         _name(fields["run"]),
     )
 
@@ -421,15 +420,12 @@ def _caught_up(path: Path, ledger: Ledger, seen: _Seen) -> Ledger:
     return replace(ledger, entries=seen.entries)
 
 
-def _newest(seen: _Seen, run: str) -> str:
-    return seen.kept.get(run, ("",))[-1]
-
-
 def _check_newest(path: Path, ledger: Ledger, seen: _Seen) -> None:
     """Refuses to continue from a checkpoint that is not the run's newest."""
-    if _newest(seen, ledger.run) == ledger.kept:
+    names = seen.kept.get(ledger.run, ("",))
+    if names[-1] == ledger.kept:
         return
-    if ledger.kept not in seen.kept.get(ledger.run, ()):
+    if ledger.kept not in names:
         raise ValueError(_lacking(path, "the checkpoint's run"))
     raise ValueError(
         f"the checkpoint is an older copy: the ledger file {path} knows a newer one of this run, "
@@ -485,9 +481,9 @@ def _check_protected(
                 )
 
 
-def _check_names(path: Path, theirs: Sequence[str], mine: Sequence[str]) -> None:
+def _check_names(path: Path, theirs: tuple[str, ...], mine: tuple[str, ...]) -> None:
     """Refuses a run whose clients have other names, or come in another order."""
-    if not theirs or not mine or tuple(theirs) == tuple(mine):
+    if not theirs or not mine or theirs == mine:
         return
     number = next(m for m, name in enumerate(theirs) if name != mine[m])
     raise ValueError(

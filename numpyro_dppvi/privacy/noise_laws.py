@@ -25,7 +25,6 @@ _STEPS_PER_NORM = 2**20
 _MOST_STEPS = 2.0**46
 # Integers are passed to the program as two 32-bit words, because JAX truncates 64-bit integers.
 _LOW_BITS = 26
-_FEATURE = "contrib"
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def integers(scale: float, count: int) -> np.ndarray:
     ``scale`` is the parameter sigma, which is the standard deviation unless it is well below 1.
     """
     opendp = require()
-    opendp.enable_features(_FEATURE)  # OpenDP marks its constructors as not yet vetted
+    opendp.enable_features("contrib")  # OpenDP marks its constructors as not yet vetted
     space = opendp.vector_domain(opendp.atom_domain(T="i64")), opendp.l2_distance(T="f64")
     noise = opendp.m.make_gaussian(*space, scale)
     return np.array(noise([0] * count), np.int64)
