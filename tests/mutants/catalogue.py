@@ -258,8 +258,8 @@ _CLIP = (
     ),
     Mutant(
         "a layer's norm of its inputs alone",
-        "            norms = sides[0] * sides[1]\n",
-        "            norms = sides[0]\n",
+        "norms = sides[0] * sides[1]\n",
+        "norms = sides[0]\n",
         (f"{LAYERS}test_a_record_moves_a_sum_by_no_more_than_the_clip",),
     ),
     Mutant(
