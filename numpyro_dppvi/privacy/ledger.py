@@ -128,7 +128,8 @@ class Ledger:
         """
         if delta is not None:
             delta = PrivacyBudget(1.0, delta).delta
-        return np.array([self._epsilon(m, delta) for m in range(len(self.budgets))])
+        budgets = self.budgets if delta is None else [replace(b, delta=delta) for b in self.budgets]
+        return np.array([_cost(self.composition(m), b) for m, b in enumerate(budgets)])
 
     def __repr__(self) -> str:
         """A line, which accounts for nothing; ``print`` shows what each client has spent."""
@@ -161,11 +162,6 @@ class Ledger:
             costs = words.rounded_up(spent), f"{budget.epsilon:g}", f"{budget.delta:g}"
             rows.append([name, str(rounds), str(releases), *costs])
         return rows
-
-    def _epsilon(self, client: int, delta: float | None = None) -> float:
-        budget = self.budgets[client]
-        delta = budget.delta if delta is None else delta
-        return accounting.epsilon(self.composition(client), delta, budget.relation)
 
     def _check_entry(self, entry: Entry) -> None:
         _validate.instance("entries", entry, Entry, _EXAMPLE)

@@ -103,20 +103,16 @@ def _of_event(
     # These factories double a Gaussian's sensitivity under replace-one themselves, so they take
     # noise in units of the clipping norm. (The RDP accountant does not; it takes noise in units of
     # the sensitivity.)
-    neighbours = dpa.NeighboringRelation[relation.upper()]
+    setting: dict[str, Any] = {
+        "value_discretization_interval": grid,
+        "neighboring_relation": dpa.NeighboringRelation[relation.upper()],
+    }
     if isinstance(event, dpa.GaussianDpEvent):
         # n releases at noise s are one release at noise s / sqrt(n); no convolution is needed.
-        return pld.from_gaussian_mechanism(
-            event.noise_multiplier / math.sqrt(count),
-            value_discretization_interval=grid,
-            neighboring_relation=neighbours,
-        )
+        return pld.from_gaussian_mechanism(event.noise_multiplier / math.sqrt(count), **setting)
     if isinstance(event, dpa.PoissonSampledDpEvent):
         one = pld.from_gaussian_mechanism(
-            noise_multiplier(event),
-            value_discretization_interval=grid,
-            sampling_prob=event.sampling_probability,
-            neighboring_relation=neighbours,
+            noise_multiplier(event), sampling_prob=event.sampling_probability, **setting
         )
     elif isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
         one = pld.from_truncated_subsampled_gaussian_mechanism(
@@ -124,8 +120,7 @@ def _of_event(
             event.sampling_probability,
             event.truncated_batch_size,
             event.noise_multiplier,
-            value_discretization_interval=grid,
-            neighboring_relation=neighbours,
+            **setting,
         )
     elif isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         check_relation(event, relation)

@@ -160,9 +160,7 @@ class PoissonSampling:
     sampling_prob: float | tuple[float, ...]
 
     def __post_init__(self) -> None:
-        def checked(name: str, prob: float) -> float:
-            return _validate.open_unit(name, prob, "0.1", _LEAST_PROB)
-
+        checked = functools.partial(_validate.open_unit, example="0.1", least=_LEAST_PROB)
         _validate.set_field(self, "sampling_prob", _validate.one_or_each, checked)
 
     def check(self, client_sizes: Sequence[int], relation: Relation) -> None:
