@@ -99,10 +99,7 @@ def epsilon(
     safe_delta = delta - rounding_error(composition)
     if safe_delta <= 0:
         return math.inf
-
-    def bound(grid: float) -> float:
-        return _bound(composition, safe_delta, relation, grid)
-
+    bound = functools.partial(_bound, composition, safe_delta, relation)
     return tightest(bound, settled_at, enough)
 
 

@@ -30,7 +30,6 @@ _COUNT_NOT_COVERED = (
     "how many records a client holds: add_or_remove_one would usually protect that, but here it is "
     "public (it appears in this statement, in the result and in checkpoints)"
 )
-_NO_NOISE = "everything: no noise was added"
 _PACKAGES = ("numpyro-dppvi", "dp-accounting", "jax", "numpyro")
 
 
@@ -80,10 +79,10 @@ class PrivacyStatement:
 
     def as_dict(self) -> dict[str, Any]:
         """The statement as plain values."""
-        private = self.plan is not None
+        packages = (*_PACKAGES, *["opendp"] * self._drawn_exactly)
         return {
             "schema": "numpyro_dppvi/privacy-statement/1",
-            "private": private,
+            "private": self.plan is not None,
             "method": self.method,
             "unit": "one record" if self.plan is None else self.plan.unit,
             "given": words.GIVEN,
@@ -95,8 +94,8 @@ class PrivacyStatement:
             "max_epsilon_to_participant": self._largest("epsilon_to_participant"),
             "max_delta": self._largest("delta"),
             **({"cautions": self._cautions} if self._cautions else {}),
-            "not_covered": list(self._not_covered) if private else [_NO_NOISE],
-            "versions": {name: importlib.metadata.version(name) for name in self._packages},
+            "not_covered": list(self._not_covered),
+            "versions": {name: importlib.metadata.version(name) for name in packages},
         }
 
     def to_json(self) -> str:
@@ -133,13 +132,11 @@ class PrivacyStatement:
 
     @property
     def _not_covered(self) -> tuple[str, ...]:
+        if self.plan is None:
+            return ("everything: no noise was added",)
         items = _NOT_COVERED_EXACT if self._drawn_exactly else NOT_COVERED
         counted = any(client["relation"] == "add_or_remove_one" for client in self._clients)
         return (*items, _COUNT_NOT_COVERED) if counted else items
-
-    @property
-    def _packages(self) -> tuple[str, ...]:
-        return (*_PACKAGES, "opendp") if self._drawn_exactly else _PACKAGES
 
     @functools.cached_property
     def _clients(self) -> list[dict[str, Any]]:
