@@ -536,7 +536,7 @@ def result_of(
         run.num_rounds,
         plan is not None,
         done.interrupted,
-        done.refused,
+        refused=done.refused,
         num_latents=posterior.space.size,
         left=left,
         noise=done.arrival.noise(len(done.history.movement)) if done.arrival else None,

@@ -3,7 +3,7 @@
 import enum
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import chi2
@@ -169,14 +169,11 @@ class Status:
                 f"The run was interrupted{why}: {self.rounds} of {self.num_rounds} rounds ran, and "
                 f"this is {what}."
             ]
-        elif self._unsettled:
-            said = [self._why()]
+        elif self._unsettled or self.cut:
+            said = [self._why()] if self._unsettled else []
             if self.cut:
-                said.append(f"Besides, {self._far}")
-            if self._noisy and not self._idle:
-                said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
-        elif self.cut:
-            said = [f"{self._all_ran}, but {self._far}"]
+                start = "Besides," if said else f"{self._all_ran}, but"
+                said.append(f"{start} {self._far}")
             if self._noisy and not self._idle:
                 said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
         elif self.untold:
@@ -399,21 +396,10 @@ def status_of(
     num_rounds: int,
     private: bool,
     interrupted: bool,
-    refused: bool = False,
+    *,
     num_latents: int = 1,
-    left: float | None = None,
-    until_settled: bool = False,
-    alone: bool = False,
-    pull: float | None = None,
-    widened: float | None = None,
-    cut: float | None = None,
-    unseen: float | None = None,
-    noise: float | None = None,
     arrived_since: int | None = None,
-    least: float | None = None,
-    narrowed: float | None = None,
-    untold: tuple[tuple[str, tuple[str, ...]], ...] = (),
-    caution: str = "",
+    **told: Any,
 ) -> Status:
     """How a run with this history ended.
 
@@ -422,23 +408,10 @@ def status_of(
         num_rounds: Rounds that were to run.
         private: Whether rounds cost privacy.
         interrupted: Whether somebody stopped it.
-        refused: Whether the ledger did.
         num_latents: Entries of all latents.
-        left: How far more rounds would still move the posterior; ``None`` if nobody can tell.
-        until_settled: Whether the run was to end when it has settled.
-        alone: Whether each client fitted a posterior of its own.
-        pull: How strongly the last releases pull the posterior away, as a method tells it.
-        widened: How many times as wide as without privacy intervals are, as a method tells it.
-        cut: The fraction of records whose outcomes lie far out, beyond what the model expects, as
-            a method tells it.
-        unseen: The fraction of which that may be so without being seen, as a method tells it.
-        noise: What draws of the latents leave in the posterior; ``None`` if nobody can tell.
         arrived_since: The first round of the path that says that it has arrived; ``None`` if it has
             not, or nobody can tell.
-        least: How many times as wide as without privacy intervals must be at best.
-        narrowed: How many times as wide as the prior the posterior is.
-        untold: Latents that records hardly narrow, with those that their prior depends on.
-        caution: Why the method's steps cannot come from the model's prior, if that is so.
+        **told: Other fields of :class:`Status`, those that do not follow from the history.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)
@@ -446,9 +419,7 @@ def status_of(
     # Of normals that differ in location only, the Jeffreys divergence is the squared distance in
     # standard deviations.
     last = history.movement[-1] if len(history.movement) else 0.0
-    # Rounding can take a divergence of next to nothing below 0.
-    moved = math.sqrt(max(float(last), 0.0) / num_latents)
-    rounds = len(history.movement)
+    rounds, pull = len(history.movement), told.get("pull")
     status = Status(
         Outcome.PROJECTED if projected else Outcome.COMPLETED,
         rounds,
@@ -457,36 +428,25 @@ def status_of(
         rejected,
         failed,
         private,
-        refused,
-        moved,
-        left,
-        until_settled,
-        alone,
-        pull,
+        # Rounding can take a divergence of next to nothing below 0.
+        moved=math.sqrt(max(float(last), 0.0) / num_latents),
         # Of noise alone, the squares add up to a chi-squared number.
-        pull is not None and bool(pull > chi2.isf(_BY_CHANCE, num_latents) / num_latents),
-        widened,
-        cut,
-        unseen,
-        noise,
-        arrived_since is not None
+        pulled=pull is not None and bool(pull > chi2.isf(_BY_CHANCE, num_latents) / num_latents),
+        recovered=arrived_since is not None
         and bool(rejected or failed)
         and not np.any(history.rejected[arrived_since:])
         and not np.any(history.failed[arrived_since:]),
-        least,
-        narrowed,
-        untold,
-        caution,
+        **told,
     )
     # From mild to bad: what is set last is the worst that applies.
-    if status._noisy or untold:
+    if status._noisy or status.untold:
         status = replace(status, outcome=Outcome.NOISY)
-    if cut:
+    if status.cut:
         status = replace(status, outcome=Outcome.BENT)
     if status._unsettled:
         status = replace(status, outcome=Outcome.UNSETTLED)
     if (rejected or failed) and not status.recovered:
         status = replace(status, outcome=Outcome.DIVERGED)
-    if (interrupted or refused) and rounds < num_rounds:
+    if (interrupted or status.refused) and rounds < num_rounds:
         status = replace(status, outcome=Outcome.INTERRUPTED)
     return status
