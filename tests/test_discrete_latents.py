@@ -26,7 +26,7 @@ from numpyro_dppvi.families import (
 )
 from numpyro_dppvi.methods import objective, visits
 from numpyro_dppvi.privacy import clipped_sum
-from numpyro_dppvi.protocol import algorithm, server
+from numpyro_dppvi.protocol import algorithm, rounds, server
 from numpyro_dppvi.protocol.problem import Problem
 
 
@@ -255,10 +255,11 @@ def test_a_prior_that_depends_on_a_discrete_latent_is_projected():
     problem = Problem(space, family, method, layout, parts.rest, parts.refined)
     params = algorithm.round_params(method, None, [4], parts.exact, damping=1.0, prior_left_out=0.0)
 
+    start = rounds.first_prior(problem, params, jax.random.key(0))
+
     @jax.jit
     def project(key):
         """As of a round in which no client has said anything yet."""
-        start = server.first_prior(problem, params, key)
         change = server.refine_prior(problem, params, start, start, key, num_steps=1000)
         return factors.multiply(start, change)
 

@@ -28,7 +28,7 @@ from numpyro_dppvi.families import (
     joint,
 )
 from numpyro_dppvi.methods import visits
-from numpyro_dppvi.protocol import algorithm, server
+from numpyro_dppvi.protocol import algorithm, rounds, server
 from numpyro_dppvi.protocol.problem import Problem
 
 NUM_GROUPS = 8
@@ -331,7 +331,7 @@ def test_refining_a_prior_leaves_latents_alone_that_it_does_not_depend_on():
     """However narrow q is, and however much it knows together: the level's prior is exact."""
     family, problem, params = level_and_spread(1000, dist.HalfCauchy(2.5))
     ((name, member),) = family.members
-    prior = server.first_prior(problem, params, jax.random.key(0))
+    prior = rounds.first_prior(problem, params, jax.random.key(0))
     narrow = FullNormalCoordinates(
         jnp.array([500.0, 3.0]), jnp.log(jnp.array([0.01, 1e-4])), jnp.array([0.8])
     )
@@ -391,7 +391,7 @@ def test_the_first_factor_of_a_prior_is_found_however_far_it_is(width):
     family, problem, params = level_and_spread(width, dist.HalfNormal(width))
     ((name, member),) = family.members
     normal = member.distribution(
-        family.coordinates(server.first_prior(problem, params, jax.random.key(0)))[name]
+        family.coordinates(rounds.first_prior(problem, params, jax.random.key(0)))[name]
     )
     np.testing.assert_allclose(normal.mean[1], np.log(width) - 0.5, atol=0.05)  # 64 draws a step
     np.testing.assert_allclose(normal.variance[1], 0.5, rtol=0.1)

@@ -72,25 +72,19 @@ class RoundInfo(NamedTuple):
 # A program of its own, because a run begins with it, and each round: compiled twice it took a
 # hierarchy's first fit seconds.
 _refined = compiled("problem")(server.refined_prior)
+_before_first_prior = compiled("problem", quick=True)(server.before_first_prior)
 
 
 def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
-    """What ``server.first_prior`` does, compiled."""
+    """The prior's first factor: exact where it can be, else its variational projection."""
     if not problem.refined:
         return params.exact_prior
     prior, keys = _before_first_prior(problem, params, rng_key)
     whole: Any = np.ones((), params.precision)
     for key in keys:
+        # All of it but its exact part leaves the cavity: it is only where the solve starts.
         prior = _refined(problem, params, prior, prior, key, whole)
     return prior
-
-
-@compiled("problem", quick=True)
-def _before_first_prior(
-    problem: Problem, params: RoundParams, rng_key: PRNGKey
-) -> tuple[Natural, list[PRNGKey]]:
-    start, keys = server.before_first_prior(problem, params, rng_key)
-    return start, list(keys)
 
 
 @compiled("problem", "asynchronous", quick=True)

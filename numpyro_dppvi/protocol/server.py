@@ -544,24 +544,11 @@ def with_prior(problem: Problem, state: ServerState, refined: Natural) -> Server
     return state._replace(prior=factors.select(good, refined, state.prior))
 
 
-def first_prior(problem: Problem, params: RoundParams, rng_key: PRNGKey) -> Natural:
-    """The prior's first factor: exact where it can be, else its variational projection."""
-    if not problem.refined:
-        return params.exact_prior
-
-    def solved(prior: Natural, key: PRNGKey) -> tuple[Natural, None]:
-        # All of it but its exact part leaves the cavity: it is only where the solve starts.
-        return refined_prior(problem, params, prior, prior, key, 1.0), None
-
-    start, keys = before_first_prior(problem, params, rng_key)
-    return jax.lax.scan(solved, start, keys)[0]
-
-
 def before_first_prior(
     problem: Problem, params: RoundParams, rng_key: PRNGKey
-) -> tuple[Natural, PRNGKey]:
+) -> tuple[Natural, list[PRNGKey]]:
     """Where the solves for the prior's first factor start, and a key for each."""
     parts = params.prior_of(problem)
     # Latents that the exact part says nothing of would have no distribution to start from.
     start = factors.multiply(parts.exact, problem.family.standard_of(parts.rest))
-    return start, jax.random.split(rng_key, _FIRST_PRIOR_SOLVES)
+    return start, list(jax.random.split(rng_key, _FIRST_PRIOR_SOLVES))
