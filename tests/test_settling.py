@@ -18,6 +18,7 @@ from numpyro_dppvi.run.history import History, Outcome, Status, status_of
 from tests.dry import dry_rounds
 
 FAMILY = MeanField((("x", DiagonalNormal((2,))),))
+COURSE = settling.Course(FAMILY, 1.0, until_settled=True)
 
 
 def history(means, log_sds=0.0):
@@ -44,7 +45,7 @@ class TestTheWay:
     def test_a_path_that_goes_on_at_one_speed_is_never_near_its_end(self):
         means = np.stack([0.05 * np.arange(40), np.zeros(40)], 1)
         assert settling.way(history(means), FAMILY, 1.0).left > 5
-        assert not settling.has_arrived(history(means), FAMILY, 1.0)
+        assert not COURSE.look(history(means))
 
     def test_standard_deviations_count(self):
         log_sds = np.stack([-0.05 * np.arange(40), np.zeros(40)], 1)
@@ -63,7 +64,7 @@ class TestTheWay:
         late = 0
         for _ in range(30):
             means = 0.1 * rng.normal(size=(100, 2))
-            ends = [n for n in range(101) if settling.has_arrived(history(means[:n]), FAMILY, 1.0)]
+            ends = [n for n in range(101) if COURSE.look(history(means[:n]))]
             late += not ends
             assert settling.way(history(means), FAMILY, 1.0).noise == pytest.approx(0.1, rel=0.6)
         assert late <= 1
@@ -75,7 +76,7 @@ class TestTheWay:
         early = 0
         for _ in range(20):
             means = 4 * 0.96 ** np.arange(160)[:, None] + 0.1 * rng.normal(size=(160, 2))
-            ends = [n for n in range(161) if settling.has_arrived(history(means[:n]), FAMILY, 1.0)]
+            ends = [n for n in range(161) if COURSE.look(history(means[:n]))]
             early += 4 * 0.96 ** (ends[0] if ends else 160) > 0.5
         assert not early
 
@@ -89,15 +90,13 @@ class TestTheWay:
             for _ in range(160):
                 x = slow * x + 0.02 * rng.normal()
                 path.append((x, 0.0))
-            early += any(
-                settling.has_arrived(history(path[:n]), FAMILY, 1.0) for n in range(15, 161, 5)
-            )
+            early += any(COURSE.look(history(path[:n])) for n in range(15, 161, 5))
         assert early <= most
 
     def test_few_rounds_and_broken_ones_say_nothing(self):
         assert settling.way(history(np.zeros((5, 2))), FAMILY, 1.0) is None
         assert settling.way(history(np.full((20, 2), np.nan)), FAMILY, 1.0) is None
-        assert not settling.has_arrived(history(np.full((20, 2), np.nan)), FAMILY, 1.0)
+        assert not COURSE.look(history(np.full((20, 2), np.nan)))
 
 
 class TestDraws:
@@ -107,7 +106,7 @@ class TestDraws:
         rng, start, slow = np.random.default_rng(2), 3.0, 0.75
         ends = []
         for _ in range(40):
-            course, arrival = settling.Course(FAMILY, 1.0, until_settled=True), None
+            course, arrival = COURSE, None
             x, path = np.array([start, start]), []
             while len(path) < 160 and not (arrival and arrival.ends(len(path))):
                 share = 1.0 if arrival is None else arrival.share(len(path))
@@ -121,13 +120,13 @@ class TestDraws:
 
     def test_without_draws_every_change_counts_in_full(self):
         means = np.stack([3 * 0.5 ** np.arange(40), np.zeros(40)], 1)
-        arrival = settling.Course(FAMILY, 1.0, until_settled=True).arrival(history(means))
+        arrival = COURSE.arrival(history(means))
         assert arrival.ends(arrival.round)
         assert arrival.share(arrival.round) == arrival.share(39) == 1.0
         np.testing.assert_array_equal(settling.shares(history(means), FAMILY, 0.4), 0.4)
 
     def test_what_draws_leave_falls_with_every_round(self):
-        way = settling.Way(left=0.0, noise=0.1, unseen=0.05, hidden=0.1, lasting=0.3)
+        way = settling.Way(left=0.0, noise=0.1, hidden=0.1, lasting=0.3)
         arrival = settling.Arrival(60, way, damping=1.0, until_settled=True)
         left = [arrival.noise(rounds) for rounds in range(60, 160)]
         assert left[0] == 0.3
@@ -297,15 +296,15 @@ class TestCheckpoints:
         data = columns(5.0)
         whole = run(far_from_zero, data)
         path = tmp_path / "run.npz"
-        looks = settling.has_arrived
+        looks = settling.Course.look
 
-        def dies(history, *settings):
+        def dies(course, history):
             if len(history.movement) == 22:
                 raise RuntimeError("killed")
-            return looks(history, *settings)
+            return looks(course, history)
 
         with monkeypatch.context() as patch:
-            patch.setattr(settling, "has_arrived", dies)
+            patch.setattr(settling.Course, "look", dies)
             with pytest.raises(RuntimeError, match="killed"):
                 run(far_from_zero, data, checkpoint=path)
         resumed = run(far_from_zero, data, checkpoint=path)

@@ -51,15 +51,13 @@ class Way(NamedTuple):
     Attributes:
         left: How far more rounds would still go.
         noise: The standard deviation of a round around the path, from draws or privacy noise.
-        unseen: How far two blocks can differ by noise alone.
-        hidden: How far a slow path can still go without being seen in that.
+        hidden: How far a slow path can still go without being seen in the noise of two blocks.
         lasting: The same as ``noise`` of all rounds that one draw moves, added up: the mean of n
             rounds has this over sqrt(n).
     """
 
     left: float
     noise: float
-    unseen: float
     hidden: float
     lasting: float
 
@@ -101,8 +99,9 @@ def way(history: History, family: MeanField, damping: float) -> Way | None:
         left = np.maximum(left, np.nan_to_num(counts * found * np.sqrt(ratio)))
     worst = (left, variance, noise(length), _lasting(path, bends))
     far, scatter, unseen, lasting = (float(np.max(each, initial=0.0)) for each in worst)
-    unseen, slowest = unseen**0.5, _HIDDEN**length
-    return Way(far, scatter**0.5, unseen, _CERTAIN * unseen * slowest / (1 - slowest), lasting**0.5)
+    slowest = _HIDDEN**length
+    hidden = _CERTAIN * unseen**0.5 * slowest / (1 - slowest)
+    return Way(far, scatter**0.5, hidden, lasting**0.5)
 
 
 def _left(
@@ -130,21 +129,6 @@ def _lasting(path: np.ndarray, bends: np.ndarray) -> np.ndarray:
     fresh = bends * (1 + rho) / (2 * (3 - rho))
     # What bends less than it moves is a path, and 3 - rho at least 2.
     return np.where(bends < moves, 0.0, fresh / (1 - rho) ** 2)
-
-
-def has_arrived(history: History, family: MeanField, damping: float) -> Way | None:
-    """The way of a path that has arrived, where a run looks; else ``None``.
-
-    A function of the history alone, so that a run that was broken off ends where it would have.
-    """
-    rounds = len(history.movement)
-    if rounds < _FIRST_LOOK or rounds % _LOOKS_APART:
-        return None
-    found = way(history, family, damping)
-    if found is None or found.left > CLOSE:
-        return None
-    # Noise can hide a path; the longer the blocks, the less.
-    return found if found.hidden <= CLOSE or rounds >= _PATIENCE else None
 
 
 class Arrival(NamedTuple):
@@ -205,11 +189,19 @@ class Course(NamedTuple):
     until_settled: bool
 
     def look(self, history: History) -> Arrival | None:
-        """Whether it has arrived with the last round."""
-        found = has_arrived(history, self.family, self.damping)
-        if found is None:
+        """Whether it has arrived with the last round, where it looks.
+
+        A function of the history alone, so that a run that was broken off ends where it would have.
+        """
+        rounds = len(history.movement)
+        if rounds < _FIRST_LOOK or rounds % _LOOKS_APART:
             return None
-        return Arrival(len(history.movement), found, self.damping, self.until_settled)
+        found = way(history, self.family, self.damping)
+        if found is None or found.left > CLOSE:
+            return None
+        # Noise can hide a path; the longer the blocks, the less.
+        sure = found.hidden <= CLOSE or rounds >= _PATIENCE
+        return Arrival(rounds, found, self.damping, self.until_settled) if sure else None
 
     def arrival(self, history: History) -> Arrival | None:
         """When it has arrived, if it has."""
