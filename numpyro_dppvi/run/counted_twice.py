@@ -29,11 +29,8 @@ def facts(names: Sequence[str], ledger_run: str, prior: Prior | None) -> dict[st
     # A prior may have begun at a prior: whose records shaped that one goes on with it.
     runs = list(dict.fromkeys([*([ledger_run] if ledger_run else []), *_runs(prior)]))
     earlier = list(dict.fromkeys(_names(prior)))
-    return {
-        **({"clients": _text(names)} if names else {}),
-        **({"prior_clients": _text(earlier)} if earlier else {}),
-        **({"ledger_runs": _text(runs)} if runs else {}),
-    }
+    said = {"clients": list(names), "prior_clients": earlier, "ledger_runs": runs}
+    return {name: json.dumps(each, ensure_ascii=False) for name, each in said.items() if each}
 
 
 def check(
@@ -86,7 +83,3 @@ def _names(prior: Prior | None) -> list[str]:
     if prior is None:
         return []
     return [*listed(prior.attrs, "clients"), *listed(prior.attrs, "prior_clients")]
-
-
-def _text(names: Sequence[str]) -> str:
-    return json.dumps(list(names), ensure_ascii=False)
