@@ -101,7 +101,7 @@ def _references(result: FitResult) -> Iterator[Reference]:
 
 
 def _of_method(result: FitResult) -> Iterator[Reference]:
-    if result.run.central:
+    if result.run.local.central:
         yield _reference("Central variational inference", "jalko2017dpvi")
     elif result.run.alone:
         yield _reference("The committee machine", "tresp2000bcm")

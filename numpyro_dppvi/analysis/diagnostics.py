@@ -246,7 +246,7 @@ def _last_residual(family: MeanField, found: Natural, size: int, damping: float)
 
 def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
     """Each contributor's share of the posterior precision."""
-    if result.run.central:
+    if result.run.local.central:
         return (), {}
     num_factors = jax.tree.leaves(result.state.factors)[0].shape[0]
     clients = list(result.client_names) or [f"client {m}" for m in range(num_factors)]

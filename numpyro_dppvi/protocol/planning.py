@@ -32,7 +32,7 @@ class RunSpec(NamedTuple):
         until_settled: Whether it does.
         damping: The share of a change that is merged.
         trusted: The trusted aggregator, or ``None``.
-        splits_prior: Whether each client gets the prior's M-th root for its own.
+        prior_left_out: The power of the prior that a client's cavity lacks.
         alone: Whether every client fits a posterior of its own, in one visit.
         init_scale: How narrow the start is, or ``None`` to begin at the prior.
         groups: The clients that each round visits: what the schedule said when it was asked.
@@ -46,33 +46,22 @@ class RunSpec(NamedTuple):
     until_settled: bool
     damping: float
     trusted: TrustedAggregator | None
-    splits_prior: bool
+    prior_left_out: float
     alone: bool
     init_scale: float | None
     groups: tuple[np.ndarray, ...]
     num_clients: int
 
     @property
-    def central(self) -> bool:
-        """Whether the server takes the steps."""
-        return self.local.central
-
-    @property
     def repeatable(self) -> bool:
         """Whether factors could stand in for records, to see what noise alone would do."""
         # A replay puts factors in the place of records. Central steps and sums over records
         # (scores, information) ask for more of a record than its share of a factor.
-        return not self.central and self.local.releases != "sums"
+        return not self.local.central and self.local.releases != "sums"
 
     def until(self, num_rounds: int) -> "RunSpec":
         """The same run with its first rounds only."""
         return self._replace(num_rounds=num_rounds, groups=self.groups[:num_rounds])
-
-    @property
-    def prior_left_out(self) -> float:
-        """The power of the prior that a client's cavity lacks."""
-        # A client's own prior is p^(1/M), which is all of p but its power 1 - 1/M.
-        return 1 - 1 / self.num_clients if self.splits_prior else 0.0
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -353,7 +342,8 @@ def resolve(
         until_settled=until_settled,
         damping=damping,
         trusted=trusted,
-        splits_prior=resolved.splits_prior,
+        # A client's own prior is p^(1/M), which is all of p but its power 1 - 1/M.
+        prior_left_out=1 - 1 / num_clients if resolved.splits_prior else 0.0,
         alone=resolved.alone,
         init_scale=init_scale,
         groups=groups,
