@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_dppvi as dppvi
+from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.privacy import LedgerFile
 from numpyro_dppvi.protocol import algorithm, client, server
@@ -196,7 +197,7 @@ def test_one_client_at_a_time_is_the_compiled_round(name):
     assembly, state = named(name)[0], together(name)
     with jax.enable_x64(True):
         known, clients = one_at_a_time(assembly, dppvi.records.stack_clients(data()))
-        apart = [client.of_many(state.clients, m) for m in range(len(SIZES))]
+        apart = [factors.picked(state.clients, m) for m in range(len(SIZES))]
     in_haste = "optimization_level=0" in os.environ.get("XLA_FLAGS", "")
     in_turn = assembly.groups(0).shape[1] == 1 and not assembly.problem.layout.private
     exact = in_turn and not in_haste and not jax.tree.leaves(state.server.memory)

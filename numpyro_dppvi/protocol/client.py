@@ -235,11 +235,6 @@ class Client:
         return draw_noise([self.plan.mechanism], np.asarray(0), size)
 
 
-def of_many(state: ClientState, number: Array) -> ClientState:
-    """One client's, of many clients' on a leading axis."""
-    return factors.picked(state, number)
-
-
 def settle_many(
     state: ClientState, clients: Array, kept: Natural | None, answer: Answer
 ) -> ClientState:
@@ -255,5 +250,5 @@ def settle_many(
         return state
     # Only those that were visited: the others neither moved nor pulled a new q.
     # Read at a number out of range, JAX gives the last client's; written there, it is dropped.
-    after = jax.vmap(settled, (0, 0, None))(of_many(state, clients), kept, answer)
+    after = jax.vmap(settled, (0, 0, None))(factors.picked(state, clients), kept, answer)
     return factors.replaced(state, clients, after)

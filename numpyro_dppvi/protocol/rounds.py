@@ -391,7 +391,7 @@ def _visit(
     def visit(at: tuple[Array, Any]) -> Outcome:
         number, (noise, request) = at
         request = asked(number) if callable(asked) else request
-        mine = client.of_many(clients, number)
+        mine = factors.picked(clients, number)
         # The noise of a visit has a key of its own by round, group and client: a client that is
         # visited twice in a round must not add the same noise twice.
         own = client.secret_key_of_visit(problem, secret, group=group.place, client=number)
