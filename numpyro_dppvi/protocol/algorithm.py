@@ -256,7 +256,9 @@ class Assembly(NamedTuple):
     def first_state(self, rng_key: PRNGKey) -> RoundState:
         """What server and clients begin with."""
         problem, params, init_scale = self.problem, self.params, self.setup.init_scale
-        prior_key, start_key = initial.keys(_validate.rng_key(rng_key), init_scale)
+        key = _validate.rng_key(rng_key)
+        # The second one is for the start, if there is one.
+        prior_key, start_key = (key, key) if init_scale is None else jax.random.split(key)
         first = rounds.first_prior(problem, params, prior_key)
         check_proper(problem.family, precision.rounded(first))
         begin = initial.narrow(problem.family, first, start_key, init_scale)

@@ -26,14 +26,6 @@ def check(init_scale: float | None) -> float | None:
     return _validate.half_open_unit("init_scale", init_scale, _LEAST_SCALE)
 
 
-def keys(rng_key: PRNGKey, init_scale: float | None) -> tuple[PRNGKey, PRNGKey]:
-    """A key for the prior's factor, and one for the start if there is one."""
-    if init_scale is None:
-        return rng_key, rng_key
-    first, second = jax.random.split(rng_key)
-    return first, second
-
-
 def narrow(
     family: MeanField, prior: Natural, rng_key: PRNGKey, init_scale: float | None
 ) -> Natural | None:
