@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -112,12 +112,8 @@ def _in_words(value: Any, start: Coordinates) -> str:
         )
         return f"optimizer {program[:12]}"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = _fields(value)
-        inner = ", ".join(f"{name}={_in_words(part, start)}" for name, part in fields.items())
+        # But for what changes no result and is not shown.
+        names = [field.name for field in dataclasses.fields(value) if field.repr]
+        inner = ", ".join(f"{name}={_in_words(getattr(value, name), start)}" for name in names)
         return f"{type(value).__name__}({inner})"
     return _ADDRESS.sub("", repr(value))
-
-
-def _fields(value: Any) -> Mapping[str, Any]:
-    """Of a value, but for what changes no result and is not shown."""
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.repr}
