@@ -237,9 +237,9 @@ def test_all_rounds_share_one_compilation():
         logistic(X, y)
 
     def compiled():
-        return sum(each.program._cache_size() for each in rounds.run_round.programs)
+        return sum(each.program._cache_size() for each in rounds.programs())
 
-    rounds.run_round.clear_cache()  # or programs of other tests are forgotten in between
+    rounds.clear_cache()  # or programs of other tests are forgotten in between
     fit(model, rng_key=jax.random.key(0), num_rounds=2)
     before = compiled()
     # More rounds, other seeds, budgets or damping, and a model typed again: nothing compiles.

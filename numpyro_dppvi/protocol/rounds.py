@@ -153,59 +153,52 @@ class Group(NamedTuple):
     drawn: Any
 
 
-class Round:
-    """One round: the prior's factor, then group after group of clients."""
+def run_round(
+    problem: Problem,
+    params: RoundParams,
+    before: RoundState,
+    shards: Shards,
+    groups: Array,
+    keys: tuple[PRNGKey, PRNGKey],
+    drawn: Any = None,
+) -> tuple[RoundState, RoundInfo]:
+    """One round, compiled: the prior's factor, then group after group of clients.
 
-    def __call__(
-        self,
-        problem: Problem,
-        params: RoundParams,
-        before: RoundState,
-        shards: Shards,
-        groups: Array,
-        keys: tuple[PRNGKey, PRNGKey],
-        drawn: Any = None,
-    ) -> tuple[RoundState, RoundInfo]:
-        """Runs a round.
+    Args:
+        problem: What is compiled in.
+        params: What is not.
+        before: What server and clients have.
+        shards: All clients' records.
+        groups: Client numbers, shape ``(num_groups, group_size)``.
+        keys: The round's key and its secret key.
+        drawn: The noise of the round's visits where it is drawn on the host, leading axes as of
+            ``groups``; ``None`` where it comes from the secret key.
 
-        Args:
-            problem: What is compiled in.
-            params: What is not.
-            before: What server and clients have.
-            shards: All clients' records.
-            groups: Client numbers, shape ``(num_groups, group_size)``.
-            keys: The round's key and its secret key.
-            drawn: The noise of the round's visits where it is drawn on the host, leading axes as of
-                ``groups``; ``None`` where it comes from the secret key.
-
-        Returns:
-            What they have after it, and what happened.
-        """
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((before, keys)))
-        turns = problem.method.wide and groups.shape[0] <= _FEW_GROUPS
-        run: Any = in_turn if turns and not traced else as_one
-        # Once a round and before any group, the prior's own update.
-        apart = not traced and (turns or server.refines(problem))
-        begun = _begun(problem, params, before, keys[0]) if apart else None
-        end: tuple[RoundState, RoundInfo] = run(
-            problem, params, before, shards, groups, keys, drawn, begun
-        )
-        return end
-
-    @property
-    def programs(self) -> tuple[Compiled[Any, Any], ...]:
-        """All that it calls."""
-        return as_one, _refined, _keys, _started, _asked, _visited, _taken, _ended
-
-    def clear_cache(self) -> None:
-        """Forgets what was compiled."""
-        for program in self.programs:
-            program.clear_cache()
-        _seen.clear()
+    Returns:
+        What they have after it, and what happened.
+    """
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((before, keys)))
+    turns = problem.method.wide and groups.shape[0] <= _FEW_GROUPS
+    run: Any = in_turn if turns and not traced else as_one
+    # Once a round and before any group, the prior's own update.
+    apart = not traced and (turns or server.refines(problem))
+    begun = _begun(problem, params, before, keys[0]) if apart else None
+    end: tuple[RoundState, RoundInfo] = run(
+        problem, params, before, shards, groups, keys, drawn, begun
+    )
+    return end
 
 
-run_round = Round()
-"""One round, compiled."""
+def programs() -> tuple[Compiled[Any, Any], ...]:
+    """All that a round calls."""
+    return as_one, _refined, _keys, _started, _asked, _visited, _taken, _ended
+
+
+def clear_cache() -> None:
+    """Forgets what was compiled."""
+    for program in programs():
+        program.clear_cache()
+    _seen.clear()
 
 
 @compiled("problem")
@@ -219,7 +212,7 @@ def as_one(
     drawn: Any,
     begun: tuple[Turn, PRNGKey] | None = None,
 ) -> tuple[RoundState, RoundInfo]:
-    """A round as one program; arguments as of :class:`Round` and :func:`one_round`."""
+    """A round as one program; arguments as of :func:`run_round` and :func:`one_round`."""
     respond = _of_records(problem, params, shards)
     return one_round(problem, params, before, groups, keys, respond, drawn, begun)
 
@@ -300,7 +293,7 @@ def one_round(
     drawn: Any = None,
     begun: tuple[Turn, PRNGKey] | None = None,
 ) -> tuple[RoundState, RoundInfo]:
-    """A round of clients who do whatever ``respond`` says; else as :class:`Round`.
+    """A round of clients who do whatever ``respond`` says; else as :func:`run_round`.
 
     Args:
         problem: As there.
@@ -379,7 +372,7 @@ def _visit(
     """What comes of a group's visits, on a leading axis.
 
     Args:
-        problem: As of :class:`Round`.
+        problem: As of :func:`run_round`.
         params: As there.
         clients: What all clients keep.
         group: The group.

@@ -52,9 +52,9 @@ def test_no_release_shows_more_than_is_claimed(name):
 @pytest.fixture
 def planted(monkeypatch):
     """Plants mistakes in programs that are traced anew, now and afterwards."""
-    rounds.run_round.clear_cache()
+    rounds.clear_cache()
     yield monkeypatch.setattr
-    rounds.run_round.clear_cache()
+    rounds.clear_cache()
 
 
 def refuted(case, at_least=1.0):
@@ -122,7 +122,7 @@ def test_another_clients_numbers_are_found(planted):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(visits, "clipped_sum", clipped_as_the_first)
         refuted(case(), 2)
-    rounds.run_round.clear_cache()
+    rounds.clear_cache()
     planted(PoissonSampling, "draw", lambda s, k, n, prob, *sizes: draw(s, k, n, 0.5, *sizes))
     refuted(case(), 1.5)
 

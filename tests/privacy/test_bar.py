@@ -64,10 +64,10 @@ def noise_alone(rng_key, total, noise_std, like=None):
 
 @pytest.fixture
 def same_release(monkeypatch):
-    rounds.run_round.clear_cache()
+    rounds.clear_cache()
     monkeypatch.setattr(visits, "add_noise", noise_alone)
     yield
-    rounds.run_round.clear_cache()
+    rounds.clear_cache()
 
 
 @pytest.fixture

@@ -341,11 +341,11 @@ def _flat(tree, axes=0):
 @pytest.fixture(scope="module", autouse=True)
 def _messages_are_seen():
     """The server's repairs and refusals are functions of releases; here they would hide them."""
-    rounds.run_round.clear_cache()
+    rounds.clear_cache()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "merge", _plain_merge)
         yield
-    rounds.run_round.clear_cache()
+    rounds.clear_cache()
 
 
 @functools.cache

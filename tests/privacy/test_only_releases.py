@@ -324,7 +324,7 @@ def differing(one, other):
 
 def forget():
     """Programs are traced anew."""
-    rounds.run_round.clear_cache()
+    rounds.clear_cache()
 
 
 REAL_NOISE = visits.add_noise
