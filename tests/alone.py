@@ -3,8 +3,8 @@
 import jax
 
 
-def client_of(assembly, number, state, shards, ledger_file=None):
+def client_of(assembly, number, state, shards):
     """One of the clients, with its own part of the records and of the first state."""
     records, num_records = shards.of_client(number)
     own = jax.tree.map(lambda leaf: leaf[number], state.clients)
-    return assembly.client(number, records, num_records, own, ledger_file)
+    return assembly.client(number, records, num_records, own)

@@ -1,5 +1,6 @@
 """The seam between the server and its clients: one client at a time is the compiled round."""
 
+import dataclasses
 import functools
 import os
 
@@ -223,20 +224,21 @@ def test_the_server_knows_nothing_of_what_clients_keep():
     assert Release._fields == ("value", "failed")
 
 
-def first_client(assembly, ledger_file=None):
+def first_client(assembly):
     """The first client of a run, and a request to it."""
     first = assembly.first_state(KEY)
-    mine = client_of(assembly, 0, first, dppvi.records.stack_clients(data()), ledger_file)
+    mine = client_of(assembly, 0, first, dppvi.records.stack_clients(data()))
     asked = request(assembly.problem, assembly.params, first.server, first.server.natural, 0, KEY)
     return mine, asked
 
 
 def test_a_client_is_charged_before_it_computes(x64, monkeypatch, tmp_path):
-    mine, asked = first_client(named("full batches")[0], LedgerFile(tmp_path / "ledger.jsonl"))
-    seen = []
+    mine, asked = first_client(named("full batches")[0])
+    file, seen = LedgerFile(tmp_path / "ledger.jsonl"), []
+    mine = dataclasses.replace(mine, ledger=file.open(mine.ledger), ledger_file=file)
 
     def respond(*arguments):
-        seen.append(len(mine.ledger_file.open(mine.ledger).entries))
+        seen.append(len(file.open(mine.ledger).entries))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(client, "_respond", respond)

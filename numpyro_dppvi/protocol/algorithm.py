@@ -285,7 +285,6 @@ class Assembly(NamedTuple):
         records: Mapping[str, Array],
         num_records: Array,
         state: ClientState,
-        ledger_file: LedgerFile | None = None,
     ) -> Client:
         """One of the clients by itself, with secret keys of its own.
 
@@ -294,10 +293,8 @@ class Assembly(NamedTuple):
             records: Its records, padded to as many rows as the largest client has.
             num_records: How many rows count.
             state: What it begins with.
-            ledger_file: Where it is charged on disk, too.
         """
         plan = None if self.setup.plan is None else self.setup.plan.clients[number]
-        alone = None if plan is None else PrivacyPlan((plan,))
         return Client(
             number=number,
             problem=self.problem,
@@ -307,8 +304,7 @@ class Assembly(NamedTuple):
             secret_keys=self.setup.secret_keys,
             plan=plan,
             # It answers for its own budget alone: what others release is no charge to it.
-            ledger=first_ledger(alone, ledger_file),
-            ledger_file=ledger_file,
+            ledger=Ledger() if plan is None else PrivacyPlan((plan,)).ledger(),
             state=state,
         )
 
