@@ -110,8 +110,7 @@ def test_nothing_leaves_a_place_without_a_client():
     with jax.enable_x64(True):
         shards, known = dppvi.records.stack_clients(data()), steps.init(KEY).server
         numbers, taken = jnp.array([2, 0, 1]), np.array([True, False, True])
-        step = devices.Step(0, numbers, numbers, KEY)
-        asked = devices._ask(problem, assembly.params, known, step, numbers, begins=True)[1]
+        asked = devices._ask(problem, assembly.params, known, KEY, 0, numbers, begins=True)[1]
         keys = assembly.setup.secret_keys.round_key(0)[None]
         released, _ = devices._visit(
             problem,

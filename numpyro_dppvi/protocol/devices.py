@@ -114,37 +114,22 @@ def run_round(
     for index, group in enumerate(np.asarray(groups)):
         at_once = rounds.batch_size(problem, min(each, len(group)))
         at = places(group, sizes[group], mesh.size, each, at_once)
-        step = Step(index, group, at.of_group, keys[0])
         numbers = jnp.asarray(at.numbers)
-        known, asked = _ask(problem, params, known, step, numbers, begins=index == 0)
+        known, asked = _ask(problem, params, known, keys[0], index, numbers, begins=index == 0)
         noise = jax.tree.map(lambda leaf: leaf[index, at.in_group], drawn)  # noqa: B023
         visits = on_devices(mesh, Visits(asked, numbers, jnp.asarray(at.taken), noise))
         released, kept = _visit(problem, mesh, at_once, private, own, shards.shards, visits, index)
         # Every device has all releases by now; the server works with the first copy of this
         # process.
         released = jax.tree.map(lambda leaf: leaf.addressable_data(0), released)
-        known, answer, merge = _take(problem, params, known, step, released)
+        known, answer, merge = _take(
+            problem, params, known, keys[0], index, group, at.of_group, released
+        )
         merges.append(merge)
         if private is not None and kept is not None:
             private = _settle(mesh, private, kept, visits, jax.device_get(answer))
     info = _summed(problem, before.server, known, merges)
     return RoundState(known, ClientState(private)), info
-
-
-class Step(NamedTuple):
-    """A group's turn.
-
-    Attributes:
-        number: Which of the round's groups it is.
-        clients: Their numbers.
-        places: Their places among the releases.
-        rng_key: The round's public key.
-    """
-
-    number: Array | int
-    clients: np.ndarray
-    places: np.ndarray
-    rng_key: PRNGKey
 
 
 class Visits(NamedTuple):
@@ -168,15 +153,16 @@ def _ask(
     problem: Problem,
     params: RoundParams,
     known: ServerState,
-    step: Step,
+    rng_key: PRNGKey,
+    index: Array | int,
     numbers: Array,
     *,
     begins: bool,
 ) -> tuple[ServerState, Request]:
     """The prior's own update, if the round begins, and requests to clients on a leading axis."""
     if begins:
-        known, _ = server.begin_round(problem, params, known, step.rng_key)
-    q, key = known.natural, _group_key(problem, step)
+        known, _ = server.begin_round(problem, params, known, rng_key)
+    q, key = known.natural, _group_key(problem, rng_key, index)
 
     def request(number: Array) -> Request:
         return server.request(problem, params, known, q, number, key)
@@ -265,19 +251,26 @@ def _where(taken: Array, leaf: Array) -> Array:
 
 @compiled("problem")
 def _take(
-    problem: Problem, params: RoundParams, known: ServerState, step: Step, released: Release
+    problem: Problem,
+    params: RoundParams,
+    known: ServerState,
+    rng_key: PRNGKey,
+    index: Array | int,
+    clients: np.ndarray,
+    places: np.ndarray,
+    released: Release,
 ) -> tuple[ServerState, Answer, tuple[MergeInfo, Array]]:
     """What the server makes of a group's releases."""
     # In the group's order and without free places: from here on all is as on one device.
-    releases = jax.tree.map(lambda leaf: leaf[step.places], released)
+    releases = jax.tree.map(lambda leaf: leaf[places], released)
     known, answer, info = server.take(
         problem,
         params,
         known,
-        jnp.asarray(step.clients),
+        jnp.asarray(clients),
         known.natural,
         releases,
-        _group_key(problem, step),
+        _group_key(problem, rng_key, index),
     )
     return known, answer, (info, jnp.sum(releases.failed, dtype=jnp.int32))
 
@@ -317,10 +310,10 @@ def _summed(
     )
 
 
-def _group_key(problem: Problem, step: Step) -> PRNGKey:
-    """The public key of a group's visits."""
-    _, key = server.round_keys(problem, step.rng_key)
-    return server.group_key(problem, key, step.number)
+def _group_key(problem: Problem, rng_key: PRNGKey, index: Array | int) -> PRNGKey:
+    """The public key of a group's visits, from the round's."""
+    _, key = server.round_keys(problem, rng_key)
+    return server.group_key(problem, key, index)
 
 
 def _num_rows(tree: PyTree) -> int:
