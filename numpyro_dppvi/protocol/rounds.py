@@ -179,14 +179,11 @@ def run_round(
     """
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((before, keys)))
     turns = problem.method.wide and groups.shape[0] <= _FEW_GROUPS
-    run: Any = in_turn if turns and not traced else as_one
+    run: Callable[..., tuple[RoundState, RoundInfo]] = in_turn if turns and not traced else as_one
     # Once a round and before any group, the prior's own update.
     apart = not traced and (turns or server.refines(problem))
     begun = _begun(problem, params, before, keys[0]) if apart else None
-    end: tuple[RoundState, RoundInfo] = run(
-        problem, params, before, shards, groups, keys, drawn, begun
-    )
-    return end
+    return run(problem, params, before, shards, groups, keys, drawn, begun)
 
 
 def programs() -> tuple[Compiled[Any, Any], ...]:

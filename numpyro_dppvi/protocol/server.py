@@ -208,9 +208,7 @@ def request(
     # Such a client divides out its shards' factors, which the server has never seen.
     if problem.layout.private:
         return Request(precision.rounded(q, own), None, rng_key, params.learning_rate, told)
-    factor = factors.multiply(
-        jax.tree.map(lambda leaf: leaf[place], state.factors), _left_out(params, state)
-    )
+    factor = factors.multiply(factors.picked(state.factors, place), _left_out(params, state))
     if problem.starts_ahead:
         # A solve begins at its q: both move, and the cavity q / factor does not.
         ahead = _ahead(state, q)
@@ -307,9 +305,7 @@ def _of_group(memory: PyTree, places: Array) -> PyTree:
     """What is remembered, and of each client only for some."""
 
     def of(part: Any) -> Any:
-        if not isinstance(part, ByClient):
-            return part
-        return factors.picked(part, places)
+        return factors.picked(part, places) if _is_by_client(part) else part
 
     return jax.tree.map(of, memory, is_leaf=_is_by_client)
 
@@ -320,9 +316,7 @@ def _with_group(memory: PyTree, places: Array, group: PyTree) -> PyTree:
     # Written once, in place: a copy of what is remembered of all clients would cost more than a
     # visit.
     def put(before: Any, now: Any) -> Any:
-        if not isinstance(before, ByClient):
-            return now
-        return factors.replaced(before, places, now)
+        return factors.replaced(before, places, now) if _is_by_client(before) else now
 
     return jax.tree.map(put, memory, group, is_leaf=_is_by_client)
 

@@ -18,8 +18,6 @@ from numpyro_dppvi.run.checkpoint import Journal
 from numpyro_dppvi.run.history import History
 from numpyro_dppvi.run.settling import Arrival, Course
 
-Shown = Callable[[int, float], None]
-
 
 class LoopEnd(NamedTuple):
     """How far a run got.
@@ -47,7 +45,7 @@ def run_rounds(
     shards: Shards | SpreadShards,
     num_rounds: int,
     journal: Journal | None,
-    show: Shown,
+    show: Callable[[int, float], None],
     course: Course | None = None,
 ) -> LoopEnd:
     """Runs the rounds that are left.
