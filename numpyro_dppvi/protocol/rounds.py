@@ -270,7 +270,7 @@ _seen: set[int] = set()
 def _begun(
     problem: Problem, params: RoundParams, before: RoundState, rng_key: PRNGKey
 ) -> tuple[Turn, PRNGKey]:
-    """What :func:`_begin` does, compiled."""
+    """Where a round stands after the prior's own update, and the public key of the groups."""
     if not server.refines(problem):
         return _started.program(problem, before), rng_key
     prior_key, public = _keys.program(problem, rng_key)
@@ -303,7 +303,13 @@ def one_round(
         begun: Where the round stands after the prior's own update, and the public key of the
             groups; ``None`` if that is still to be done.
     """
-    start, public = _begin(problem, params, before, keys[0]) if begun is None else begun
+    if begun is None:
+        # The public key makes the draws of the latents, the secret one noise and batches. The two
+        # never meet: who knows the one can compute nothing of the other.
+        first, public = server.begin_round(problem, params, before.server, keys[0])
+        start = _start(before._replace(server=first))
+    else:
+        start, public = begun
 
     def visit_group(turn: Turn, group: Group) -> tuple[Turn, None]:
         group = _in_order(params, group)
@@ -330,16 +336,6 @@ def _of_records(problem: Problem, params: RoundParams, shards: Shards) -> Respon
         )
 
     return respond
-
-
-def _begin(
-    problem: Problem, params: RoundParams, before: RoundState, rng_key: PRNGKey
-) -> tuple[Turn, PRNGKey]:
-    """Where a round stands after the prior's own update, and the public key of the groups."""
-    # The public key makes the draws of the latents, the secret one noise and batches. The two never
-    # meet: who knows the one can compute nothing of the other.
-    first, public = server.begin_round(problem, params, before.server, rng_key)
-    return _start(before._replace(server=first)), public
 
 
 def _start(now: RoundState) -> Turn:

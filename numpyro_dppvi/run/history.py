@@ -210,10 +210,11 @@ class Status:
                 )
             if self.unseen is not None and self.unseen > _UNSEEN:
                 said.append(self._hidden)
-            if self._unaware:
+            # Much noise, of which the method does not tell.
+            if self.widened is None and self.least is not None and self.least > _MISSING:
                 said.append(
                     "Its intervals do not know of the noise in them, which makes those that do at "
-                    f"least {times(self.least or 0.0)} as wide as without privacy: see "
+                    f"least {times(self.least)} as wide as without privacy: see "
                     "dppvi.diagnose(result)."
                 )
         if self.recovered:
@@ -297,11 +298,6 @@ class Status:
         return as_prior and not (self._hopeless or self._wide)
 
     @property
-    def _unaware(self) -> bool:
-        """Whether there is much noise that the method does not tell of."""
-        return self.widened is None and self.least is not None and self.least > _MISSING
-
-    @property
     def _times(self) -> str:
         hopeless = self._hopeless
         how, width = ("at least", self.least) if hopeless else ("about", self.widened)
@@ -328,16 +324,13 @@ class Status:
     @property
     def _unsettled(self) -> bool:
         still = self.moved > (_SETTLED_WITH_NOISE if self.private else _SETTLED)
-        found = still or self._creeps or self.pulled or self._scattered or bool(self.caution)
+        scattered = self.noise is not None and self.noise > _SETTLED
+        found = still or self._creeps or self.pulled or scattered or bool(self.caution)
         return not self.alone and found
 
     @property
     def _creeps(self) -> bool:
         return self.left is not None and self.left > _SETTLED
-
-    @property
-    def _scattered(self) -> bool:
-        return self.noise is not None and self.noise > _SETTLED
 
     def _why(self) -> str:
         """What still moves, and what to do about it."""
