@@ -62,22 +62,19 @@ def _narrow_normal(family: Any, prior: Any, rng_key: PRNGKey, init_scale: float)
     return family.natural(width._replace(loc=loc))
 
 
-def of_clients(
-    prior: Natural, begin: Natural | None, num_clients: int, aggregated: bool
-) -> Natural:
+def of_clients(prior: Natural, begin: Natural | None, num_factors: int) -> Natural:
     """The clients' first factors, on a leading axis: equal shares of the start.
 
     Args:
         prior: The prior's factor.
         begin: The start; ``None`` for the prior, whose clients' factors are 1.
-        num_clients: How many clients there are.
-        aggregated: Whether one factor stands for all of them.
+        num_factors: How many there are, M: one a client, or one of all together.
     """
-    lead = 1 if aggregated else num_clients
     if begin is None:
-        return factors.unit(prior, lead)
+        return factors.unit(prior, num_factors)
     # q = prior * (begin / prior)^(1/M * M) = begin.
-    return factors.repeated(factors.power(factors.divide(begin, prior), 1 / lead), lead)
+    each = factors.power(factors.divide(begin, prior), 1 / num_factors)
+    return factors.repeated(each, num_factors)
 
 
 def of_shards(prior: Natural, begin: Natural | None, shares: Array, num_shards: int) -> Natural:

@@ -108,9 +108,9 @@ def first_state(
     """
     num_clients, layout = params.clients.num_shards.shape[0], problem.layout
     held = None if problem.starts_ahead else begin
-    each = initial.of_clients(prior, held, num_clients, problem.aggregated)
-    q = prior if held is None else held
     num_factors = 1 if problem.aggregated else num_clients
+    each = initial.of_clients(prior, held, num_factors)
+    q = prior if held is None else held
     memory = problem.method.memory(problem.space, problem.family, q, num_factors)
     private = None
     if layout.private:

@@ -1,5 +1,6 @@
 """What the server does: ask, take what is released, merge, refine the prior. Sees no record."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -208,7 +209,9 @@ def request(
     # Such a client divides out its shards' factors, which the server has never seen.
     if problem.layout.private:
         return Request(precision.rounded(q, own), None, rng_key, params.learning_rate, told)
-    factor = factors.multiply(factors.picked(state.factors, place), _left_out(params, state))
+    factor = factors.multiply(
+        jax.tree.map(lambda leaf: leaf[place], state.factors), _left_out(params, state)
+    )
     if problem.starts_ahead:
         # A solve begins at its q: both move, and the cavity q / factor does not.
         ahead = _ahead(state, q)
@@ -252,12 +255,7 @@ def take(
         targets = jnp.zeros(1, clients.dtype)
         noise_std = jnp.sqrt(jnp.sum(noise_std**2, keepdims=True))
         num_records = jnp.sum(num_records, keepdims=True)
-    solver = method.solver(params.learning_rate)
-
-    def prior_loss(key: PRNGKey, coordinates: Coordinates) -> Array:
-        parts = params.prior_of(problem)
-        return _prior_loss(problem, problem.family, parts, params.exact_prior, key, coordinates)
-
+    parts, solver = params.prior_of(problem), method.solver(params.learning_rate)
     before = factors.picked(state.factors, targets)
     received = Received(
         space=problem.space,
@@ -270,7 +268,9 @@ def take(
         num_factors=jax.tree.leaves(state.factors)[0].shape[0],
         learning_rate=params.learning_rate,
         rng_key=rng_key,
-        prior_loss=prior_loss,
+        prior_loss=functools.partial(
+            _prior_loss, problem, problem.family, parts, params.exact_prior
+        ),
     )
     of_group = _of_group(state.memory, targets)
     changes, remembered = method.take(received, value, of_group, targets)

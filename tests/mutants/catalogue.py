@@ -865,8 +865,8 @@ _AGGREGATOR = (
     ),
     Mutant(
         "factors of single clients under an aggregator",
-        "each = initial.of_clients(prior, held, num_clients, problem.aggregated)",
-        "each = initial.of_clients(prior, held, num_clients, False)",
+        "each = initial.of_clients(prior, held, num_factors)",
+        "each = initial.of_clients(prior, held, num_clients)",
         (f"{METHODS}test_q_is_a_product_of_released_factors_and_a_result_keeps_no_private_one",),
     ),
 )
