@@ -84,8 +84,8 @@ def run_rounds(
             while not stop.requested and not ends():
                 # Until `state` is moved on below, the round has not happened to whoever sees the
                 # run.
-                share = {} if arrival is None else {"share": arrival.share(state.round)}
-                after, info = algorithm.step(rng_key, state, shards, **share)
+                share = 1.0 if arrival is None else arrival.share(state.round)
+                after, info = algorithm.step(rng_key, state, shards, share)
                 with stop.held():
                     rows.append(row(after.natural, info))
                     if journal is not None:
