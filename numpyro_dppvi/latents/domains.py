@@ -23,26 +23,6 @@ Check: TypeAlias = Callable[[Any, Array], Array]
 """``(constraint, value) -> bool``, reduced over event dimensions."""
 
 
-class Kind(NamedTuple):
-    """How to check and describe one kind of constraint.
-
-    Attributes:
-        holds: Whether a value satisfies it.
-        edge: Whether a value is on the boundary, where some densities are finite and some not.
-        broken: Whether a parameter violates it by more than rounding.
-        words: The constraint in words.
-        instead: A prior with this support, for error messages.
-        link: A link function onto it, for error messages.
-    """
-
-    holds: Check
-    edge: Check
-    broken: Check
-    words: Callable[[Any], str]
-    instead: str
-    link: str = ""
-
-
 def _support_itself(constraint: Any, value: Array) -> Array:
     return jnp.asarray(constraint(value))
 
@@ -99,28 +79,36 @@ _ORDERED = (
 )
 
 
-def _of(
-    instead: str,
-    words: Callable[[Any], str] | str = _in_words,
-    holds: Check = _support_itself,
-    edge: Check = _never,
-    broken: Check = _never,
-    link: str = "",
-) -> Kind:
-    said = words if callable(words) else lambda _: words
-    return Kind(holds, edge, broken, said, instead, link)
+class Kind(NamedTuple):
+    """How to check and describe one kind of constraint.
+
+    Attributes:
+        instead: A prior with this support, for error messages.
+        words: The constraint in words, which may follow from its bounds.
+        holds: Whether a value satisfies it.
+        edge: Whether a value is on the boundary, where some densities are finite and some not.
+        broken: Whether a parameter violates it by more than rounding.
+        link: A link function onto it, for error messages.
+    """
+
+    instead: str
+    words: Callable[[Any], str] | str = _in_words
+    holds: Check = _support_itself
+    edge: Check = _never
+    broken: Check = _never
+    link: str = ""
 
 
-_range = functools.partial(_of, edge=_at_an_end, broken=_beyond_an_end)
-_INTEGERS = _of("dist.Categorical(jnp.ones(3) / 3)")
+_range = functools.partial(Kind, edge=_at_an_end, broken=_beyond_an_end)
+_INTEGERS = Kind("dist.Categorical(jnp.ones(3) / 3)")
 _KINDS: dict[type, Kind] = {
-    type(constraints.real): _of(_NORMAL, "the finite numbers"),
-    type(constraints.boolean): _of("dist.Bernoulli(0.5)", "{0, 1}"),
+    type(constraints.real): Kind(_NORMAL, "the finite numbers"),
+    type(constraints.boolean): Kind("dist.Bernoulli(0.5)", "{0, 1}"),
     constraints.integer_interval: _INTEGERS,
     constraints.integer_greater_than: _INTEGERS,
     type(constraints.positive_integer): _INTEGERS,
     type(constraints.nonnegative_integer): _INTEGERS,
-    constraints.multinomial: _of(_NORMAL, "counts that add up to its total"),
+    constraints.multinomial: Kind(_NORMAL, "counts that add up to its total"),
     type(constraints.positive): _range(_POSITIVE, link="jnp.exp(...)"),
     type(constraints.nonnegative): _range(_POSITIVE, link="jnp.exp(...)"),
     type(constraints.softplus_positive): _range(_POSITIVE, link="jnp.exp(...)"),
@@ -131,28 +119,28 @@ _KINDS: dict[type, Kind] = {
     type(constraints.unit_interval): _range("dist.Beta(1, 1)", link="jax.nn.sigmoid(...)"),
     constraints.interval: _range("dist.Uniform(low, high)"),
     constraints.open_interval: _range("dist.Uniform(low, high)"),
-    type(constraints.ordered_vector): _of(
+    type(constraints.ordered_vector): Kind(
         _ORDERED,
         "increasing numbers",
         broken=lambda _, x: jnp.any(jnp.diff(x) < -_TOLERANCE * (1 + jnp.abs(x[..., 1:])), -1),
     ),
-    type(constraints.positive_ordered_vector): _of(
+    type(constraints.positive_ordered_vector): Kind(
         f"{_ORDERED}, with dist.transforms.ExpTransform() behind it", "increasing numbers above 0"
     ),
-    type(constraints.simplex): _of(
+    type(constraints.simplex): Kind(
         "dist.Dirichlet(jnp.ones(3))",
         "numbers above 0 that add up to 1",
         holds=_sums_to_one,
         edge=lambda _, x: jnp.any(x == 0, -1),
         broken=lambda _, x: jnp.any(x < -_TOLERANCE, -1),
     ),
-    type(constraints.corr_cholesky): _of("dist.LKJCholesky(3)"),
-    type(constraints.corr_matrix): _of("dist.LKJ(3)"),
+    type(constraints.corr_cholesky): Kind("dist.LKJCholesky(3)"),
+    type(constraints.corr_matrix): Kind("dist.LKJ(3)"),
     # An angle is the same angle a turn on.
-    type(constraints.circular): _of("dist.VonMises(0, 1)", holds=lambda _, x: jnp.isfinite(x)),
+    type(constraints.circular): Kind("dist.VonMises(0, 1)", holds=lambda _, x: jnp.isfinite(x)),
 }
 # Matrices and the like: rounding alone may break their conditions.
-_OTHER = _of(_NORMAL, "its support", holds=lambda c, x: ~_never(c, x))
+_OTHER = Kind(_NORMAL, "its support", holds=lambda c, x: ~_never(c, x))
 
 
 def kind(constraint: Constraint) -> Kind:
@@ -169,7 +157,8 @@ def plain(constraint: Any) -> Any:
 
 def in_words(constraint: Constraint) -> str:
     """A constraint in words, without bounds that may depend on data."""
-    return kind(constraint).words(plain(constraint))
+    words = kind(constraint).words
+    return words(plain(constraint)) if callable(words) else words
 
 
 def proper(improper: Any) -> str:
