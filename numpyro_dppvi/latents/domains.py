@@ -161,11 +161,6 @@ def in_words(constraint: Constraint) -> str:
     return words(plain(constraint)) if callable(words) else words
 
 
-def proper(improper: Any) -> str:
-    """A proper prior to suggest in place of an improper one on the same support."""
-    return kind(improper.support).instead
-
-
 def has_edge(constraint: Constraint) -> bool:
     """Whether a density may be infinite or zero on the boundary of a support."""
     return kind(constraint).edge is not _never

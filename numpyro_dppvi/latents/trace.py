@@ -18,7 +18,7 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_dppvi._typing import Array, Model, Records
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.reading import split
-from numpyro_dppvi.latents.domains import proper
+from numpyro_dppvi.latents.domains import kind
 from numpyro_dppvi.latents.reasons import (
     CONCRETE_VALUE_ERRORS,
     IMPUTE,
@@ -119,7 +119,7 @@ class _ProperPriors(Messenger):
         if isinstance(fn, dist.ImproperUniform):
             raise UnsupportedModelError(
                 f"latent {msg['name']!r} has an improper prior, from which no posterior can "
-                f"start: give it a proper one, such as {proper(msg['fn'])}."
+                f"start: give it a proper one, such as {kind(msg['fn'].support).instead}."
             )
 
 
