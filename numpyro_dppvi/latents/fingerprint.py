@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,17 +82,13 @@ def _host(constant: Any) -> np.ndarray:
 
 def constants(program: Any) -> list[Any]:
     """The arrays that a traced program and its inner programs close over."""
+    found = [c for c in program.consts if hasattr(c, "dtype")]
     # Bodies of loops and the like close over arrays of their own.
-    return [c for inner in programs(program) for c in inner.consts if hasattr(c, "dtype")]
-
-
-def programs(program: Any) -> Iterator[Any]:
-    """Yields a traced program and all programs inside it, such as the bodies of loops."""
-    yield program
     for equation in program.jaxpr.eqns:
         for value in jax.tree.leaves(equation.params, is_leaf=_is_program):
             if _is_program(value):
-                yield from programs(value)
+                found += constants(value)
+    return found
 
 
 def _is_program(value: Any) -> bool:
