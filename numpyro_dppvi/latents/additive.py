@@ -20,7 +20,12 @@ from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.compiled import Compiled
 from numpyro_dppvi.latents.fingerprint import constants
 from numpyro_dppvi.latents.integers import integers
-from numpyro_dppvi.latents.reasons import IMPUTE, WRONG_NUMBER_ERRORS, a_site_a_record
+from numpyro_dppvi.latents.reasons import (
+    IMPUTE,
+    WRONG_NUMBER_ERRORS,
+    a_site_a_record,
+    is_as_long,
+)
 from numpyro_dppvi.latents.space import NUM_TOGETHER, Latent, LatentSpace, several
 
 # Several made-up values of the latents, because a term may vanish at one of them.
@@ -111,22 +116,13 @@ def _refuse_closures(space: LatentSpace, model_kwargs: Mapping[str, Any], num_re
     # length was made outside.
     program = jax.make_jaxpr(space.together)(space.structs, several(space.row, 1))
     public = [np.asarray(leaf) for leaf in jax.tree.leaves(model_kwargs) if np.ndim(leaf)]
-    for array in constants(program):
-        # Keys have no numbers to compare, and no records in them.
-        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) or np.shape(array)[:1] != (
-            num_records,
-        ):
-            continue
-        if not any(_equal(array, known) for known in public):
+    for array in (each for each in constants(program) if is_as_long(each, num_records)):
+        if not any(np.array_equal(array, known) for known in public):
             raise UnsupportedModelError(
                 f"the model uses an array of shape {np.shape(array)} that is not one of its "
                 f"arguments, and there are {num_records} records: add an argument for it and put "
                 "it into data, or into model_kwargs if it is public and has that length by chance."
             )
-
-
-def _equal(array: Any, known: np.ndarray) -> bool:
-    return array.shape == known.shape and bool(np.all(np.asarray(array) == known))
 
 
 # Cached, because it compiles the model: once for each program.

@@ -3,7 +3,7 @@
 import linecache
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -113,7 +113,7 @@ def several_rows_only(error: BaseException) -> str:
 def one_row_only(
     num_rows: int,
     sites: Sequence[Any],
-    program: Callable[[], Any],
+    program: Any,
     model_kwargs: Mapping[str, Any],
     error: BaseException | None,
 ) -> str:
@@ -122,15 +122,13 @@ def one_row_only(
     Args:
         num_rows: Number of rows.
         sites: The model's sample sites.
-        program: Traces the model on all rows.
+        program: The model's traced program on all rows.
         model_kwargs: The model's public arguments.
         error: What it raised on one more row.
     """
     found = f"the model runs on {num_rows} rows only{_place(error)}, but must run on a single one"
     public = [np.shape(leaf) for leaf in jax.tree.leaves(model_kwargs)]
-    # Traced only now, because most models never come here.
-    traced = program()
-    closed = [np.shape(c) for c in constants(traced) if _is_as_long(c, num_rows)]
+    closed = [np.shape(c) for c in constants(program) if is_as_long(c, num_rows)]
     # By shape alone: constants of the trace are other objects than what was passed.
     private = [shape for shape in closed if shape not in public]
     latents = [s for s in sites if not s.observed and num_rows in s.shapes[0]]
@@ -149,7 +147,8 @@ def one_row_only(
         return (
             f"{found}, because model_kwargs has an array with an entry per row: put it into data."
         )
-    if any(num_rows in shape for shape in _counted(traced)):
+    counts = (op for op in operations(program.jaxpr) if op.primitive.name == "iota")
+    if any(num_rows in op.params["shape"] for op in counts):
         return (
             f"{found}, because it counts them, with jnp.arange({num_rows}), say: pass the time or "
             "the row number as an argument in data."
@@ -178,17 +177,11 @@ def a_state_a_record(name: str) -> str:
     )
 
 
-def _is_as_long(constant: Any, num_rows: int) -> bool:
+def is_as_long(constant: Any, num_rows: int) -> bool:
+    """Whether an array of numbers has an entry per row; keys hold no records."""
     if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
         return False
     return np.shape(constant)[:1] == (num_rows,)
-
-
-def _counted(program: Any) -> Iterator[tuple[int, ...]]:
-    """Shapes of 0, 1, 2, ... in a traced program."""
-    for equation in operations(program.jaxpr):
-        if equation.primitive.name == "iota":
-            yield equation.params["shape"]
 
 
 def _place(error: BaseException | None) -> str:

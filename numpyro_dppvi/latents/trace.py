@@ -407,10 +407,9 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         if any(site.observed for site in set(sites) - set(grown)):
             return _compare(sites, grown, forced)
     if first is None:
-        program = jax.make_jaxpr(lambda rows: _log_probs(model, rows, kwargs, num_rows))
-        raise UnsupportedModelError(
-            one_row_only(num_rows, sites, lambda: program(dict(shapes)), kwargs, wrong)
-        )
+        traced = jax.make_jaxpr(lambda rows: _log_probs(model, rows, kwargs, num_rows))
+        program = traced(dict(shapes))
+        raise UnsupportedModelError(one_row_only(num_rows, sites, program, kwargs, wrong))
     forced, grown = first
     if any(site.observed for site in _only_in(grown, sites)):
         return _of_a_loop(model, shapes, kwargs, sites, grown, forced)
