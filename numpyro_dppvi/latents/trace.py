@@ -1,8 +1,9 @@
 """Runs a user's model: on abstract rows to read its structure, on one row to evaluate it."""
 
+import math
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -503,25 +504,27 @@ def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset
 
 def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Array:
     """Log density of a site, without the scaling of a subsampling plate over records."""
-    # NumPyro's scale includes size / subsample of every plate around the site. For a plate over
-    # records that factor is divided out, because the sum over records is taken elsewhere; scales
-    # from handlers.scale and other plates stay.
     value = site["fn"].log_prob(site["value"])
-    if site["scale"] is not None:
-        value = value * site["scale"]
-    for frame in site["cond_indep_stack"]:
-        if frame.name in plates and frame.name in trace:
-            size, num_rows = trace[frame.name]["args"]
-            value = value * (num_rows / size)
+    for scale in _scales(site, trace, plates):
+        value = value * scale
     return jnp.sum(value)
 
 
 def rescaled(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> bool:
     """Whether :func:`log_prob` differs from the distribution's own by more than masks."""
-    scale = 1.0 if site["scale"] is None else site["scale"]
+    scale = math.prod(_scales(site, trace, plates))
+    # A number may be off by rounding; an array or tracer comes from records or latents.
+    return not (isinstance(scale, int | float) and abs(scale - 1) < 1e-6)
+
+
+def _scales(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Iterator[Any]:
+    """Yields what a site's log density is multiplied by."""
+    # NumPyro's scale includes size / subsample of every plate around the site. For a plate over
+    # records that factor is divided out, because the sum over records is taken elsewhere; scales
+    # from handlers.scale and other plates stay.
+    if site["scale"] is not None:
+        yield site["scale"]
     for frame in site["cond_indep_stack"]:
         if frame.name in plates and frame.name in trace:
             size, num_rows = trace[frame.name]["args"]
-            scale = scale * (num_rows / size)
-    # A number may be off by rounding; an array or tracer comes from records or latents.
-    return not (isinstance(scale, int | float) and abs(scale - 1) < 1e-6)
+            yield num_rows / size
