@@ -59,7 +59,7 @@ class Plate(NamedTuple):
 class Site:
     """Static facts about a sample site; ``shapes`` are those of its value and distribution.
 
-    ``marked`` is whether it says ``infer={"enumerate": "parallel"}``.
+    ``marked`` is whether it is a discrete latent that says ``infer={"enumerate": "parallel"}``.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Structure(NamedTuple):
     @property
     def summed(self) -> tuple[Site, ...]:
         """The discrete latents with one entry per record that are marked for enumeration."""
-        return tuple(s for s in self.sites if s.name in self.local and s.discrete and s.marked)
+        return tuple(s for s in self.sites if s.name in self.local and s.marked)
 
     @property
     def unseen(self) -> tuple[Site, ...]:
@@ -97,7 +97,7 @@ class Structure(NamedTuple):
         return tuple(
             s
             for s in self.sites
-            if s.name in self.local and s.name.endswith(UNSEEN) and not (s.discrete and s.marked)
+            if s.name in self.local and s.name.endswith(UNSEEN) and not s.marked
         )
 
 
@@ -180,7 +180,7 @@ class _StepByStep(Messenger):
                 forced = handlers.infer_config(forced, one.config_fn)
             with handlers.block(), handlers.seed(rng_seed=0):
                 trace = handlers.trace(forced).get_trace(carry, _at(xs, 0))
-            marked.extend(name for name, site in trace.items() if _is_state(site))
+            marked.extend(name for name, site in trace.items() if _is_marked(site))
 
         if _num_steps(xs, length):
             jax.eval_shape(first, carry, xs)
@@ -188,7 +188,7 @@ class _StepByStep(Messenger):
             msg["fn"] = _loop
 
 
-def _is_state(site: dict[str, Any]) -> bool:
+def _is_marked(site: dict[str, Any]) -> bool:
     """Whether a site is a discrete latent that is marked for enumeration."""
     if site["type"] != "sample" or site["is_observed"]:
         return False
@@ -369,9 +369,8 @@ def _site(site: dict[str, Any], trace: Trace) -> Site:
         for frame in site["cond_indep_stack"]
     )
     shapes = (jnp.shape(site["value"]), fn.batch_shape + fn.event_shape)
-    marked = site["infer"].get("enumerate") == "parallel"
     discrete = bool(fn.support.is_discrete)
-    return Site(site["name"], site["is_observed"], discrete, marked, plates, shapes)
+    return Site(site["name"], site["is_observed"], discrete, _is_marked(site), plates, shapes)
 
 
 def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Structure:
@@ -440,7 +439,7 @@ def _of_a_loop(
     forced: frozenset[str],
 ) -> Structure:
     """The structure of a model with a loop over records and a sample statement for each."""
-    states = [s.name for s in _only_in(grown, known) if s.discrete and s.marked and not s.observed]
+    states = [s.name for s in _only_in(grown, known) if s.marked]
     said = (
         a_state_a_record(states[0])
         if states
@@ -476,7 +475,7 @@ def _stated_plates(sites: tuple[Site, ...], num_rows: int) -> list[frozenset[str
     # A plate that also holds a latent is more likely one of groups, of which there happen to be as
     # many as rows.
     observed = {p.name for s in sites if s.observed for p in s.plates if p.size == num_rows}
-    latents = [s for s in sites if not s.observed and not (s.discrete and s.marked)]
+    latents = [s for s in sites if not s.observed and not s.marked]
     with_latent = {p.name for s in latents for p in s.plates}
     return [
         frozenset(),
