@@ -191,14 +191,10 @@ class LatentSpace:
             read: Reads arrays off a trace. ``"$data"`` stands for the record among their causes.
         """
 
-        def read_off(**given: Any) -> dict[str, Any]:
-            row = given.pop("$data")
-            return read(self.trace(given, row))
+        def read_off(theta: Mapping[str, Array], row: Mapping[str, Array]) -> dict[str, Any]:
+            return read(self.trace(theta, row))
 
-        found: dict[str, Any] = eval_provenance(
-            read_off, **self.structs, **{"$data": dict(self.row)}
-        )
-        return found
+        return dict(_causes(read_off, self.structs, dict(self.row)))
 
     @functools.cached_property
     def entering(self) -> frozenset[str]:
@@ -206,16 +202,9 @@ class LatentSpace:
 
         Perhaps more than these: of what is summed out, all that the model has counts.
         """
-
-        def of_record(**given: Any) -> Array:
-            row = given.pop("$data")
-            return self.log_likelihood(given, row)
-
         # Asked for where factors have 64 bits, too: there jnp.zeros(()) would be of another type.
         with precision.program(self.precision):
-            causes: frozenset[str] = eval_provenance(
-                of_record, **self.structs, **{"$data": dict(self.row)}
-            )
+            causes: frozenset[str] = _causes(self.log_likelihood, self.structs, dict(self.row))
         return causes & {latent.name for latent in self.latents}
 
     @property
@@ -260,15 +249,14 @@ class LatentSpace:
         row = {name: np.zeros(s.shape, s.dtype) for name, s in self.row.items()}
         factors: list[bool] = []
 
-        def values(**given: Any) -> dict[str, Array]:
-            row = given.pop("$data")
-            trace = self.trace(given, row)
+        def values(theta: Mapping[str, Array], row: Mapping[str, Array]) -> dict[str, Array]:
+            trace = self.trace(theta, row)
             factors.extend(isinstance(trace[name]["fn"], dist.Unit) for name in self.client_side)
-            self.draw(given, row, jax.random.key(0))
+            self.draw(theta, row, jax.random.key(0))
             return {name: trace[name]["value"] for name in self.client_side}
 
         try:
-            found = eval_provenance(values, **zeros, **{"$data": row})
+            found = _causes(values, zeros, row)
         except (NotImplementedError, TypeError, AttributeError, ValueError):  # no such method
             return False
         return not any(factors) and not any(names & {*zeros} for names in found.values())
@@ -325,6 +313,20 @@ class LatentSpace:
             for latent in self.latents
         )
         return _fingerprinted(replace(self, latents=latents))
+
+
+def _causes(function: Callable[[Any, Any], PyTree], theta: Mapping[str, Any], record: Any) -> Any:
+    """For each output of ``(theta, record) -> tree``, the latents' names that it depends on.
+
+    The function is traced and not computed. The record is called ``"$data"`` among the names.
+    """
+
+    # "$data" cannot be the name of a latent or argument.
+    def of(**given: Any) -> PyTree:
+        record = given.pop("$data")
+        return function(given, record)
+
+    return eval_provenance(of, **theta, **{"$data": record})
 
 
 # Neither of these two is kept by the space itself: of equal spaces only the first is asked, and the
@@ -401,8 +403,8 @@ def from_model(
         raise
     except WRONG_NUMBER_ERRORS as error:
         raise UnsupportedModelError(several_rows_only(error)) from error
-    client_side, server_side = _sides(run, latents, zeros, found, summed)
     values: dict[str, Any] = {lt.name: np.zeros(lt.shape, lt.dtype) for lt in latents}
+    client_side, server_side = _sides(run, values, zeros, found, summed)
     # How z is summed out depends on which densities z enters, and so comes last.
     summation = read_summation(run, values, zeros, client_side, plates, summed)
 
@@ -580,19 +582,17 @@ def _parents(
 ) -> dict[str, frozenset[str]]:
     """The latents that each latent's prior depends on; refuses dependence on data."""
 
-    # eval_provenance runs the function abstractly and returns, for each output, the names of the
-    # inputs it depends on. "$data" cannot be the name of a latent or argument. A record's own
-    # discrete latents are part of the record.
-    def parameters(**given: Any) -> dict[str, PyTree]:
-        rows, z = given.pop("$data")
-        trace = run({**given, **z}, rows)
+    # A record's own discrete latents are part of the record.
+    def parameters(theta: Mapping[str, Array], record: Any) -> dict[str, PyTree]:
+        row, z = record
+        trace = run({**theta, **z}, row)
         return {
             name: (jax.tree.leaves(trace[name]["fn"]), jax.tree.leaves(trace[name]["fn"].support))
             for name in values
         }
 
     # Zeros as values: provenance follows operations, and does not look at numbers.
-    found = eval_provenance(parameters, **values, **{"$data": (dict(zeros), of_one(summed))})
+    found = _causes(parameters, values, (dict(zeros), of_one(summed)))
     parents = {}
     for name, (fn_leaves, support_leaves) in found.items():
         # The prior is evaluated by the server without privacy, so it must not depend on records.
@@ -612,7 +612,7 @@ def _parents(
 
 def _sides(
     run: OneRow,
-    latents: tuple[Latent, ...],
+    values: Mapping[str, np.ndarray],
     zeros: Mapping[str, Array],
     structure: Structure,
     summed: Sequence[Summed],
@@ -621,16 +621,15 @@ def _sides(
     observed = [site for site in structure.sites if site.observed]
     plates = structure.plates
 
-    def log_probs(**given: Any) -> tuple[dict[str, Array], dict[str, PyTree]]:
-        rows, z = given.pop("$data")
-        trace = run({**given, **z}, rows)
+    def log_probs(
+        theta: Mapping[str, Array], record: Any
+    ) -> tuple[dict[str, Array], dict[str, PyTree]]:
+        row, z = record
+        trace = run({**theta, **z}, row)
         density = {site.name: log_prob(trace[site.name], trace, plates) for site in observed}
         return density, {s.name: jax.tree.leaves(trace[s.name]["fn"].support) for s in observed}
 
-    values: dict[str, Any] = {lt.name: np.zeros(lt.shape, lt.dtype) for lt in latents}
-    found, supports = eval_provenance(
-        log_probs, **values, **{"$data": (dict(zeros), of_one(summed))}
-    )
+    found, supports = _causes(log_probs, values, (dict(zeros), of_one(summed)))
     for name, leaves in supports.items():
         # Bounds from data are fine: Uniform(0, exposure) with the exposure a column.
         refuse_moving_support(name, frozenset().union(*leaves) - {"$data"})
