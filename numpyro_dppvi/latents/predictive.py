@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
 from numpyro_dppvi._typing import Array, PRNGKey
-from numpyro_dppvi.latents import domains
+from numpyro_dppvi.families.reading import plain
 from numpyro_dppvi.latents.additive import made_up
 from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.space import LatentSpace, several
@@ -140,14 +140,11 @@ def _is_discrete(space: LatentSpace) -> bool:
 def classes(space: LatentSpace) -> range | None:
     """The classes of a record's outcome; ``None`` unless there is one outcome with few classes."""
     first, *others = _sites(space)
-    fn = first["fn"]
-    while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
-        fn = fn.base_dist
     # The type itself: values of a subclass, or of what wraps one, may mean something else.
-    is_class = isinstance(fn, dist.Distribution) and type(fn) in _OF_CLASSES
+    is_class = type(plain(first["fn"])) in _OF_CLASSES
     if others or not is_class or first["scale"] is not None or first["size"] != 1:
         return None
-    return integers(domains.plain(fn.support))
+    return integers(first["fn"].support)
 
 
 _OF_CLASSES = (
