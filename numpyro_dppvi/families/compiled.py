@@ -62,8 +62,7 @@ class Compiled(Generic[_P, _R]):
         # Inside another program an array operation returns a tracer, whatever the arguments are.
         leaves = (jnp.zeros(()), *jax.tree.leaves((args, kwargs)))
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        result: _R = (self.inner if traced else self.program)(*args, **kwargs)
-        return result
+        return (self.inner if traced else self.program)(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forgets what was compiled."""

@@ -194,7 +194,7 @@ class LatentSpace:
         def read_off(theta: Mapping[str, Array], row: Mapping[str, Array]) -> dict[str, Any]:
             return read(self.trace(theta, row))
 
-        return dict(_causes(read_off, self.structs, dict(self.row)))
+        return _causes(read_off, self.structs, dict(self.row))
 
     @functools.cached_property
     def entering(self) -> frozenset[str]:
@@ -204,7 +204,7 @@ class LatentSpace:
         """
         # Asked for where factors have 64 bits, too: there jnp.zeros(()) would be of another type.
         with precision.program(self.precision):
-            causes: frozenset[str] = _causes(self.log_likelihood, self.structs, dict(self.row))
+            causes = _causes(self.log_likelihood, self.structs, dict(self.row))
         return causes & {latent.name for latent in self.latents}
 
     @property

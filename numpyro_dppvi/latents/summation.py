@@ -335,8 +335,7 @@ def log_sum(
         def at(values: Mapping[str, Array]) -> dict[str, Array]:
             return over(number + 1, {**z, **values})
 
-        found: dict[str, Array] = jax.vmap(at, out_axes=axes)(values)
-        return found
+        return jax.vmap(at, out_axes=axes)(values)
 
     tables = [
         (tuple(name for name in in_order if name in depends[site]), table)
