@@ -213,22 +213,40 @@ class LatentSpace:
         real = (latent.dtype for latent in self.latents if not latent.is_discrete)
         return np.dtype(next(real, jnp.result_type(float)))
 
+    # Neither of the next two is kept by the space itself: of equal spaces only the first is asked,
+    # and the next fit of a model does not run it for them again.
     @property
+    @functools.lru_cache(maxsize=32)  # noqa: B019
     def predictor(self) -> Predictor | None:
         """The scalar linear predictor of the likelihood, if there is one.
 
         It is a function of the continuous latents. Its functions take a pair in place of a row:
         values of the discrete latents, and a row.
         """
-        return _predictor(self)
+
+        def of_base(base: Mapping[str, Array], given: Any) -> Array:
+            values, row = given
+            return self.log_likelihood({**self.constrain(base), **values}, row)
+
+        discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
+        return scalar_predictor(of_base, self._continuous, (discrete, dict(self.row)))
 
     @property
+    @functools.lru_cache(maxsize=32)  # noqa: B019
     def first_layers(self) -> FirstLayers | None:
         """Products of a record's values with latents, if there are any; without discrete latents.
 
         Their functions take unconstrained latents and a row.
         """
-        return _first_layers(self)
+
+        def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+            return self.log_likelihood(self.constrain(base), row)
+
+        if any(latent.is_discrete for latent in self.latents):
+            return None
+        # A server that computes in 64 bits may ask first.
+        with precision.program(self.precision):
+            return first_layers(of_base, self._continuous, dict(self.row))
 
     @property
     def _continuous(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -327,30 +345,6 @@ def _causes(function: Callable[[Any, Any], PyTree], theta: Mapping[str, Any], re
         return function(given, record)
 
     return eval_provenance(of, **theta, **{"$data": record})
-
-
-# Neither of these two is kept by the space itself: of equal spaces only the first is asked, and the
-# next fit of a model does not run it for them again.
-@functools.lru_cache(maxsize=32)
-def _predictor(space: LatentSpace) -> Predictor | None:
-    def of_base(base: Mapping[str, Array], given: Any) -> Array:
-        values, row = given
-        return space.log_likelihood({**space.constrain(base), **values}, row)
-
-    discrete = {lt.name: lt.struct for lt in space.latents if lt.is_discrete}
-    return scalar_predictor(of_base, space._continuous, (discrete, dict(space.row)))
-
-
-@functools.lru_cache(maxsize=32)
-def _first_layers(space: LatentSpace) -> FirstLayers | None:
-    def of_base(base: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-        return space.log_likelihood(space.constrain(base), row)
-
-    if any(latent.is_discrete for latent in space.latents):
-        return None
-    # A server that computes in 64 bits may ask first.
-    with precision.program(space.precision):
-        return first_layers(of_base, space._continuous, dict(space.row))
 
 
 def from_model(
