@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PRNGKey
-from numpyro_dppvi.latents.trace import HANDLERS, indexable, resized
+from numpyro_dppvi.latents.trace import HANDLERS, dims_of, indexable, resized
 
 Dims = tuple[str | None, ...]
 
@@ -61,14 +61,11 @@ def outcomes(
     for name, site in _outcomes(
         _trace(model, {**constants, **rows}, theta, jax.random.key(0)), theta
     ):
-        batch = len(site["fn"].batch_shape)
-        names: list[str | None] = [None] * batch
-        for frame in site["cond_indep_stack"]:
-            names[batch + frame.dim] = frame.name  # plates count dimensions from the right
-        shape = site["fn"].batch_shape + site["fn"].event_shape
+        fn = site["fn"]
+        dims, shape = dims_of(site["cond_indep_stack"], fn), fn.batch_shape + fn.event_shape
         value = jnp.broadcast_to(site["value"], shape) if site["is_observed"] else None
-        dims = (*names, *[None] * len(site["fn"].event_shape))
-        found[name] = Outcome(value, shape, dims, tuple(names), inputs.get(name, frozenset()))
+        batch_dims = dims[: len(fn.batch_shape)]
+        found[name] = Outcome(value, shape, dims, batch_dims, inputs.get(name, frozenset()))
     return found
 
 

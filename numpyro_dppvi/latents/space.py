@@ -46,6 +46,7 @@ from numpyro_dppvi.latents.trace import (
     Site,
     Structure,
     Trace,
+    dims_of,
     log_prob,
     rescaled,
     run_model,
@@ -548,7 +549,7 @@ def _latents(
             Latent(
                 name=site.name,
                 shape=jnp.shape(value),
-                dims=_dims(site, fn),
+                dims=dims_of(site.plates, fn),
                 support=support,
                 dtype=value.dtype if site.discrete else jnp.result_type(float),
                 prior=fn if readable else None,
@@ -557,15 +558,6 @@ def _latents(
         )
         refuse_infinite(site.name, support)
     return tuple(latents), parents
-
-
-def _dims(site: Site, fn: dist.Distribution) -> tuple[str | None, ...]:
-    """Plate names of the dimensions of a value."""
-    batch = len(fn.batch_shape)
-    names: list[str | None] = [None] * (batch + fn.event_dim)
-    for plate in site.plates:
-        names[batch + plate.dim] = plate.name
-    return tuple(names)
 
 
 def _parents(

@@ -3,7 +3,7 @@
 import math
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -499,6 +499,15 @@ def _compare(sites: tuple[Site, ...], grown: tuple[Site, ...], forced: frozenset
         and (s.shapes != after[s.name].shapes or any(plate.name in plates for plate in s.plates))
     )
     return Structure(sites, plates, local)
+
+
+def dims_of(plates: Iterable[Any], fn: dist.Distribution) -> tuple[str | None, ...]:
+    """Plate names of the dimensions of a distribution's value; ``None`` for those without one."""
+    batch = len(fn.batch_shape)
+    names: list[str | None] = [None] * (batch + fn.event_dim)
+    for plate in plates:
+        names[batch + plate.dim] = plate.name  # plates count dimensions from the right
+    return tuple(names)
 
 
 def log_prob(site: dict[str, Any], trace: Trace, plates: frozenset[str]) -> Array:
