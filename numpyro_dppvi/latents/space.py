@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -264,8 +264,6 @@ class LatentSpace:
         what is drawn. And what is a function of latents (a residual, say) is no outcome: another
         value in its place would not move with them.
         """
-        zeros = {lt.name: np.zeros(lt.shape, lt.dtype) for lt in self.latents}
-        row = {name: np.zeros(s.shape, s.dtype) for name, s in self.row.items()}
         factors: list[bool] = []
 
         def values(theta: Mapping[str, Array], row: Mapping[str, Array]) -> dict[str, Array]:
@@ -275,10 +273,10 @@ class LatentSpace:
             return {name: trace[name]["value"] for name in self.client_side}
 
         try:
-            found = _causes(values, zeros, row)
+            found = _causes(values, self.structs, dict(self.row))
         except (NotImplementedError, TypeError, AttributeError, ValueError):  # no such method
             return False
-        return not any(factors) and not any(names & {*zeros} for names in found.values())
+        return not any(factors) and not any(names - {"$data"} for names in found.values())
 
     @functools.cached_property
     def few_outcomes(self) -> dict[str, np.ndarray] | None:
@@ -420,7 +418,9 @@ def from_model(
     ) -> dict[str, Array]:
         trace = run_rows({**theta, **(z or {})}, rows, seed)
         if found.loop:  # several rows have more sites than one
-            return {client_side[0]: _total(_of_records(trace, server_side, plates))}
+            observed = (n for n, s in trace.items() if s["type"] == "sample" and s["is_observed"])
+            mine = (log_prob(trace[n], trace, plates) for n in observed if n not in server_side)
+            return {client_side[0]: _total(mine)}
         return densities(trace, z or {})
 
     def log_likelihood_of(
@@ -634,15 +634,6 @@ def _sides(
             "numpyro.sample('y', ..., obs=y)."
         )
     return tuple(client_side), server_side
-
-
-def _of_records(
-    trace: Trace, server_side: Mapping[str, frozenset[str]], plates: frozenset[str]
-) -> Iterator[Array]:
-    """Yields the densities of all observed sites but those that act as priors."""
-    for name, site in trace.items():
-        if site["type"] == "sample" and site["is_observed"] and name not in server_side:
-            yield log_prob(site, trace, plates)
 
 
 def _total(terms: Iterable[Array]) -> Array:
