@@ -1,5 +1,6 @@
 """Compares the latents of two models: names, shapes and bijections, but not priors."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -36,12 +37,11 @@ def identities(space: LatentSpace) -> dict[str, Identity]:
         if values is not None:
             # Two ranges of as many integers are the same to factors, which live on log odds.
             probe = np.full(latent.shape, float(len(values)))
-            found[latent.name] = Identity(latent.shape, latent.base_shape, probe)
-            continue
-        # A fixed point with distinct entries, so that permuted bijections give different values.
-        size = int(np.prod(latent.base_shape))
-        point = jnp.linspace(-0.7, 0.9, size + 2)[1:-1].reshape(latent.base_shape)
-        probe = np.asarray(latent.transform(point))
+        else:
+            # A fixed point with distinct entries, so that permuted bijections give other values.
+            size = math.prod(latent.base_shape)
+            point = jnp.linspace(-0.7, 0.9, size + 2)[1:-1].reshape(latent.base_shape)
+            probe = np.asarray(latent.transform(point))
         found[latent.name] = Identity(latent.shape, latent.base_shape, probe)
     return found
 
