@@ -45,6 +45,16 @@ _FILLERS = (-1e9, 0.37, 1e9)
 _OTHERS = (None, 0, 1)
 
 
+_UNASKED = (
+    "and the model does not say what a missing entry is: drop or impute those records, or ask in "
+    "the model, as in numpyro.sample('x', dist.Normal(m, s), obs=x, obs_mask=~jnp.isnan(x))."
+)
+_UNREAD = (
+    "of which the model makes NaN, though it asks for them: put a number or a latent in their "
+    "place before anything is computed, as in b * jnp.where(jnp.isnan(x), 0.0, x)."
+)
+
+
 def check_missing(
     space: LatentSpace, records: Mapping[str, Array], owners: np.ndarray, called: Sequence[str]
 ) -> None:
@@ -59,33 +69,18 @@ def check_missing(
     Raises:
         ValueError: Names the array, and shows no record.
     """
-    real = [name for name, struct in space.row.items() if np.issubdtype(struct.dtype, np.floating)]
     may = may_be_missing(space)
-    for name in real:
-        if name in may.allowed:
+    for name, struct in space.row.items():
+        if name in may.allowed or not np.issubdtype(struct.dtype, np.floating):
             continue
         array = np.asarray(records[name])
         found = np.any(np.isnan(array), axis=tuple(range(2, array.ndim)))
         if np.any(found):
             first = np.min(np.broadcast_to(owners, found.shape)[found])
-            where = f"{called[int(first)]}[{name!r}]"
-            raise ValueError(_unread(where) if name in may.asked else _unasked(where))
-
-
-def _unasked(where: str) -> str:
-    return (
-        f"{where} must hold finite numbers, got NaN, and the model does not say what a missing "
-        "entry is: drop or impute those records, or ask in the model, as in numpyro.sample('x', "
-        "dist.Normal(m, s), obs=x, obs_mask=~jnp.isnan(x))."
-    )
-
-
-def _unread(where: str) -> str:
-    return (
-        f"{where} must hold finite numbers, got NaN, of which the model makes NaN, though it asks "
-        "for them: put a number or a latent in their place before anything is computed, as in b * "
-        "jnp.where(jnp.isnan(x), 0.0, x)."
-    )
+            raise ValueError(
+                f"{called[int(first)]}[{name!r}] must hold finite numbers, got NaN, "
+                + (_UNREAD if name in may.asked else _UNASKED)
+            )
 
 
 @functools.lru_cache(maxsize=256)
