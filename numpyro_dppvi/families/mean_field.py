@@ -278,13 +278,13 @@ class MeanField:
     def marginal(self, natural: Natural, part: "MeanField") -> Natural:
         """The marginal of a distribution in a family that :meth:`within` has made of this one."""
         cut = self._entries_of(part)
-        coordinates = self._coordinates(natural) if cut else None
+        if not cut:
+            return natural
+        at = self._coordinates(natural)
         return Natural(
             {
-                name: joint.marginal_of(coordinates[name], cut[name])
-                if coordinates is not None and name in cut
-                else leaf
-                for name, leaf in natural.items()
+                n: joint.marginal_of(at[n], cut[n]) if n in cut else leaf
+                for n, leaf in natural.items()
             }
         )
 

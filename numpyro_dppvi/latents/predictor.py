@@ -62,11 +62,11 @@ def scalar_predictor(
     program = programs.traced(log_likelihood, base, row)
     if program is None:  # draws serve there
         return None
-    places = {"base": len(jax.tree.leaves(base)), "row": len(jax.tree.leaves(row))}
-    latents = program.jaxpr.invars[: places["base"]]
+    num_latents = len(jax.tree.leaves(base))
+    latents = program.jaxpr.invars[:num_latents]
     for cut in _affine_scalars(program, latents):
         if not _depends(program, latents, cut):
-            return _split(program, places["base"], cut)
+            return _split(program, num_latents, cut)
     return None
 
 
