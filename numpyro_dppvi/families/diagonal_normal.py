@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 from numpyro_dppvi._typing import Array, PRNGKey, RowProduct
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.compiled import compiled
-from numpyro_dppvi.families.reading import full, plain
+from numpyro_dppvi.families.reading import full, one_of
 
 
 class NormalNatural(NamedTuple):
@@ -87,10 +87,8 @@ class DiagonalNormal:
 
     def of_distribution(self, distribution: dist.Distribution | None) -> NormalNatural | None:
         """Of ``Normal``."""
-        distribution = plain(distribution)
-        if not isinstance(distribution, dist.Normal):
-            return None
-        return _of_normal(self, distribution.loc, distribution.scale)
+        found = one_of(distribution, dist.Normal)
+        return None if found is None else _of_normal(self, found.loc, found.scale)
 
     def natural(self, coordinates: NormalCoordinates) -> NormalNatural:
         """(loc, log scale) -> (loc / scale^2, -1 / (2 scale^2))."""

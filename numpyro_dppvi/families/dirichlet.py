@@ -12,7 +12,7 @@ from jax.scipy.special import digamma, gammaln, logsumexp
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.base import dual_entropy
-from numpyro_dppvi.families.reading import full, plain
+from numpyro_dppvi.families.reading import full, one_of
 
 
 class DirichletCoordinates(NamedTuple):
@@ -42,10 +42,8 @@ class Dirichlet:
 
     def of_distribution(self, distribution: dist.Distribution | None) -> Array | None:
         """Of ``Dirichlet``."""
-        distribution = plain(distribution)
-        if not isinstance(distribution, dist.Dirichlet):
-            return None
-        return full(distribution.concentration, self.shape) - 1
+        found = one_of(distribution, dist.Dirichlet)
+        return None if found is None else full(found.concentration, self.shape) - 1
 
     def natural(self, coordinates: DirichletCoordinates) -> Array:
         """Concentrations a, minus 1."""

@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.families import factors
-from numpyro_dppvi.families.reading import full, plain
+from numpyro_dppvi.families.reading import full, one_of
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,8 @@ class Exponential:
 
     def of_distribution(self, distribution: dist.Distribution | None) -> Array | None:
         """Of ``Exponential``."""
-        distribution = plain(distribution)
-        if not isinstance(distribution, dist.Exponential):
-            return None
-        return -full(distribution.rate, self.shape)
+        found = one_of(distribution, dist.Exponential)
+        return None if found is None else -full(found.rate, self.shape)
 
     def natural(self, coordinates: Array) -> Array:
         """-1 / mean."""

@@ -11,7 +11,7 @@ from jax.scipy.special import digamma, gammaln
 
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.families import factors
-from numpyro_dppvi.families.reading import full, plain
+from numpyro_dppvi.families.reading import full, one_of
 
 
 class GammaNatural(NamedTuple):
@@ -43,12 +43,11 @@ class Gamma:
 
     def of_distribution(self, distribution: dist.Distribution | None) -> GammaNatural | None:
         """Of ``Gamma``, and of ``Exponential``, which has concentration 1."""
-        distribution = plain(distribution)
-        if not isinstance(distribution, (dist.Gamma, dist.Exponential)):
+        found = one_of(distribution, dist.Gamma, dist.Exponential)
+        if found is None:
             return None
-        concentration = getattr(distribution, "concentration", 1.0)
-        rate = full(distribution.rate, self.shape)
-        return GammaNatural(full(concentration, self.shape) - 1, -rate)
+        concentration = getattr(found, "concentration", 1.0)
+        return GammaNatural(full(concentration, self.shape) - 1, -full(found.rate, self.shape))
 
     def natural(self, coordinates: GammaCoordinates) -> GammaNatural:
         """(concentration - 1, -rate), where the rate is concentration / mean."""

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.families import factors
-from numpyro_dppvi.families.reading import full, plain
+from numpyro_dppvi.families.reading import full, one_of
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,8 @@ class HalfNormal:
 
     def of_distribution(self, distribution: dist.Distribution | None) -> Array | None:
         """Of ``HalfNormal``."""
-        distribution = plain(distribution)
-        if not isinstance(distribution, dist.HalfNormal):
-            return None
-        return self.natural(jnp.log(full(distribution.scale, self.shape)))
+        found = one_of(distribution, dist.HalfNormal)
+        return None if found is None else self.natural(jnp.log(full(found.scale, self.shape)))
 
     def natural(self, coordinates: Array) -> Array:
         """-1 / (2 scale^2)."""

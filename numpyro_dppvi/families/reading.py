@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,12 @@ def plain(distribution: dist.Distribution | None) -> dist.Distribution | None:
     while isinstance(distribution, (dist.Independent, dist.ExpandedDistribution)):
         distribution = distribution.base_dist
     return distribution
+
+
+def one_of(distribution: dist.Distribution | None, *kinds: type[dist.Distribution]) -> Any:
+    """The :func:`plain` distribution, if it is of one of these kinds; else ``None``."""
+    found = plain(distribution)
+    return found if isinstance(found, kinds) else None
 
 
 def in_a_row(
