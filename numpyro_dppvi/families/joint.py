@@ -1,6 +1,5 @@
 """Several latents in one normal vector: factors and marginals of a part of the vector."""
 
-import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -55,16 +54,15 @@ def _factor(rows: Array) -> Array:
 
 
 def marginal(
-    coordinates: FullNormalCoordinates, offset: int, shape: tuple[int, ...]
+    coordinates: FullNormalCoordinates, entries: range, shape: tuple[int, ...]
 ) -> dist.Distribution:
     """The marginal distribution of some entries of a normal vector, in a given shape."""
-    size = math.prod(shape)
-    rows = scale_tril(coordinates)[offset : offset + size]
-    loc = coordinates.loc[offset : offset + size]
+    mine = slice(entries.start, entries.stop)
+    rows, loc = scale_tril(coordinates)[mine], coordinates.loc[mine]
     if not shape:
         return dist.Normal(loc[0], jnp.linalg.norm(rows))
     # Rows are no triangle: a block below the first has entries left of its own columns.
     normal = dist.MultivariateNormal(loc, scale_tril=_factor(rows))
     if len(shape) == 1:
         return normal
-    return dist.TransformedDistribution(normal, ReshapeTransform(shape, (size,)))
+    return dist.TransformedDistribution(normal, ReshapeTransform(shape, (len(entries),)))

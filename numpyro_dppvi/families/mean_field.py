@@ -34,13 +34,13 @@ class Part(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a latent is: its member, and its first entry if it shares that member."""
+    """Where a latent is: its member, and its entries there if it shares that member."""
 
     latent: str
     member: str
     family: Any
     shape: tuple[int, ...]
-    offset: int | None
+    entries: range | None
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ class MeanField:
         """NumPyro distributions by latent in the base space; marginals for shared members."""
         return {
             place.latent: place.family.distribution(coordinates[place.member])
-            if place.offset is None
-            else joint.marginal(coordinates[place.member], place.offset, place.shape)
+            if place.entries is None
+            else joint.marginal(coordinates[place.member], place.entries, place.shape)
             for place in self._places()
         }
 
@@ -243,7 +243,7 @@ class MeanField:
         found = {
             place.latent: _alone(place).of_distribution(
                 distributions[place.latent]
-                if place.offset is None
+                if place.entries is None
                 else in_a_row(distributions[place.latent], place.shape)
             )
             for place in self._places()
@@ -310,9 +310,8 @@ class MeanField:
         kept = {place.latent for place in part._places()}
         entries: dict[str, list[int]] = {}
         for place in self._places():
-            if place.offset is not None and place.latent in kept:
-                end = place.offset + math.prod(place.shape)
-                entries.setdefault(place.member, []).extend(range(place.offset, end))
+            if place.entries is not None and place.latent in kept:
+                entries.setdefault(place.member, []).extend(place.entries)
         return {n: e for n, e in entries.items() if len(e) < dict(self.members)[n].size}
 
     def by_latent(self, by_member: Mapping[str, Array]) -> dict[str, Array]:
@@ -320,10 +319,9 @@ class MeanField:
         found = {}
         for place in self._places():
             drawn = by_member[place.member]
-            if place.offset is not None:
-                end = place.offset + math.prod(place.shape)
-                lead = drawn.shape[:-1]
-                drawn = drawn[..., place.offset : end].reshape(*lead, *place.shape)
+            if place.entries is not None:
+                mine = drawn[..., place.entries.start : place.entries.stop]
+                drawn = mine.reshape(*drawn.shape[:-1], *place.shape)
             found[place.latent] = drawn
         return found
 
@@ -332,9 +330,9 @@ class MeanField:
         found: dict[str, list[Array]] = {}
         for place in self._places():
             mine = by_latent[place.latent]
-            if place.offset is not None:
+            if place.entries is not None:
                 lead = mine.shape[: mine.ndim - len(place.shape)]
-                mine = mine.reshape(*lead, math.prod(place.shape))
+                mine = mine.reshape(*lead, len(place.entries))
             # _places yields the latents of a member in the order of the vector.
             found.setdefault(place.member, []).append(mine)
         shared = dict(self.shared)
@@ -349,10 +347,10 @@ class MeanField:
             if parts is None:
                 yield _Place(name, name, family, family.shape, None)
                 continue
-            offset = 0
+            end = 0
             for latent, shape in parts:
-                yield _Place(latent, name, family, shape, offset)
-                offset += math.prod(shape)
+                begin, end = end, end + math.prod(shape)
+                yield _Place(latent, name, family, shape, range(begin, end))
 
 
 @compiled("family", quick=True)
@@ -363,9 +361,8 @@ def _product(family: MeanField, by_latent: Mapping[str, MemberNatural]) -> Natur
     whole = factors.unit(jax.eval_shape(lambda: family.natural(family.standard())))
     for place in family._places():
         natural = by_latent.get(place.latent)
-        if natural is not None and place.offset is not None:
-            entries = range(place.offset, place.offset + math.prod(place.shape))
-            natural = joint.embedded(natural, entries, place.family)
+        if natural is not None and place.entries is not None:
+            natural = joint.embedded(natural, place.entries, place.family)
         if natural is not None:
             whole[place.member] = factors.multiply(whole[place.member], natural)
     return whole
@@ -373,4 +370,4 @@ def _product(family: MeanField, by_latent: Mapping[str, MemberNatural]) -> Natur
 
 def _alone(place: _Place) -> Any:
     """The family of a latent on its own."""
-    return place.family if place.offset is None else FullNormal((math.prod(place.shape),))
+    return place.family if place.entries is None else FullNormal((len(place.entries),))
