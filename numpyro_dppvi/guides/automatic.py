@@ -49,8 +49,26 @@ def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
     Raises:
         UnsupportedModelError: For any other guide, or a guide of another model.
     """
-    if guide is None:
-        return _diagonal(space)
+    if guide is not None:
+        _check(guide, model)
+    discrete = [latent.name for latent in space.latents if latent.is_discrete]
+    if discrete:
+        raise UnsupportedModelError(
+            f"latent {discrete[0]!r} is discrete, which automatic guides do not support: "
+            f"write a guide with numpyro.sample({discrete[0]!r}, dist.Bernoulli(...)) or "
+            "dist.Categorical(...), or sum it out in the model (dist.MixtureSameFamily)."
+        )
+    # The order of the model's latents. It is part of the family, and so of every file that holds
+    # factors.
+    parts = tuple(Part(latent.name, latent.base_shape) for latent in space.latents)
+    if type(guide) is not AutoMultivariateNormal:
+        return MeanField(tuple((name, DiagonalNormal(shape)) for name, shape in parts))
+    family = FullNormal((sum(math.prod(part.shape) for part in parts),))
+    return MeanField(((_ALL_LATENTS, family),), ((_ALL_LATENTS, parts),))
+
+
+def _check(guide: Any, model: Model) -> None:
+    """Refuses all but the guides that describe one of these families, and warns of options."""
     inner = _inner(guide)
     if inner is None:
         reason = "call it with the model" if isinstance(guide, type) else "pass one of these"
@@ -75,7 +93,6 @@ def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
             f"guide={type(guide).__name__}(model)."
         )
     _warn_of_options(guide)
-    return _full(space) if type(guide) is AutoMultivariateNormal else _diagonal(space)
 
 
 def _warn_of_options(guide: AutoGuide) -> None:
@@ -98,16 +115,6 @@ def _warn_of_options(guide: AutoGuide) -> None:
         )
 
 
-def _refuse_discrete(space: LatentSpace) -> None:
-    discrete = [latent.name for latent in space.latents if latent.is_discrete]
-    if discrete:
-        raise UnsupportedModelError(
-            f"latent {discrete[0]!r} is discrete, which automatic guides do not support: "
-            f"write a guide with numpyro.sample({discrete[0]!r}, dist.Bernoulli(...)) or "
-            "dist.Categorical(...), or sum it out in the model (dist.MixtureSameFamily)."
-        )
-
-
 def _inner(guide: Any) -> AutoGuide | None:
     """The automatic guide that this is or wraps, if any; it must not be run (it stores rows)."""
     # handlers.scale(AutoNormal(model), ...) and the like: recognised, to be refused by name.
@@ -127,17 +134,3 @@ def _why_not(guide: AutoGuide) -> tuple[str, str]:
         if isinstance(guide, kind):
             return answer
     return "its densities are not an exponential family, so products of factors leave it", _FULL
-
-
-def _diagonal(space: LatentSpace) -> MeanField:
-    _refuse_discrete(space)
-    return MeanField(tuple((lt.name, DiagonalNormal(lt.base_shape)) for lt in space.latents))
-
-
-def _full(space: LatentSpace) -> MeanField:
-    _refuse_discrete(space)
-    # The order of the model's latents. It is part of the family, and so of every file that holds
-    # factors.
-    parts = tuple(Part(latent.name, latent.base_shape) for latent in space.latents)
-    family = FullNormal((sum(math.prod(part.shape) for part in parts),))
-    return MeanField(((_ALL_LATENTS, family),), ((_ALL_LATENTS, parts),))
