@@ -113,16 +113,14 @@ def _some_value(latent: Latent) -> Array:
 
 def _described(space: LatentSpace, name: str) -> tuple[str, str]:
     """An observed site's distribution and its support in words, from an abstract run."""
-    words = []
 
-    def read(theta: Mapping[str, Array], row: Mapping[str, Array]) -> None:
-        fn = space.trace(theta, row)[name]["fn"]
+    def read(trace: Trace) -> tuple[str, str]:
+        fn = trace[name]["fn"]
         at_edge = " (or on its boundary, where the density is not finite)"
         support = domains.in_words(fn.support) + at_edge * domains.has_edge(fn.support)
-        words.extend([domains.name_of(fn), support])
+        return domains.name_of(fn), support
 
-    jax.eval_shape(read, space.structs, dict(space.row))
-    return words[0], words[1]
+    return space.facts(read)
 
 
 def check_priors(space: LatentSpace) -> None:

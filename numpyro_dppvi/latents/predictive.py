@@ -120,17 +120,7 @@ def _averaged(log_likelihoods: Array) -> Array:
 
 def _sites(space: LatentSpace) -> list[Mapping[str, Any]]:
     """The observed sites that depend on records, from an abstract run on one."""
-    found: list[Mapping[str, Any]] = []
-
-    def read(theta: Mapping[str, Array], row: Mapping[str, Array]) -> None:
-        trace = space.trace(theta, row)
-        found.extend(
-            {"fn": trace[n]["fn"], "scale": trace[n]["scale"], "size": jnp.size(trace[n]["value"])}
-            for n in space.client_side
-        )
-
-    jax.eval_shape(read, space.structs, dict(space.row))
-    return found
+    return space.facts(lambda trace: [trace[name] for name in space.client_side])
 
 
 def _is_discrete(space: LatentSpace) -> bool:
@@ -142,7 +132,7 @@ def classes(space: LatentSpace) -> range | None:
     first, *others = _sites(space)
     # The type itself: values of a subclass, or of what wraps one, may mean something else.
     is_class = type(plain(first["fn"])) in _OF_CLASSES
-    if others or not is_class or first["scale"] is not None or first["size"] != 1:
+    if others or not is_class or first["scale"] is not None or jnp.size(first["value"]) != 1:
         return None
     return integers(first["fn"].support)
 

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,9 @@ NUM_TOGETHER = 3
 
 # The most values of an outcome that are listed in place of draws.
 _FEW = 12
+
+
+Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +200,16 @@ class LatentSpace:
 
         return _causes(read_off, self.structs, dict(self.row))
 
+    def facts(self, read: Callable[[Trace], Fact]) -> Fact:
+        """What can be read off a record's trace without values, on shapes and dtypes alone."""
+        found: list[Fact] = []
+
+        def run(theta: Mapping[str, Array], row: Mapping[str, Array]) -> None:
+            found.append(read(self.trace(theta, row)))
+
+        jax.eval_shape(run, self.structs, dict(self.row))
+        return found[0]
+
     @functools.cached_property
     def entering(self) -> frozenset[str]:
         """The latents that records enter; given these, records say nothing of the others.
@@ -288,19 +301,17 @@ class LatentSpace:
             return None
         (name,) = self.client_side
 
-        def outcome(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-            site = self.trace(theta, row)[name]
-            ranges.append(integers(site["fn"].support))
-            return jnp.asarray(site["value"])
+        def outcome(trace: Trace) -> tuple[range | None, tuple[int, ...], np.dtype]:
+            value = jnp.asarray(trace[name]["value"])
+            return integers(trace[name]["fn"].support), value.shape, value.dtype
 
-        ranges: list[range | None] = []
         try:
-            value = jax.eval_shape(outcome, self.structs, dict(self.row))
+            values, shape, dtype = self.facts(outcome)
         except TypeError:  # bounds that are computed
             return None
-        if ranges[0] is None or not 1 < len(ranges[0]) <= _FEW or value.size != 1:
+        if values is None or not 1 < len(values) <= _FEW or math.prod(shape) != 1:
             return None
-        return {name: np.reshape(ranges[0], (-1, *value.shape)).astype(value.dtype)}
+        return {name: np.reshape(values, (-1, *shape)).astype(dtype)}
 
     def seen_by(self, rest: frozenset[str]) -> frozenset[str]:
         """The latents that the priors of some, and observed sites without records, depend on."""
