@@ -91,15 +91,10 @@ def check_additive(
         return
     if why == _MIXES and _is_one_of_a_loop(name, space.client_side):
         raise UnsupportedModelError(a_site_a_record(name))
-    if why == _MIXES and (missing or _fills_in(space)):
+    # Latents may be put among the records' values, as one does that are missing.
+    if why == _MIXES and (missing or len(space.fixed_outcomes) < len(space.client_side)):
         why = _PLACES_MIX
     raise UnsupportedModelError(f"the density of {name!r} {why}")
-
-
-def _fills_in(space: LatentSpace) -> bool:
-    """Whether latents are put among the records' values, as one does that are missing."""
-    found = space.causes(lambda trace: {n: trace[n]["value"] for n in space.client_side})
-    return any(causes - {"$data"} for causes in found.values())
 
 
 def _is_one_of_a_loop(name: str, others: Sequence[str]) -> bool:

@@ -43,7 +43,7 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
         ValueError: Names the observed site and its support.
     """
     # What depends on a latent (a residual) has no value before inference, and is left out.
-    names = _checked(space)
+    names = space.fixed_outcomes
     if not names:
         return
     # One flag for all clients together, before anything is released: a refusal says that some
@@ -57,17 +57,6 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
                 f"of {support}: recode or drop such records, or observe them from a distribution "
                 f"other than dist.{fn}."
             )
-
-
-@functools.lru_cache(maxsize=256)
-def _checked(space: LatentSpace) -> tuple[str, ...]:
-    """Sites whose outcomes are checked: those that do not depend on a latent."""
-
-    def values(trace: Trace) -> dict[str, Array]:
-        return {name: jnp.asarray(trace[name]["value"]) for name in space.client_side}
-
-    found = space.causes(values)
-    return tuple(name for name in space.client_side if not found[name] - {"$data"})
 
 
 @compiled("space", "names")

@@ -210,6 +210,19 @@ class LatentSpace:
         jax.eval_shape(run, self.structs, dict(self.row))
         return found[0]
 
+    # This and two more are not kept by the space itself: of equal spaces only the first is asked,
+    # and the next fit of a model does not run it for them again.
+    @property
+    @functools.lru_cache(maxsize=256)  # noqa: B019
+    def fixed_outcomes(self) -> tuple[str, ...]:
+        """Those of ``client_side`` whose values are none of latents (as a residual is)."""
+
+        def values(trace: Trace) -> dict[str, Array]:
+            return {name: jnp.asarray(trace[name]["value"]) for name in self.client_side}
+
+        found = self.causes(values)
+        return tuple(name for name in self.client_side if not found[name] - {"$data"})
+
     @functools.cached_property
     def entering(self) -> frozenset[str]:
         """The latents that records enter; given these, records say nothing of the others.
@@ -227,8 +240,6 @@ class LatentSpace:
         real = (latent.dtype for latent in self.latents if not latent.is_discrete)
         return np.dtype(next(real, jnp.result_type(float)))
 
-    # Neither of the next two is kept by the space itself: of equal spaces only the first is asked,
-    # and the next fit of a model does not run it for them again.
     @property
     @functools.lru_cache(maxsize=32)  # noqa: B019
     def predictor(self) -> Predictor | None:
