@@ -22,10 +22,13 @@ CONCRETE_VALUE_ERRORS = (
 )
 
 # JAX's message when a traced array is used as the index of a list.
-LIST_INDEX = "Only integer scalar arrays can be converted to a scalar index"
+_LIST_INDEX = "Only integer scalar arrays can be converted to a scalar index"
 
 # Python's message when a traced array meets a list in a sum or a product.
 _LIST = re.compile(r"unsupported operand type.*'\w*Tracer' and 'list'|'list' and '\w*Tracer'")
+
+# JAX's message about an attribute that its arrays do not have.
+_ATTRIBUTE = re.compile(r"Tracer'? .*has no attribute '?(\w+)")
 
 # What a model may raise if it runs on a number of rows that it was not written for.
 WRONG_NUMBER_ERRORS = (AssertionError, IndexError, KeyError, TypeError, ValueError)
@@ -44,7 +47,7 @@ _COUNTS_VALUES = frozenset({"unique", "bincount", "union1d", "setdiff1d", "inter
 _LOOKS_UP = ("isnan", "nonzero")
 
 
-def looks_at_values(error: BaseException) -> str:
+def _looks_at_values(error: BaseException) -> str:
     """A message about a model that needs concrete values."""
     if any(word in _line(error) for word in _LOOKS_UP):
         return (
@@ -73,6 +76,8 @@ def looks_at_values(error: BaseException) -> str:
 def slip(error: BaseException) -> str | None:
     """A message about a slip that NumPyro or JAX report in words of their own; ``None`` if none."""
     text = str(error)
+    if isinstance(error, CONCRETE_VALUE_ERRORS) or _LIST_INDEX in text:
+        return _looks_at_values(error)
     if "control flow primitive under a `plate`" in text:
         return (
             f"a plate stands around scan{_place(error)}, which NumPyro cannot repeat: open the "
@@ -88,6 +93,13 @@ def slip(error: BaseException) -> str | None:
         return (
             f"the model computes with a list{_place(error)}: write jnp.array([1.0, 2.0]) in the "
             "place of [1.0, 2.0]."
+        )
+    missing = _ATTRIBUTE.search(text)
+    if missing:
+        return (
+            f"the model uses .{missing.group(1)} of an argument, which only pandas tables have, "
+            f"but arguments are arrays with one row per record: write X instead of "
+            f"X.{missing.group(1)}, and pass columns as data={{'X': table.to_numpy()}}."
         )
     return None
 
