@@ -154,7 +154,8 @@ def _mixed(space: LatentSpace, missing: frozenset[str]) -> tuple[str | None, str
         # With N / len(y) a model makes N / 3 sum_i l_i of three rows, and N l_i of each row alone.
         if _agree(NUM_TOGETHER * density, total, rounding):
             return name, _FACTOR
-        for column in _columns(space):
+        # Tables of one column.
+        for column in (n for n, s in space.row.items() if s.shape == (1,)):
             with contextlib.suppress(*WRONG_NUMBER_ERRORS):
                 flat = {**rows, column: rows[column][:, 0]}
                 whole, each = jax.tree.map(np.asarray, both(flat))
@@ -185,11 +186,6 @@ def _some_rows(
             whole = rng.permuted(whole, axis=0).reshape(values.shape)
             rows[name] = jnp.asarray(whole.astype(values.dtype), values.dtype)
     return rows
-
-
-def _columns(space: LatentSpace) -> list[str]:
-    """The arguments that are tables of one column."""
-    return [name for name, struct in space.row.items() if struct.shape == (1,)]
 
 
 def _densities(

@@ -179,22 +179,13 @@ def _is_read(space: LatentSpace, name: str, asked: bool) -> bool:
     base = {latent.name: _some_base(rng, latent) for latent in space.latents}
     row = {key: made_up(rng, struct) for key, struct in space.row.items()}
     entries = [np.nan] if asked else [np.nan, *_FILLERS]
-    rows = [
-        {key: jnp.full_like(x, _entry(key == name, entry, other, x)) for key, x in row.items()}
-        for other in _OTHERS
-        for entry in entries
-    ]
+    others = [{k: x if y is None else jnp.full_like(x, y) for k, x in row.items()} for y in _OTHERS]
+    rows = [{**row, name: jnp.full_like(row[name], e)} for row in others for e in entries]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
     densities, good = (np.asarray(x) for x in _with_gradients(space, base, stacked))
     same = np.reshape(densities, (len(_OTHERS), -1))
     fine = np.reshape(good, same.shape)
     return bool(np.any(np.all(fine & np.isclose(same, same[:, :1], rtol=1e-5), axis=1)))
-
-
-def _entry(is_missing: bool, entry: float, other: int | None, made: Array) -> Any:
-    if is_missing:
-        return entry
-    return made if other is None else other
 
 
 def _some_base(rng: np.random.Generator, latent: Latent) -> Array:

@@ -107,7 +107,8 @@ def usual_range(
     found = found[np.isfinite(found)]
     if not found.size:
         return -np.inf, np.inf
-    high = 0.0 if _is_discrete(space) else float(found.max()) + _ABOVE_HIGHEST
+    is_discrete = all(site["fn"].support.is_discrete for site in _sites(space))
+    high = 0.0 if is_discrete else float(found.max()) + _ABOVE_HIGHEST
     return float(np.median(found)) - _BELOW_TYPICAL, high
 
 
@@ -121,10 +122,6 @@ def _averaged(log_likelihoods: Array) -> Array:
 def _sites(space: LatentSpace) -> list[Mapping[str, Any]]:
     """The observed sites that depend on records, from an abstract run on one."""
     return space.facts(lambda trace: [trace[name] for name in space.client_side])
-
-
-def _is_discrete(space: LatentSpace) -> bool:
-    return all(site["fn"].support.is_discrete for site in _sites(space))
 
 
 def classes(space: LatentSpace) -> range | None:
