@@ -18,9 +18,8 @@ from numpyro_dppvi._validate import UnsupportedModelError, shown
 from numpyro_dppvi.families import MAX_JOINT_VALUES, MeanField, enumeration
 from numpyro_dppvi.families.reading import split
 from numpyro_dppvi.latents import Latent, LatentSpace
-from numpyro_dppvi.latents.domains import ends, plain
+from numpyro_dppvi.latents.domains import ends, integers, plain
 from numpyro_dppvi.latents.fingerprint import evaluated
-from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.reasons import CONCRETE_VALUE_ERRORS
 from numpyro_dppvi.latents.space import shapes
 from numpyro_dppvi.latents.trace import Trace, run_model

@@ -18,8 +18,8 @@ from numpyro.distributions import biject_to
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.compiled import Compiled
+from numpyro_dppvi.latents.domains import integers
 from numpyro_dppvi.latents.fingerprint import constants
-from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.reasons import (
     IMPUTE,
     WRONG_NUMBER_ERRORS,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.constraints import Constraint
@@ -153,6 +154,24 @@ def plain(constraint: Any) -> Any:
     while isinstance(constraint, constraints.independent):
         constraint = constraint.base_constraint
     return constraint
+
+
+def integers(support: Constraint) -> range | None:
+    """The values of an entry; ``None`` unless all entries share one finite range of integers.
+
+    ``support`` must have concrete bounds, not traced ones.
+    """
+    support = plain(support)
+    if isinstance(support, type(constraints.boolean)):
+        return range(2)
+    if not support.is_discrete or support.event_dim:
+        return None
+    # Bounds may be arrays: entries with ranges of their own have no common table of values.
+    bounds = [np.unique(getattr(support, f"{end}_bound", np.inf)) for end in ("lower", "upper")]
+    if any(len(end) != 1 or not np.all(np.isfinite(end)) for end in bounds):
+        return None
+    lower, upper = (int(end[0]) for end in bounds)
+    return range(lower, upper + 1)
 
 
 def in_words(constraint: Constraint) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_dppvi.latents.integers import integers
+from numpyro_dppvi.latents.domains import integers
 from numpyro_dppvi.latents.space import LatentSpace
 
 _TOLERANCE = 1e-4

@@ -18,7 +18,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.latents.additive import made_up
-from numpyro_dppvi.latents.integers import integers
+from numpyro_dppvi.latents.domains import integers
 from numpyro_dppvi.latents.space import Latent, LatentSpace, several
 from numpyro_dppvi.latents.trace import HANDLERS
 

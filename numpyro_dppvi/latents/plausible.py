@@ -18,7 +18,6 @@ from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.compiled import Compiled, compiled
 from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.additive import made_up
-from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.space import Latent, LatentSpace, several
 from numpyro_dppvi.latents.trace import Trace
 
@@ -94,7 +93,7 @@ def _is_supported(site: Mapping[str, Any]) -> Array:
 
 def _some_value(latent: Latent) -> Array:
     """A value in the middle, at which densities on the boundary of a support are evaluated."""
-    values = integers(latent.support)
+    values = domains.integers(latent.support)
     if values is not None:
         return jnp.full(latent.shape, values.start, latent.dtype)
     return latent.transform(jnp.zeros(latent.base_shape))
@@ -211,7 +210,7 @@ def _broken(space: LatentSpace) -> str | None:
 def _points(latent: Latent) -> Array:
     """Values spread over a latent's support, to detect parameters that ever leave their range."""
     rng = np.random.default_rng(sum(map(ord, latent.name)))  # latents differ from each other
-    values = integers(latent.support)
+    values = domains.integers(latent.support)
     if values is not None:
         drawn = rng.integers(values.start, values.stop, (_NUM_POINTS, *latent.shape))
         return jnp.asarray(drawn, latent.dtype)

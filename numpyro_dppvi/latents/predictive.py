@@ -12,7 +12,7 @@ from jax.scipy.special import logsumexp
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.families.reading import plain
 from numpyro_dppvi.latents.additive import made_up
-from numpyro_dppvi.latents.integers import integers
+from numpyro_dppvi.latents.domains import integers
 from numpyro_dppvi.latents.space import LatentSpace, several
 
 _ROWS_AT_A_TIME = 64

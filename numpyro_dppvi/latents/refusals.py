@@ -3,7 +3,7 @@
 from numpyro.distributions.constraints import Constraint
 
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.latents.integers import integers
+from numpyro_dppvi.latents.domains import integers
 from numpyro_dppvi.latents.trace import Site, Structure
 
 

@@ -22,7 +22,6 @@ from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.arguments import asked_of, check_arguments
 from numpyro_dppvi.latents.fingerprint import evaluated, fingerprint
-from numpyro_dppvi.latents.integers import integers
 from numpyro_dppvi.latents.layers import FirstLayers, first_layers
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
@@ -314,7 +313,7 @@ class LatentSpace:
 
         def outcome(trace: Trace) -> tuple[range | None, tuple[int, ...], np.dtype]:
             value = jnp.asarray(trace[name]["value"])
-            return integers(trace[name]["fn"].support), value.shape, value.dtype
+            return domains.integers(trace[name]["fn"].support), value.shape, value.dtype
 
         try:
             values, shape, dtype = self.facts(outcome)

@@ -20,7 +20,7 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.latents.integers import integers
+from numpyro_dppvi.latents.domains import integers
 from numpyro_dppvi.latents.refusals import (
     refuse_endless,
     refuse_imputed,
