@@ -228,11 +228,6 @@ def _of_copies(fn: dist.ExpandedDistribution, value: Array) -> Array:
     return inside(fn.base_dist, jnp.broadcast_to(value, shape))
 
 
-@inside.register
-def _of_nothing(fn: dist.Unit, value: Array) -> Array:
-    return jnp.ones(fn.batch_shape, bool)
-
-
 def broken_arguments(fn: Any) -> Iterator[tuple[dist.Distribution, str, Constraint, Array]]:
     """Yields parameters with a restricted range, and where they violate it.
 
