@@ -66,8 +66,7 @@ def read(
     rows = shapes(records)
 
     def run(rows: Mapping[str, Any], fixed: Mapping[str, Any]) -> Trace:
-        num_rows = next(iter(rows.values())).shape[0]
-        return run_model(guide, rows, model_kwargs, fixed, frozenset(), num_rows)
+        return run_model(guide, rows, model_kwargs, fixed)
 
     name = getattr(guide, "__name__", shown(guide))
     drawn, params = _structure(name, run, rows, tuple(latent.name for latent in space.latents))

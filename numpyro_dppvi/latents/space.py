@@ -392,10 +392,9 @@ def from_model(
     refuse_sites(found, asked_of(model, {*abstract, *kwargs}).unset)
 
     def run_rows(values: Mapping[str, Array], rows: Mapping[str, Array], seed: Any = 0) -> Trace:
-        num_rows = len(next(iter(rows.values())))
         theta = {name: x for name, x in values.items() if name not in integrated}
         distances = {name: x for name, x in values.items() if name in integrated}
-        return run_model(model, rows, kwargs, theta, plates, num_rows, seed, distances)
+        return run_model(model, rows, kwargs, theta, plates, seed, distances)
 
     def run(theta: Mapping[str, Array], row: Mapping[str, Array], seed: Any = 0) -> Trace:
         return run_rows(theta, {name: value[None] for name, value in row.items()}, seed)

@@ -261,9 +261,8 @@ def run_model(
     model: Model,
     rows: Records,
     kwargs: Mapping[str, Any],
-    theta: Mapping[str, Array] | None,
-    plates: frozenset[str],
-    num_rows: int,
+    theta: Mapping[str, Array],
+    plates: frozenset[str] = frozenset(),
     seed: Any = 0,
     distances: Mapping[str, Array] | None = None,
 ) -> Trace:
@@ -273,10 +272,11 @@ def run_model(
     """
     # From the inside out: plates yield the rows, distances become values, latents are fixed, and
     # what is left is drawn from the seed (missing entries on which nothing depends, say).
+    num_rows = next(iter(rows.values())).shape[0]
     forced = _ForcedPlates(_StepByStep(model, plates, num_rows), plates, num_rows)
     if distances:
         forced = _AtDistances(forced, distances)
-    seeded = handlers.seed(handlers.substitute(forced, data=dict(theta or {})), rng_seed=seed)
+    seeded = handlers.seed(handlers.substitute(forced, data=dict(theta)), rng_seed=seed)
     with HANDLERS, handlers.block():  # hides this run from handlers of the caller
         return handlers.trace(seeded).get_trace(**rows, **indexable(kwargs))
 
@@ -292,10 +292,9 @@ def static_facts(
     Forced plates yield as many indices as there are rows.
     """
     found: list[Site] = []
-    num_rows = next(iter(shapes.values())).shape[0]
 
     def run(rows: Records) -> None:
-        trace = run_model(_ProperPriors(model), rows, kwargs, None, forced, num_rows)
+        trace = run_model(_ProperPriors(model), rows, kwargs, {}, forced)
         for name, site in trace.items():
             if site["type"] == "mutable":
                 raise UnsupportedModelError(
@@ -387,7 +386,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
         if any(site.observed for site in set(sites) - set(grown)):
             return _compare(sites, grown, forced)
     if first is None:
-        traced = jax.make_jaxpr(lambda rows: _log_probs(model, rows, kwargs, num_rows))
+        traced = jax.make_jaxpr(lambda rows: _log_probs(model, rows, kwargs))
         program = traced(dict(shapes))
         raise UnsupportedModelError(one_row_only(num_rows, sites, program, kwargs, wrong))
     forced, grown = first
@@ -396,10 +395,8 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
     return _compare(sites, grown, forced)
 
 
-def _log_probs(
-    model: Model, rows: Records, kwargs: Mapping[str, Any], num_rows: int
-) -> list[Array]:
-    trace = run_model(model, rows, kwargs, None, frozenset(), num_rows)
+def _log_probs(model: Model, rows: Records, kwargs: Mapping[str, Any]) -> list[Array]:
+    trace = run_model(model, rows, kwargs, {})
     samples = [site for site in trace.values() if site["type"] == "sample"]
     return [site["fn"].log_prob(site["value"]) for site in samples]
 
