@@ -37,6 +37,7 @@ TABLES = {
     "groups": groups.table,
     "examples": lambda _seeds: examples.table(),
     "gallery": lambda _seeds: gallery.table(),
+    "noisy": lambda _seeds: gallery.noisy_table(),
 }
 
 SPECIAL = (
@@ -49,6 +50,7 @@ SPECIAL = (
     "calibration",
     "examples",
     "gallery",
+    "noisy",
 )
 
 
@@ -66,8 +68,9 @@ def main() -> None:
     for name in arguments.tables:
         if name not in TABLES:
             parser.error(f"there is no table {name!r}; there are {', '.join(TABLES)}")
-        if name == "gallery":
-            gallery.table(tuple(arguments.studies))
+        if name in ("gallery", "noisy"):
+            shown = gallery.table if name == "gallery" else gallery.noisy_table
+            shown(tuple(arguments.studies))
         else:
             TABLES[name](arguments.seeds)
 

@@ -2,24 +2,30 @@
 
     python -m benchmarks gallery
     python -m benchmarks gallery --studies rats "smooth curve"
+    python -m benchmarks noisy
 
 Records are made up and nothing is fetched. ``fit`` runs without privacy, over two clients and with
 its defaults; SVI fits the same model and guide (``AutoNormal``) to all records. Latent by latent in
 unconstrained space: the largest shift of a mean, in SVI's standard deviations, and the largest
 change of a standard deviation. Where records have discrete latents of their own, SVI fits the same
 density with these summed out by hand. What is refused is shown with its sentence.
+
+``noisy`` is the same under privacy: each study's records twenty times over, over five clients, at
+epsilon 3 with all defaults, beside the same fit without noise.
 """
 
+import functools
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 
 import numpyro_dppvi as dppvi
@@ -33,6 +39,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks-gallery.md"
 CLOSE = 0.1
 """A posterior whose means are within so many standard deviations of SVI's counts as close."""
 
+# Of each record, how many there are under privacy, and the budget.
+_COPIES, _EPSILON = 20, 3.0
 # Studies that one process fits; compiled programs stay in its memory until it ends.
 _BATCH = 10
 _STUMBLES = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
@@ -56,6 +64,27 @@ class Found(NamedTuple):
     percent: float = float("nan")
     seconds: float = float("nan")
     rounds: int = 0
+
+
+class Noisy(NamedTuple):
+    """What came out of one study under privacy.
+
+    Attributes:
+        outcome: ``"COMPLETED"`` and the like, or ``"fails"``.
+        sentence: The run's status, or why it has failed.
+        method: The method that ``fit`` took.
+        error: Of means of all latents, beside those without noise and in the posterior's own
+            standard deviations: root mean square.
+        largest: The largest of them.
+        width: The median standard deviation over that without noise.
+    """
+
+    outcome: str
+    sentence: str
+    method: str = "-"
+    error: float = float("nan")
+    largest: float = float("nan")
+    width: float = float("nan")
 
 
 def fitted(study: Study) -> dppvi.run.FitResult:
@@ -94,6 +123,75 @@ def tried(study: Study, beside: bool = True) -> Found:
     return Found("runs", sentence, shift, percent, seconds, rounds)
 
 
+def noisy(study: Study) -> Noisy:
+    """Fits a study under privacy with all defaults, and without noise."""
+    number = len(next(iter(study.records.values())))
+    order = np.random.RandomState(0).permutation(np.tile(np.arange(number), _COPIES))
+    records = {name: np.asarray(column)[order] for name, column in study.records.items()}
+
+    def fit(epsilon: float, method: Any = None) -> dppvi.run.FitResult:
+        return dppvi.fit(
+            study.model,
+            study.guide,
+            records,
+            rng_key=jax.random.key(0),
+            clients=5,
+            method=method,
+            budget=dppvi.PrivacyBudget(epsilon, 1e-5),
+            model_kwargs=study.model_kwargs,
+            progress_bar=False,
+        )
+
+    try:
+        found = fit(_EPSILON)
+        exact = fit(float("inf"), found.method)
+    except _STUMBLES as error:
+        return Noisy("fails", f"{type(error).__name__}: {error}".splitlines()[0])
+    (mean, sd), (true_mean, true_sd) = (_moments(each.posterior) for each in (found, exact))
+    away = (mean - true_mean) / sd
+    return Noisy(
+        found.status.outcome.name,
+        str(found.status),
+        type(found.method).__name__,
+        float(np.sqrt(np.mean(away**2))),
+        float(np.max(np.abs(away))),
+        float(np.median(sd / true_sd)),
+    )
+
+
+def _moments(posterior: dppvi.posterior.Posterior) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standard deviations of all latents in unconstrained space, by draws."""
+    coordinates = posterior.family.coordinates(posterior.natural)
+    drawn = posterior.family.sample(jax.random.key(1), coordinates, (4000,))
+    flat = np.concatenate([np.reshape(drawn[name], (4000, -1)) for name in drawn], axis=1)
+    return flat.mean(axis=0), flat.std(axis=0)
+
+
+def noisy_table(names: tuple[str, ...] = ()) -> None:
+    """One line a study that is not refused, also in the docs if all are asked for."""
+    print(f"\nfit with its defaults, five clients, epsilon {_EPSILON:g}, beside no noise")
+    found: dict[str, Noisy] = {}
+    for name, one in _each(tuple(names or (n for n in STUDIES if not STUDIES[n].refused)), noisy):
+        found[name] = one
+        numbers = f"{one.method:<16}{one.error:>8.2f}{one.largest:>8.2f}{one.width:>8.2f}"
+        print(f"{name:<34}{numbers}  {one.outcome:<10} {one.sentence}", flush=True)
+        if not names:
+            PAGE.write_text(paper.between_marks(PAGE.read_text(), "noisy", _noisy_markdown(found)))
+
+
+def _noisy_markdown(found: Mapping[str, Noisy]) -> str:
+    rows = [
+        "| study | outcome | method | error (sd) | largest | width |",
+        "| - | - | - | - | - | - |",
+        *(
+            f"| {name} | {one.outcome} | {one.method} | {_or_dash(one.error, 2)} "
+            f"| {_or_dash(one.largest, 2)} | {_or_dash(one.width, 2)} |"
+            for name, one in found.items()
+        ),
+    ]
+    return "\n".join(rows)
+
+
 def table(names: tuple[str, ...] = (), beside: bool = True) -> None:
     """One line a study, and how many run, are refused for their true reason, or fail.
 
@@ -102,7 +200,7 @@ def table(names: tuple[str, ...] = (), beside: bool = True) -> None:
     print("\nfit(method=NonPrivate()) with its defaults, two clients, beside SVI with AutoNormal")
     print(f"{'':<34}{'mean off (sd)':>14}{'sd off (%)':>12}{'rounds':>8}{'seconds':>9}  status")
     found = {}
-    for name, one in _each(tuple(names or STUDIES), beside):
+    for name, one in _each(tuple(names or STUDIES), functools.partial(tried, beside=beside)):
         found[name] = one
         numbers = f"{_or_dash(one.shift, 3):>14}{_or_dash(one.percent, 1):>12}"
         numbers += f"{one.rounds:>8}{one.seconds:>9.1f}"
@@ -137,25 +235,25 @@ def _counted(found: Mapping[str, Found]) -> str:
     return f"{len(found)} studies: {counts}; {close} of {len(compared)} within {CLOSE} sd of SVI."
 
 
-def _each(names: Sequence[str], beside: bool) -> Iterator[tuple[str, Found]]:
+def _each(names: Sequence[str], what: Callable[[Study], Any]) -> Iterator[tuple[str, Any]]:
     """What comes out of each study; of many, a process for every few."""
     if len(names) <= _BATCH:
-        yield from _of_batch(names, beside)
+        yield from _of_batch(names, what)
         return
     spawn = multiprocessing.get_context("spawn")  # what is compiled cannot be forked
     for start in range(0, len(names), _BATCH):
         batch = names[start : start + _BATCH]
         with ProcessPoolExecutor(1, spawn) as process:
             try:
-                yield from process.submit(_of_batch, batch, beside).result()
+                yield from process.submit(_of_batch, batch, what).result()
             except BrokenProcessPool:
                 for name in batch:
                     yield name, Found("fails", "its process was killed, for want of memory perhaps")
 
 
-def _of_batch(names: Sequence[str], beside: bool) -> list[tuple[str, Found]]:
+def _of_batch(names: Sequence[str], what: Callable[[Study], Any]) -> list[tuple[str, Any]]:
     numpyro.enable_x64(False)
-    return [(name, tried(STUDIES[name], beside)) for name in names]
+    return [(name, what(STUDIES[name])) for name in names]
 
 
 def _or_dash(number: float, digits: int) -> str:
