@@ -165,6 +165,31 @@ def times_by_factor(x, y, width):
         numpyro.factor("y", log_shape + u - jnp.exp(u))
 
 
+def zero_inflated(x, y):
+    gate = numpyro.sample("gate", dist.Beta(1, 1))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.ZeroInflatedPoisson(gate, jnp.exp(x @ w)), obs=y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4, 5])
+def test_where_records_say_nothing_of_a_latent_steps_are_no_longer_than_its_prior(seed):
+    """Where all counts are expected to be 0, zeros say nothing of a share of further ones.
+
+    The share was thrown to 1 - 6e-8, and rates after it. Without privacy weights have standard
+    deviations of .01.
+    """
+    rng, truth, number = np.random.default_rng(seed), np.array([1, 0.5, -0.4]), 4800
+    x = np.column_stack([np.ones(number), rng.normal(size=(number, 2))]).astype(np.float32)
+    y = (rng.poisson(np.exp(x @ truth)) * (rng.uniform(size=number) > 0.28)).astype(np.int32)
+    own = {"model_kwargs": None, "rng_key": jax.random.key(seed), "insecure_noise_seed": seed}
+    result = fitted(zero_inflated, {"x": x, "y": y}, 100.0, clients=5, **own)
+    assert result.status.outcome is dppvi.run.Outcome.COMPLETED
+    np.testing.assert_allclose(result.posterior.mean["w"], truth, atol=0.06)
+    np.testing.assert_allclose(result.posterior.mean["gate"], 0.28, atol=0.03)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [2, 4, 19, 27, 34, 45])
 def test_observed_information_does_not_throw_a_run_without_noise(seed):

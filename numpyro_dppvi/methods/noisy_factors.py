@@ -16,6 +16,7 @@ from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric,
 
 # Chosen by simulation (docs/believe.md says on which studies).
 _TRUST = 2.0, 1.0  # the longest step, in white length; of outcomes that cannot be drawn
+_FARTHEST = 1.0  # how far a step takes a latent at most, in its prior's deviations
 _STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
@@ -117,6 +118,9 @@ def changes(
         length = jnp.sqrt(jnp.sum(way**2))
         longest = jnp.where(memory.drawn > 0, *_TRUST)
         way = axes.white @ way * jnp.minimum(1.0, longest / jnp.maximum(length, 1e-12))
+        # Far away, records can say next to nothing of a latent: of a share of zeros, say, where
+        # all counts are expected to be 0. A white length is any way there.
+        way = way * jnp.minimum(1.0, _FARTHEST / jnp.maximum(jnp.max(jnp.abs(way)), 1e-12))
         # What is not sure is mixed along white axes. A little of one that is known well can be a
         # hundred prior widths of one that is hardly known: the prior holds q, but not the step.
         to = jnp.clip(here + way, jnp.minimum(here, mean) - width, jnp.maximum(here, mean) + width)
