@@ -2,6 +2,7 @@
 
 python -m benchmarks believe --seeds 16
 python -m benchmarks unseen --seeds 200
+python -m benchmarks intercepts --seeds 16
 python -m benchmarks columns --seeds 3
 
 A cell is a model, clients, a budget and a design of columns. In each study the weights are drawn,
@@ -317,6 +318,28 @@ def unseen(studies: int) -> None:
     cells = [*plain, *(cell for cell in CELLS if cell not in plain)]
     for line in rows(studies, UNSEEN, cells, ("FisherScoring()",)):
         print(line, flush=True)
+
+
+def intercepts(studies: int) -> None:
+    """Prints how well the intercept is covered by itself, which the other weights outnumber."""
+    first = 400
+    print(f"\nIntercepts and other weights, 5 x 1000, studies {first} to {first + studies - 1}")
+    print("| model | epsilon | 90 %, error (sd), width of the intercept | of the others |")
+    print("| --- | --- | --- | --- |")
+    for model, epsilon in ((model, epsilon) for model in GLMS for epsilon in (1.0, 3.0)):
+        cell, errors, widths = Cell(model, (1000,) * 5, epsilon), [], []
+        for seed in range(first, first + studies):
+            made = study(cell, seed)
+            mean, std = posterior(cell, made, dppvi.FisherScoring(), seed)
+            errors.append(((mean - made.truth) / std)[: cell.num_weights])
+            widths.append((std / made.exact)[: cell.num_weights])
+        parts = [(np.array(errors)[:, of], np.array(widths)[:, of]) for of in (0, slice(1, None))]
+        shown = [
+            f"{np.mean(np.abs(error) < norm.ppf(0.95)):.2f}, {np.sqrt(np.mean(error**2)):.1f}, "
+            f"{np.median(width):.2f}"
+            for error, width in parts
+        ]
+        print(f"| {model} | {epsilon:g} | {' | '.join(shown)} |", flush=True)
 
 
 def columns(seeds: int) -> None:

@@ -7,6 +7,7 @@ out, which takes a second or more to compile and changes nothing that such tests
 import contextlib
 from collections.abc import Iterator
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -16,11 +17,33 @@ from numpyro_dppvi.protocol import rounds
 @contextlib.contextmanager
 def dry_rounds() -> Iterator[None]:
     """Every round in this context ends where it began."""
-    none = jnp.zeros((), jnp.int32)
 
     def run_round(problem, params, before, *rest):
-        return before, rounds.RoundInfo(jnp.zeros(()), none, none, none)
+        return before, _nothing()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rounds, "run_round", run_round)
         yield
+
+
+@contextlib.contextmanager
+def traced_rounds() -> Iterator[None]:
+    """Every round in this context is traced, but neither compiled nor run."""
+    run_round = rounds.run_round
+
+    def traced(problem, params, before, shards, groups, keys, drawn=None):
+        def end(before, keys):
+            return run_round(problem, params, before, shards, groups, keys, drawn)
+
+        jax.eval_shape(end, before, keys)
+        return before, _nothing()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "run_round", traced)
+        yield
+
+
+def _nothing() -> rounds.RoundInfo:
+    """What a round says in which nothing happened."""
+    none = jnp.zeros((), jnp.int32)
+    return rounds.RoundInfo(jnp.zeros(()), none, none, none)

@@ -180,8 +180,9 @@ class FisherScoring(values.Usual):
             # Of the model at the very point where scores are taken: if the model is right there,
             # the observed outcome is one more like them.
             observed = score(told.loc, {})
-            outcomes: Mapping[str, Any] | None = space.few_outcomes
-            if outcomes is not None:
+            if space.few_outcomes is not None:
+                # Not as NumPy's: JAX takes none for a batched argument of a custom derivative.
+                outcomes = jax.tree.map(jnp.asarray, space.few_outcomes)
                 listed = jax.vmap(score, (None, 0))(told.loc, outcomes)
                 weights = _probabilities(told, density, outcomes, key)
                 return _centred(told, observed, listed, weights)

@@ -1,16 +1,22 @@
 """The gallery: studies of many kinds are read, or refused for their true reason."""
 
+import functools
 import os
 
 import jax
 import numpy as np
 import pytest
 
+import numpyro_dppvi as dppvi
 from benchmarks import gallery
 from benchmarks.studies import CLASSES, REFUSED, STUDIES
 from numpyro_dppvi import guides, latents
+from tests import dry
 
 FITTED = [name for name in STUDIES if name not in REFUSED]
+# Those whose records have discrete latents of their own, and some others.
+PRIVATE = [name for name in CLASSES if STUDIES[name].guide is None]
+PRIVATE += ["switching wells", "insurance claims", "choice of party", "Weibull survival", "batches"]
 
 
 def test_there_are_at_least_sixty_each_with_records():
@@ -36,6 +42,25 @@ def test_it_is_refused_for_its_true_reason(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_private_round_of_it_can_be_traced(name):
+    """By the method that ``fit`` takes; ``python -m benchmarks noisy`` fits all."""
+    study = STUDIES[name]
+    with dry.traced_rounds():
+        dppvi.fit(
+            study.model,
+            None,
+            dict(study.records),
+            rng_key=jax.random.key(0),
+            clients=2,
+            num_rounds=2,
+            budget=dppvi.PrivacyBudget(3.0, 1e-5),
+            model_kwargs=study.model_kwargs,
+            progress_bar=False,
+        )
+
+
+@pytest.mark.slow
 def test_a_study_that_is_refused_for_another_reason_fails():
     found = gallery.tried(REFUSED["one series by lags"]._replace(refused="the moon"))
     assert found.outcome == "fails"
@@ -46,7 +71,7 @@ def test_the_table_counts_outcomes(capsys):
     assert "2 studies: 0 runs, 2 refused, 0 fails; 0 of 0" in capsys.readouterr().out
 
 
-def dies(names, beside):
+def dies(names, what):
     os._exit(9)
 
 
@@ -55,10 +80,11 @@ def test_many_are_fitted_in_processes_of_their_own(monkeypatch):
     """Which give their memory back; where one is killed, its studies fail, and the others go on."""
     monkeypatch.setattr(gallery, "_BATCH", 1)
     names = tuple(REFUSED)[:2]
-    found = dict(gallery._each(names, beside=False))
+    what = functools.partial(gallery.tried, beside=False)
+    found = dict(gallery._each(names, what))
     assert {each.outcome for each in found.values()} == {"refused"}
     monkeypatch.setattr(gallery, "_of_batch", dies)
-    found = dict(gallery._each(names, beside=False))
+    found = dict(gallery._each(names, what))
     assert tuple(found) == names
     assert all(each.sentence.startswith("its process was killed") for each in found.values())
 
