@@ -63,7 +63,7 @@ nitpick_ignore_regex = [
     ("py:.*", r".*(Error|Warning|Exception|Interrupt)"),
     ("py:mod", r"numpyro_dppvi\..*"),  # modules that are not part of the reference
     ("py:class", r"numpyro_dppvi\._typing\.(Parameters|Tree|RowProduct)"),  # of our own use
-    ("py:class", r"numpyro_dppvi\.methods\.visits\._Rows"),
+    ("py:class", r"numpyro_dppvi\.(methods\.visits\._Rows|latents\.space\.Fact)"),
     ("py:.*", "ArrayTree"),  # optax's name for any tree of arrays
 ]
 
