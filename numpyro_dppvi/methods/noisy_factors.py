@@ -17,7 +17,6 @@ from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric,
 # Chosen by simulation (docs/believe.md says on which studies).
 _TRUST = 2.0, 1.0  # the longest step, in white length; of outcomes that cannot be drawn
 _FARTHEST = 1.0  # how far a step takes a latent at most, in its prior's deviations
-_STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 
@@ -126,20 +125,19 @@ def changes(
         to = jnp.clip(here + way, jnp.minimum(here, mean) - width, jnp.maximum(here, mean) + width)
         return jnp.where(jnp.all(jnp.isfinite(to)), to, here)
 
+    # Newton's step, then factors for where it ends: there they claim less, by what is not known of
+    # the way. The step itself is not taken again with these claims. If they are less than the prior
+    # knows, it would lead back to the prior's mean, from anywhere and round after round.
     # A loop, in which factors come before steps, because compiling each of them took a second. Of
     # the last turn only the factors and the covariance count.
     def again(number: Array, found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         middle, _, _ = found
         now = claims(middle)
         mean, covariance = moments(total(now))
-        to = step(mean, covariance)
-        # The first is Newton's step. What factors claim of a place far away is little, and would
-        # pull later ones back.
-        to = jnp.where(number > 0, to + memory.search.holds * (middle - to), to)
-        return jnp.where(number < _STEPS, to, middle), now, covariance
+        return jnp.where(number < 1, step(mean, covariance), middle), now, covariance
 
     start = (here, jnp.zeros_like(known), jnp.zeros_like(memory.shape))
-    middle, last, covariance = jax.lax.fori_loop(0, _STEPS + 1, again, start)
+    middle, last, covariance = jax.lax.fori_loop(0, 2, again, start)
     change = jax.tree.map(jnp.subtract, naturals(last), received.factor[name])
     return Natural({name: change}), middle * sd, covariance
 
