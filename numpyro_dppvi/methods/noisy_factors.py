@@ -16,8 +16,8 @@ from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric,
 
 # Chosen by simulation (docs/believe.md says on which studies).
 _TRUST = 2.0, 1.0  # the longest step, in white length; of outcomes that cannot be drawn
-_HALVED = 2  # how often a step is halved at most
 _FARTHEST = 1.0  # how far a step takes a latent at most, in its prior's deviations
+_STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 
@@ -126,9 +126,6 @@ def changes(
         to = jnp.clip(here + way, jnp.minimum(here, mean) - width, jnp.maximum(here, mean) + width)
         return jnp.where(jnp.all(jnp.isfinite(to)), to, here)
 
-    # Newton's step, halved as long as factors for where it ends lead back: there they claim less, by
-    # what is not known of the way. Going where they lead would end at the prior's mean, from anywhere
-    # and round after round, if they claim less than the prior knows.
     # A loop, in which factors come before steps, because compiling each of them took a second. Of
     # the last turn only the factors and the covariance count.
     def again(number: Array, found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -136,13 +133,13 @@ def changes(
         now = claims(middle)
         mean, covariance = moments(total(now))
         to = step(mean, covariance)
-        back = jnp.sum((axes.back @ (to - middle)) * (axes.back @ (middle - here))) < 0
-        shorter = jnp.where(back & (memory.search.holds == 0), (here + middle) / 2, middle)
-        to = jnp.where(number > 0, shorter, to)
-        return jnp.where(number < _HALVED + 1, to, middle), now, covariance
+        # The first is Newton's step. What factors claim of a place far away is little, and would
+        # pull later ones back.
+        to = jnp.where(number > 0, to + memory.search.holds * (middle - to), to)
+        return jnp.where(number < _STEPS, to, middle), now, covariance
 
     start = (here, jnp.zeros_like(known), jnp.zeros_like(memory.shape))
-    middle, last, covariance = jax.lax.fori_loop(0, _HALVED + 2, again, start)
+    middle, last, covariance = jax.lax.fori_loop(0, _STEPS + 1, again, start)
     change = jax.tree.map(jnp.subtract, naturals(last), received.factor[name])
     return Natural({name: change}), middle * sd, covariance
 
