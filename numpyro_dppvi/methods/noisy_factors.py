@@ -20,6 +20,7 @@ _FARTHEST = 1.0  # how far a step takes a latent at most, in its prior's deviati
 _STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
+_BEYOND = 1e3  # how many times the noise's deviation an error counts, for steps
 
 
 def changes(
@@ -60,14 +61,28 @@ def changes(
     # How many clients a kind has, and the sum of where they would have the posterior's mean.
     many, pulls = alike.sums(jnp.ones_like(own[:, 0])), alike.sums(own @ axes.back.T @ turn)
 
-    def claims(middle: Array) -> Array:
-        """What factors claim to know, given about where the posterior's mean is; of each kind."""
+    def told(many: Array, known: Array, records: Array) -> Array:
+        traces = jnp.trace(unpack(known), axis1=1, axis2=2)
+        return jnp.sum(many * records[:, 0, 0] ** 2 * traces)
+
+    # The variance of noise in a record's score, if all clients' are taken together.
+    noise = size / jnp.maximum(alike.total(told, many, known, records), 1e-30)
+
+    def claims(middle: Array, most: Array) -> Array:
+        """What factors claim to know, given about where the posterior's mean is; of each kind.
+
+        Args:
+            middle: Where that is.
+            most: The largest variance that an extrapolation's error counts with.
+        """
         # In white coordinates A = n level R with the response R, which is about the identity, so
         # that A (A + Sigma)^-1 A is n R (n R / level + V)^-1 n R for scores over the level with
         # error V, and with K = V^-1 the middle is (1 + K n R / level)^-1 K.
         # As long as the server waits, scores stay where they are.
         way = jnp.where(waits, 0, middle - here)
-        error = received.num_factors * moving.error_of(memory, axes, way)
+        error = moving.error_of(memory, axes, way)
+        error = error * jnp.minimum(1, most / jnp.maximum(jnp.trace(error) / size, 1e-30))
+        error = received.num_factors * error
 
         def of_kind(known: Array, records: Array) -> Array:
             if not noise_aware:  # the limit of the same without noise, A, once there are scores
@@ -126,11 +141,14 @@ def changes(
         to = jnp.clip(here + way, jnp.minimum(here, mean) - width, jnp.maximum(here, mean) + width)
         return jnp.where(jnp.all(jnp.isfinite(to)), to, here)
 
+    # Of a place far away factors claim little. If that is less than the prior knows, the next step
+    # goes to the prior's mean, and without noise a run goes there and back for ever: so an error
+    # holds steps back by so many times the noise at most.
     # A loop, in which factors come before steps, because compiling each of them took a second. Of
     # the last turn only the factors and the covariance count.
     def again(number: Array, found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         middle, _, _ = found
-        now = claims(middle)
+        now = claims(middle, jnp.where(number < _STEPS, _BEYOND**2 * noise, jnp.inf))
         mean, covariance = moments(total(now))
         to = step(mean, covariance)
         # The first is Newton's step. What factors claim of a place far away is little, and would
