@@ -48,21 +48,26 @@ def dependent(program: ClosedJaxpr, variables: Sequence[Any], but: Var | None = 
     return knowing
 
 
-def part(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> Callable[..., list[Array]]:
-    """The part of a program that computes one variable from others, as a function."""
-    # Walk backwards from the wanted variable and keep the equations that it needs, stopping at the
-    # inputs.
-    known, needed = set(inputs), {wanted}
+def needed(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> list[JaxprEqn]:
+    """The operations that compute one variable from others, in order."""
+    # Walk backwards from the wanted variable, stopping at the inputs.
+    known, sought = set(inputs), {wanted}
     steps = []
     for eqn in reversed(program.jaxpr.eqns):
-        if any(v in needed and v not in known for v in eqn.outvars):
+        if any(v in sought and v not in known for v in eqn.outvars):
             steps.append(eqn)
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+            sought.update(v for v in eqn.invars if not isinstance(v, Literal))
+    return steps[::-1]
+
+
+def part(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> Callable[..., list[Array]]:
+    """The part of a program that computes one variable from others, as a function."""
+    steps = needed(program, inputs, wanted)
     named = program.jaxpr.debug_info._replace(
         arg_names=("value",) * len(inputs), result_paths=("result",)
     )
     part = program.jaxpr.replace(
-        invars=list(inputs), outvars=[wanted], eqns=steps[::-1], debug_info=named
+        invars=list(inputs), outvars=[wanted], eqns=steps, debug_info=named
     )
     run = jaxpr_as_fun(ClosedJaxpr(part, program.consts))
     # A traced program takes exactly the dtypes it was traced with.

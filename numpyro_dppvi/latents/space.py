@@ -51,6 +51,7 @@ from numpyro_dppvi.latents.trace import (
     run_model,
     structure,
 )
+from numpyro_dppvi.latents.unseen import unseen_directions
 
 # The number of made-up records on which a model is run to see whether it mixes records.
 NUM_TOGETHER = 3
@@ -253,7 +254,7 @@ class LatentSpace:
             return self.log_likelihood({**self.constrain(base), **values}, row)
 
         discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
-        return scalar_predictor(of_base, self._continuous, (discrete, dict(self.row)))
+        return scalar_predictor(of_base, self.continuous, (discrete, dict(self.row)))
 
     @property
     @functools.lru_cache(maxsize=32)  # noqa: B019
@@ -270,10 +271,26 @@ class LatentSpace:
             return None
         # A server that computes in 64 bits may ask first.
         with precision.program(self.precision):
-            return first_layers(of_base, self._continuous, dict(self.row))
+            return first_layers(of_base, self.continuous, dict(self.row))
 
     @property
-    def _continuous(self) -> dict[str, jax.ShapeDtypeStruct]:
+    @functools.lru_cache(maxsize=32)  # noqa: B019
+    def unseen(self) -> np.ndarray:
+        """Directions of the continuous latents' base values that no record sees, a basis.
+
+        Shape ``(d, m)``; entries are in the order of the latents' names. See ``latents.unseen``.
+        """
+
+        def of_base(base: Mapping[str, Array], given: Any) -> Array:
+            values, row = given
+            return self.log_likelihood({**self.constrain(base), **values}, row)
+
+        discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
+        with precision.program(self.precision):
+            return unseen_directions(of_base, self.continuous, (discrete, dict(self.row)))
+
+    @property
+    def continuous(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and dtypes of the base values of the continuous latents."""
         dtype = jnp.result_type(float)
         rest = [latent for latent in self.latents if not latent.is_discrete]

@@ -8,6 +8,7 @@ A factor of some entries theta_a alone, times q, has the marginal q(theta_a) tim
 what such factors do to theta_a can be computed from q(theta_a), and the rest follows theta_a.
 """
 
+from collections.abc import Iterable
 from typing import cast
 
 import jax
@@ -37,7 +38,14 @@ def columns(space: LatentSpace, family: MeanField) -> np.ndarray:
     return np.isin(of(space, family), _places(family, layers.names if layers else frozenset()))
 
 
-def _places(family: MeanField, latents: frozenset[str]) -> np.ndarray:
+def unseen(space: LatentSpace, family: MeanField) -> np.ndarray:
+    """A basis of the directions of these entries along which no record tells, shape ``(k, m)``."""
+    basis = np.zeros_like(space.unseen)
+    basis[_places(family, sorted(space.continuous))] = space.unseen
+    return basis[of(space, family)]
+
+
+def _places(family: MeanField, latents: Iterable[str]) -> np.ndarray:
     """Where some latents are in the joint normal's vector."""
     ((name, normal),) = family.members
     # Of NumPy, which stays concrete where this is traced.

@@ -62,6 +62,7 @@ from numpyro_dppvi.methods.remembered import Memory, Told
 from numpyro_dppvi.methods.scales import BINS, LOWEST
 from numpyro_dppvi.methods.values import Aggregator, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
+from numpyro_dppvi.methods.white import coordinates, seen
 from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, arithmetic
 
 # Pairs of places about the posterior's mean in which a record's outcomes have probabilities: each
@@ -241,6 +242,7 @@ class FisherScoring(values.Usual):
             memory,
             centred=1 / (number + 1) if _are_drawn(space) else 0.0,
             reach=_reach(space, memory.loc.size),
+            unseen=entering.unseen(space, received.family),
             noise_aware=self.noise_aware,
         )
         if all_enter:
@@ -273,7 +275,11 @@ def _widened(space: LatentSpace, family: MeanField, q: Natural, memory: Memory) 
     Without noise the precision in prior units would be about 1 + N level J.
     """
     ((_, natural),) = entering.marginal(family, q, entering.of(space, family)).items()
-    precision = jnp.eye(memory.loc.size) + jnp.sum(memory.own.records) * memory.level * memory.shape
+    shape, unseen = memory.shape, entering.unseen(space, family)
+    if unseen.shape[1]:
+        axes = coordinates(shape)
+        shape = axes.outside(seen(axes, jnp.asarray(unseen) / memory.prior_sd[:, None]))
+    precision = jnp.eye(memory.loc.size) + jnp.sum(memory.own.records) * memory.level * shape
     without = memory.prior_sd**2 * jnp.diagonal(jnp.linalg.inv(precision))
     variances = jnp.diagonal(jnp.linalg.inv(-2 * unpack(natural.quadratic)))
     return jnp.median(jnp.sqrt(variances / without))

@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
@@ -12,7 +13,7 @@ from numpyro_dppvi.methods import moving
 from numpyro_dppvi.methods.kinds import Kinds
 from numpyro_dppvi.methods.remembered import Memory, any_shape, least
 from numpyro_dppvi.methods.visits import Received
-from numpyro_dppvi.methods.white import White, coordinates, order_of, symmetric, turned
+from numpyro_dppvi.methods.white import White, coordinates, order_of, seen, symmetric, turned
 
 # Chosen by simulation (docs/believe.md says on which studies).
 _TRUST = 2.0, 1.0  # the longest step, in white length; of outcomes that cannot be drawn
@@ -24,7 +25,12 @@ _BEYOND = 1e3  # how many times the noise's deviation an error counts, for steps
 
 
 def changes(
-    received: Received, memory: Memory, alike: Kinds, noise_aware: bool, waits: Array
+    received: Received,
+    memory: Memory,
+    alike: Kinds,
+    unseen: np.ndarray,
+    noise_aware: bool,
+    waits: Array,
 ) -> tuple[Natural, Array, Array]:
     """Changes of visited clients' factors, where scores go next, and q's covariance.
 
@@ -32,6 +38,7 @@ def changes(
         received: What the server knows of the visits.
         memory: What is remembered, the releases included.
         alike: Clients of whose scores as much is known.
+        unseen: Directions of which no record tells, shape ``(d, m)``, in base values.
         noise_aware: As of ``noisy_scores.take``.
         waits: Whether the server waits, so that scores stay where they are.
     """
@@ -55,6 +62,10 @@ def changes(
     added = jnp.where(any_shape(memory), axes.information(least(size, received.total_records)), 0)
     # Factors have the precision claims_m, turned so.
     turn = half @ response @ (jnp.eye(size) - added) if noise_aware else jnp.eye(size)
+    if unseen.shape[1]:
+        # A shape that is learnt in noise has some information there, which nobody has told: it is
+        # the prior alone that tells an intercept from the mean of all groups' effects.
+        turn = seen(axes, jnp.asarray(unseen, sd.dtype) / sd[:, None]) @ turn
     before = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), received.factor[name])
     known = alike.of_each(lambda rows: pack(axes.known(unpack(rows))), memory.own.score_known)
     records = alike.of_first(lambda rows: rows, num_records[:, None, None])

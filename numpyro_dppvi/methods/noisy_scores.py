@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array, Natural, PyTree
 from numpyro_dppvi.families import factors
@@ -168,6 +169,7 @@ def take(
     *,
     centred: float,
     reach: float,
+    unseen: np.ndarray,
     noise_aware: bool,
 ) -> tuple[Natural, Memory]:
     """What a group's releases change: the group's factors, and what is remembered.
@@ -177,6 +179,7 @@ def take(
         released: What the group released.
         memory: What is remembered; of clients, those of the group.
         centred: Variance of a score by the outcomes drawn to centre it, over its information.
+        unseen: Directions of which no record tells, shape ``(d, m)``, in base values.
         reach: The longest that ``Memory.near`` may be, in deviations of one record.
         noise_aware: Whether factors know the noise of the releases, or else are made as if there
             were none.
@@ -201,7 +204,7 @@ def take(
     memory = factors.select(any_scored, _scored(group, memory, alike), memory)
     memory = moving.outside(memory, axes, alike)
     change, loc, covariance = noisy_factors.changes(
-        received, memory, alike, noise_aware, must | (any_scored & ~moves)
+        received, memory, alike, unseen, noise_aware, must | (any_scored & ~moves)
     )
     asked = jnp.sum(jnp.where(scored, received.num_records, 0)) / received.total_records
     # A posterior that is hardly told anything is wider than its mean is off. Outcomes drawn about

@@ -76,3 +76,14 @@ def turned(by: Array, matrix: Array) -> Array:
 def symmetric(matrix: Array) -> Array:
     """Its symmetric part; of many, on leading axes."""
     return (matrix + jnp.swapaxes(matrix, -1, -2)) / 2
+
+
+def seen(axes: White, unseen: Array) -> Array:
+    """The projection, in ``axes``, that takes off a vector what no record sees.
+
+    Args:
+        axes: Where the average record's information is believed to be the identity.
+        unseen: Directions of which no record tells, in prior units, shape ``(d, m)``.
+    """
+    basis, _ = jnp.linalg.qr(axes.back @ unseen)
+    return jnp.eye(len(unseen)) - basis @ basis.T

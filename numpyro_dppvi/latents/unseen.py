@@ -1,0 +1,208 @@
+"""Finds directions of the latents along which no record's density changes, whatever the record.
+
+Where an intercept rises by as much as all groups' effects fall, every record's density stays what
+it is: no record tells these apart, only the prior does. As with ``latents.predictor``, users
+declare nothing: it is read off the traced program. A direction v is followed through additions, and
+through lookups of a record's group, whatever group that is, for as long as it stays known without a
+record. Where it meets anything else, it must have vanished: each of its entries there is a linear
+function of v, and where all of these are zero the density is the same along v.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+from numpyro_dppvi._typing import PyTree
+from numpyro_dppvi.latents import programs
+from numpyro_dppvi.latents.predictor import LogLikelihood
+
+# An array as a function of v: one coefficient for each entry of v on a last axis.
+Linear: TypeAlias = np.ndarray
+
+# Beyond so many coefficients, of an array or of all that must vanish, nothing is looked for.
+_MOST = 4_000_000
+_ROUNDING = 1e-5
+
+
+def unseen_directions(
+    log_likelihood: LogLikelihood, base: Mapping[str, Any], row: PyTree
+) -> np.ndarray:
+    """Directions along which the density of no record changes.
+
+    Args:
+        log_likelihood: ``(base, row) -> scalar``, of unconstrained latents and one record.
+        base: Values of the latents, or their shapes and dtypes, which are all that matters.
+        row: A record, or its shapes and dtypes.
+
+    Returns:
+        A basis of those that were found, shape ``(d, m)``, of the entries of all latents in the
+        order of their names.
+    """
+    sizes = [math.prod(base[name].shape) for name in sorted(base)]
+    program = None
+    if sum(sizes) ** 2 <= _MOST:
+        program = programs.traced(log_likelihood, base, row)
+    vanishing = None if program is None else _vanishing(program, sizes)
+    return np.zeros((sum(sizes), 0)) if vanishing is None else _null_space(vanishing)
+
+
+def _vanishing(program: ClosedJaxpr, sizes: list[int]) -> Linear | None:
+    """All that must vanish along a direction, or else the density changes; ``None`` if too much."""
+    num_entries = sum(sizes)
+    unit, first = np.eye(num_entries), 0
+    followed: dict[Any, Linear] = {}
+    for var, size in zip(program.jaxpr.invars, sizes, strict=False):
+        followed[var] = unit[first : first + size].reshape(*_shape(var), num_entries)
+        first += size
+    rows: list[Linear] = []
+    total = 0
+    (density,) = program.jaxpr.outvars
+    if isinstance(density, Literal):  # no latent enters
+        return np.zeros((0, num_entries))
+    for eqn in programs.needed(program, program.jaxpr.invars, density):
+        ins = [None if isinstance(v, Literal) else followed.get(v) for v in eqn.invars]
+        if all(one is None for one in ins):
+            continue
+        if math.prod(_shape(eqn.outvars[0])) * num_entries > _MOST:
+            return None
+        rule = _RULES.get(eqn.primitive.name)
+        found = rule(eqn, ins) if rule is not None else None
+        if found is None:
+            must = [one for one in ins if one is not None]
+        else:
+            now, must = found
+            followed[eqn.outvars[0]] = now
+        rows += [one.reshape(-1, num_entries) for one in must]
+        total += sum(one.size for one in must)
+        if total > _MOST:
+            return None
+    if density in followed:
+        rows.append(followed[density].reshape(-1, num_entries))
+    return np.concatenate(rows) if rows else np.zeros((0, num_entries))
+
+
+# What an operation makes of what is followed, ``None`` for what is not: its output, and what must
+# vanish for that to be true. ``None`` where all that comes in must.
+_Rule: TypeAlias = Callable[[JaxprEqn, list[Linear | None]], tuple[Linear, list[Linear]] | None]
+
+
+def _of_one(function: Callable[[JaxprEqn, Linear], Linear | None]) -> _Rule:
+    """An operation on one array."""
+
+    def rule(eqn: JaxprEqn, ins: list[Linear | None]) -> tuple[Linear, list[Linear]] | None:
+        out = None if ins[0] is None else function(eqn, ins[0])
+        return None if out is None else (out, [])
+
+    return rule
+
+
+def _shape(variable: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = variable.aval.shape
+    return shape
+
+
+def _sum(eqn: JaxprEqn, ins: list[Linear | None]) -> tuple[Linear, list[Linear]]:
+    second = -1.0 if eqn.primitive.name == "sub" else 1.0
+    terms = [by * one for by, one in zip((1.0, second), ins, strict=True) if one is not None]
+    total = functools.reduce(np.add, terms)
+    return np.broadcast_to(total, (*_shape(eqn.outvars[0]), total.shape[-1])), []
+
+
+def _multiple(eqn: JaxprEqn, ins: list[Linear | None]) -> tuple[Linear, list[Linear]] | None:
+    """By a number that is written in the model."""
+    pairs = [(one, other) for one, other in zip(ins, eqn.invars[::-1], strict=True)]
+    if eqn.primitive.name == "div":
+        pairs = pairs[:1]
+    for one, other in pairs:
+        if one is not None and isinstance(other, Literal) and not np.ndim(other.val):
+            return one * float(other.val) ** (-1 if eqn.primitive.name == "div" else 1), []
+    return None
+
+
+def _looked_up(eqn: JaxprEqn, ins: list[Linear | None]) -> tuple[Linear, list[Linear]] | None:
+    """At a place that depends on the record: true of all places if they have all the same."""
+    one, sizes = ins[0], eqn.params["slice_sizes"]
+    if one is None or any(other is not None for other in ins[1:]):
+        return None
+    along = [n for n, size in enumerate(sizes) if size < one.shape[n]]
+    if any(sizes[n] != 1 for n in along):
+        return None
+    differences = [one - np.take(one, [0], axis=n) for n in along]
+    at_first = one[tuple(slice(0, size) for size in sizes)]
+    if eqn.primitive.name == "dynamic_slice":
+        return at_first, differences
+    numbers = eqn.params["dimension_numbers"]
+    # With a number of its own for places that are not there, it is not the same at all places.
+    fill = eqn.params["fill_value"]
+    if numbers.operand_batching_dims or not (fill is None or math.isnan(fill)):
+        return None
+    kept = [size for n, size in enumerate(sizes) if n not in numbers.collapsed_slice_dims]
+    at_first = at_first.reshape(*kept, one.shape[-1])
+    return _spread(at_first, _shape(eqn.outvars[0]), numbers.offset_dims), differences
+
+
+def _spread(one: Linear, shape: Sequence[int], places: Sequence[int]) -> Linear:
+    """An array with its axes at some places of a shape."""
+    between = np.ones(len(shape), int)
+    between[list(places)] = one.shape[:-1]
+    return np.broadcast_to(one.reshape(*between, one.shape[-1]), (*shape, one.shape[-1]))
+
+
+def _slice(eqn: JaxprEqn, one: Linear) -> Linear:
+    starts, ends = eqn.params["start_indices"], eqn.params["limit_indices"]
+    steps = eqn.params["strides"] or (1,) * len(starts)
+    return one[tuple(map(slice, starts, ends, steps))]
+
+
+def _converted(eqn: JaxprEqn, one: Linear) -> Linear | None:
+    return one if np.issubdtype(eqn.params["new_dtype"], np.floating) else None
+
+
+def _concatenated(eqn: JaxprEqn, ins: list[Linear | None]) -> tuple[Linear, list[Linear]]:
+    number = next(one.shape[-1] for one in ins if one is not None)
+    parts = [
+        np.zeros((*_shape(var), number)) if one is None else one
+        for var, one in zip(eqn.invars, ins, strict=True)
+    ]
+    return np.concatenate(parts, axis=eqn.params["dimension"]), []
+
+
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys(("add", "add_any", "sub"), _sum),
+    **dict.fromkeys(("mul", "div"), _multiple),
+    **dict.fromkeys(("gather", "dynamic_slice"), _looked_up),
+    "concatenate": _concatenated,
+    "neg": _of_one(lambda eqn, one: -one),
+    "slice": _of_one(_slice),
+    "reduce_sum": _of_one(lambda eqn, one: one.sum(axis=eqn.params["axes"])),
+    "convert_element_type": _of_one(_converted),
+    "broadcast_in_dim": _of_one(
+        lambda eqn, one: _spread(one, eqn.params["shape"], eqn.params["broadcast_dimensions"])
+    ),
+    **dict.fromkeys(
+        ("reshape", "squeeze", "expand_dims"),
+        _of_one(lambda eqn, one: one.reshape(*_shape(eqn.outvars[0]), one.shape[-1])),
+    ),
+}
+
+
+def _null_space(rows: Linear) -> np.ndarray:
+    """An orthonormal basis of the directions along which all rows vanish, shape ``(d, m)``.
+
+    Entries that are in no row are left out: records see nothing of these anyway.
+    """
+    rows = rows[np.any(rows != 0, axis=1)]
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    # Most rows are single entries, and these vanish.
+    vanish = np.any(rows[np.count_nonzero(rows, axis=1) == 1] != 0, axis=0)
+    free = np.flatnonzero(~vanish & np.any(rows != 0, axis=0))
+    rows = rows[:, free]
+    values, vectors = np.linalg.eigh(rows.T @ rows)
+    found = vectors[:, values < _ROUNDING**2 * max(1, len(free))]
+    basis = np.zeros((len(vanish), found.shape[1]))
+    basis[free] = found
+    return basis
