@@ -201,7 +201,7 @@ def one_way(batch, strength):
 
 @pytest.mark.slow
 def test_a_step_is_not_taken_back_because_little_is_known_of_where_it_ends():
-    """Levels went to and fro between their means and the prior's for as long as a run lasted.
+    """Levels went back and forth between their means and the prior's for as long as a run lasted.
 
     At the first of ten rounds as at the last, 65 of their deviations off and 35 times as wide.
     """
