@@ -5,6 +5,8 @@ python -m benchmarks groups --seeds 16
 Logistic regressions with an intercept for each of eight groups, written centred: effects a ~
 Normal(mu, tau) under mu ~ Normal(0, 2) and tau ~ HalfNormal(1), and two weights. In each study the
 effects are drawn around -.5 with spread .7. Mean, spread, effects and weights are shown apart.
+In some studies the same is written as an intercept mu beside effects about zero, of which no record
+tells one from the other; shown are then mu and each sum of it and an effect.
 """
 
 import math
@@ -37,6 +39,17 @@ def hierarchy(x: jax.Array, group: jax.Array, y: jax.Array) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=effects[group] + x @ w), obs=y)
 
 
+def intercept(x: jax.Array, group: jax.Array, y: jax.Array) -> None:
+    """The same, written as an intercept beside effects about zero."""
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_WEIGHTS]).to_event(1))
+    with numpyro.plate("groups", NUM_GROUPS):
+        beside = numpyro.sample("beside", dist.Normal(0, tau))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=mu + beside[group] + x @ w), obs=y)
+
+
 class Cell(NamedTuple):
     """A kind of study.
 
@@ -45,18 +58,22 @@ class Cell(NamedTuple):
         epsilon: The budget.
         apart: Whether each client is a group of its own; otherwise all clients have all groups.
         schedule: Who is visited when; ``None`` for the default, one client after the other.
+        model: How it is written.
     """
 
     sizes: tuple[int, ...]
     epsilon: float
     apart: bool = False
     schedule: Callable[[int, int], np.ndarray] | None = None
+    model: Callable[..., None] = hierarchy
 
 
 CELLS = (
     *(Cell((1000,) * 5, epsilon) for epsilon in (1.0, 3.0, 10.0, math.inf)),
     *(Cell((200,) * 5, epsilon) for epsilon in (3.0, math.inf)),
     Cell((400, 2000, 8000), 2.0),
+    *(Cell((1000,) * 5, epsilon, model=intercept) for epsilon in (1.0, 3.0, 10.0, math.inf)),
+    Cell((200,) * 5, 3.0, model=intercept),
     *(Cell((500,) * NUM_GROUPS, epsilon, True) for epsilon in (1.0, 3.0, 10.0, math.inf)),
     Cell((200, 300, 400, 500, 600, 800, 1000, 1200), 3.0, True),
     *(
@@ -119,7 +136,7 @@ def study(cell: Cell, seed: int) -> Study:
 def posterior(cell: Cell, made: Study, seed: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Means and standard deviations of base values (log tau) by part, with all defaults."""
     result = dppvi.fit(
-        hierarchy,
+        cell.model,
         None,
         made.data,
         rng_key=jax.random.key(seed),
@@ -131,6 +148,8 @@ def posterior(cell: Cell, made: Study, seed: int) -> dict[str, tuple[np.ndarray,
     )
     draws = dict(result.posterior.sample(jax.random.key(seed), (4000,)))
     draws["tau"] = jnp.log(draws["tau"])
+    if cell.model is intercept:
+        draws["effects"] = draws["mu"][:, None] + draws["beside"]
     found = {}
     for part in PARTS:
         table = np.asarray(draws[part], np.float64).reshape(4000, -1)
@@ -162,6 +181,7 @@ def rows(studies: int) -> Iterator[str]:
             sizes = f"{len(cell.sizes)} x {cell.sizes[0]}"
         groups = "one a client" if cell.apart else "in all clients"
         groups += ", synchronous" if cell.schedule else ""
+        groups += ", an intercept beside" if cell.model is intercept else ""
         yield f"| {sizes} | {groups} | {cell.epsilon:g} | " + " | ".join(said) + " |"
 
 
