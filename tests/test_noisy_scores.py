@@ -329,6 +329,34 @@ def test_a_pull_is_measured_in_what_noise_explains():
     assert pulls(same, jnp.asarray(1.0), jnp.asarray(1.0), jnp.asarray(3.0)) > 20
 
 
+@pytest.mark.parametrize("length", [0.0, 0.3, 3.0])
+def test_steps_are_shorter_only_where_noise_leads_far(length):
+    way = jnp.full(SIZE, length / np.sqrt(SIZE))
+    # A visit's noise of a quarter of a record's deviation, or none, changes no step in any bit.
+    for little in (0.0, 0.06):
+        assert noisy_factors.steady(way, jnp.asarray(little)) == 1
+    parts = [float(noisy_factors.steady(way, jnp.asarray(std**2))) for std in (0.3, 1.0, 10.0)]
+    assert 1 > parts[0] > parts[1] > parts[2] > 0
+    assert parts[0] > 0.9
+    # What stands out from its noise is taken: beyond the least, (l^2 + 1) / (l^2 + 1 + d v).
+    expected = (length**2 + 1) / (length**2 + 1 + SIZE * (1 - noisy_factors._WANDERS))
+    np.testing.assert_allclose(parts[1], expected, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_runs_with_few_records_and_much_noise_add_up_what_visits_say():
+    """Steps as long as noise leads forget it again: 26 times as wide as without privacy."""
+    cell = believe.Cell("linear", (200,) * 5, 1.0)
+    errors, widths = [], []
+    for seed in range(740, 748):
+        made = believe.study(cell, seed)
+        mean, std = believe.posterior(cell, made, dppvi.FisherScoring(), seed)
+        errors.append((mean - made.truth) / std)
+        widths.append(std / made.exact)
+    assert np.median(widths) < 23
+    assert np.mean(np.abs(errors) < norm.ppf(0.95)) > 0.85
+
+
 def test_scores_begin_hardly_beside_the_prior_mean():
     """Of a prior 3000 wide a thousandth is 3 logits, where outcomes say nothing any more."""
     family = MeanField((("w", FullNormal((2,))),))

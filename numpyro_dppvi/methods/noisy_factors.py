@@ -21,6 +21,7 @@ _FARTHEST = 1.0  # how far a step takes a latent at most, in its prior's deviati
 _STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
+_WANDERS = 0.07  # the variance of noise in a latent's step from which on steps are shorter
 _BEYOND = 1e3  # how many times the noise's deviation an error counts, for steps
 
 
@@ -140,7 +141,8 @@ def changes(
         # to the prior's mean by that: steps are as if the prior were about where it is.
         mean = mean + memory.search.holds * covariance @ (here - memory.search.origin)
         width = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0))
-        way = sure @ (axes.back @ (mean - here))
+        way = axes.back @ (mean - here)
+        way = steady(way, noise) * (sure @ way)
         length = jnp.sqrt(jnp.sum(way**2))
         longest = jnp.where(memory.drawn > 0, *_TRUST)
         way = axes.white @ way * jnp.minimum(1.0, longest / jnp.maximum(length, 1e-12))
@@ -171,6 +173,21 @@ def changes(
     middle, last, covariance = jax.lax.fori_loop(0, _STEPS + 1, again, start)
     change = jax.tree.map(jnp.subtract, naturals(last), received.factor[name])
     return Natural({name: change}), middle * sd, covariance
+
+
+def steady(way: Array, noise: Array) -> Array:
+    """The part of a step that is taken, in (0, 1].
+
+    A step costs some of what was known before, the more the longer it is. Where noise leads about
+    as far as a record's own deviations, so little of each visit would be left that the next step is
+    as noisy, and the run wanders. Shorter steps keep more, so that visits add up.
+
+    Args:
+        way: The step, in white coordinates, shape ``(d,)``.
+        noise: The variance of noise in each of its entries.
+    """
+    told = jnp.sum(way**2) + 1  # a step as long as a record's deviation stands for itself
+    return told / (told + way.size * jnp.maximum(noise - _WANDERS, 0))
 
 
 def by_noise(covariance: Array) -> Array:
