@@ -136,13 +136,16 @@ def changes(
         mean = jnp.linalg.solve(scaled, q.linear / root) / root
         return mean / sd, covariance / (root[:, None] * root) / (sd[:, None] * sd)
 
+    # Columns far from zero share what records tell of them: runs have far to go, and must not lag.
+    far = jnp.any(jnp.isfinite(memory.ratios.found.var))
+
     def step(mean: Array, covariance: Array) -> Array:
         # Where little is known, q is the prior. A run that began elsewhere must not be pulled back
         # to the prior's mean by that: steps are as if the prior were about where it is.
         mean = mean + memory.search.holds * covariance @ (here - memory.search.origin)
         width = jnp.sqrt(jnp.maximum(jnp.diagonal(covariance), 0))
         way = axes.back @ (mean - here)
-        way = steady(way, noise) * (sure @ way)
+        way = jnp.where(far, 1, steady(way, noise)) * (sure @ way)
         length = jnp.sqrt(jnp.sum(way**2))
         longest = jnp.where(memory.drawn > 0, *_TRUST)
         way = axes.white @ way * jnp.minimum(1.0, longest / jnp.maximum(length, 1e-12))
