@@ -22,6 +22,7 @@ _STEPS = 3  # towards the mean of the posterior, whose factors depend on where i
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 _WANDERS = 0.07  # the variance of noise in a latent's step from which on steps are shorter
+_FAR = 2.0  # spreads from zero, beyond which a column counts as far from it
 _BEYOND = 1e3  # how many times the noise's deviation an error counts, for steps
 
 
@@ -136,8 +137,10 @@ def changes(
         mean = jnp.linalg.solve(scaled, q.linear / root) / root
         return mean / sd, covariance / (root[:, None] * root) / (sd[:, None] * sd)
 
-    # Columns far from zero share what records tell of them: runs have far to go, and must not lag.
-    far = jnp.any(jnp.isfinite(memory.ratios.found.var))
+    # Columns far from zero share what records tell of them with the column of ones, which is one of
+    # them here. Such runs have far to go, and must not lag.
+    ratios = memory.ratios.found
+    far = jnp.sum(ratios.mean**2 > _FAR**2 * ratios.var) > 1
 
     def step(mean: Array, covariance: Array) -> Array:
         # Where little is known, q is the prior. A run that began elsewhere must not be pulled back
