@@ -106,6 +106,7 @@ class FisherScoring(values.Usual):
     aggregator: ClassVar[Aggregator] = "useful"
     damped: ClassVar[bool] = False
     wide: ClassVar[bool] = True
+    matches: ClassVar[bool] = True
     num_local_steps: ClassVar[int] = 1
     expectation: ClassVar[Automatic] = Automatic()
     # A release is planned and charged as one clipped gradient: a record's part of it has norm 1 at

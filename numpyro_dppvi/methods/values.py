@@ -95,6 +95,8 @@ class Method(Protocol):
             nothing is repaired or refined then, and all clients draw latents alike.
         damped: Whether a factor follows what is released by the damping's share of it.
         wide: Whether the server adds up factors in 64 bits, whatever the program's precision.
+        matches: Whether the factor of a prior outside the family gives q the posterior's moments,
+            where these can be had (``methods.hierarchies``), and not the projection's.
         num_local_steps: Steps of a visit.
         expectation: The rule for the expected log likelihood.
     """
@@ -105,6 +107,7 @@ class Method(Protocol):
     central: ClassVar[bool]
     damped: ClassVar[bool]
     wide: ClassVar[bool]
+    matches: ClassVar[bool]
 
     @property
     def num_local_steps(self) -> int:
@@ -336,6 +339,7 @@ class Usual:
     central: ClassVar[bool] = False
     damped: ClassVar[bool] = True
     wide: ClassVar[bool] = False
+    matches: ClassVar[bool] = False
 
     def guide(self, guide: Any, model: Model) -> Any:
         """The one that is asked for."""

@@ -14,7 +14,7 @@ from numpyro_dppvi._typing import Array, Coordinates, Natural, PRNGKey, PyTree
 from numpyro_dppvi.families import LocationScaleFamily, MeanField, factors, precision
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.guides import PriorFactor
-from numpyro_dppvi.methods import local_solve, objective
+from numpyro_dppvi.methods import hierarchies, local_solve, objective
 from numpyro_dppvi.methods.visits import ByClient, Received
 from numpyro_dppvi.protocol.messages import Answer, Release, Request
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
@@ -483,6 +483,11 @@ def refine_prior(
     mine = problem.family.block(factors.divide(prior, parts.exact), family)
     q = problem.family.marginal(q, family)
     cavity = factors.divide(q, mine)
+    found = None
+    if problem.method.matches:
+        found = hierarchies.matched(problem.space, family, parts.rest, cavity, q)
+    if found is not None:
+        return _kept(problem, parts, family, factors.divide(found, q))
     cavity, here = precision.rounded((cavity, family.coordinates(q)), own)
 
     # Adam's steps have no units but latents have, and may differ by orders of magnitude. So steps
@@ -506,6 +511,11 @@ def refine_prior(
         start = Coordinates({**here, **{name: standard[name] for name in white}})
         end = at(local_solve.solve(keys, start, jax.grad(loss, argnums=1), optimizer))
     change = factors.divide(family.natural(precision.as_wide_as(q, end)), q)
+    return _kept(problem, parts, family, change)
+
+
+def _kept(problem: Problem, parts: PriorFactor, family: MeanField, change: Natural) -> Natural:
+    """A change of a marginal's factor as one of the prior's; none where it is not finite."""
     change = problem.family.embedded(change, family)
     # Adam turns rounding errors into steps: latents that the rest does not touch stay put.
     change = Natural(
