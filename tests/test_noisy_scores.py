@@ -1,5 +1,6 @@
 """What a server learns from noisy scores: filters with closed forms, and columns in raw units."""
 
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -36,8 +37,8 @@ coordinates = jax.jit(white.coordinates)
 learn = jax.jit(noisy_scores._shape_seen)
 shrink = jax.jit(shapes.shrunk)
 longer = jax.jit(shapes.longer)
-after_step = jax.jit(moving.moved)
-error_of = jax.jit(moving.error_of)
+after_step = jax.jit(functools.partial(moving.moved, meeting=None))
+error_of = jax.jit(functools.partial(moving.error_of, meeting=None))
 put_down = jax.jit(lambda memory: moving.kept(memory, kinds.of(memory.own.score_known)))
 responses = jax.jit(noisy_factors.responses_in)
 pull_after = jax.jit(pull.after)

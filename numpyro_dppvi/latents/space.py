@@ -23,6 +23,7 @@ from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.arguments import asked_of, check_arguments
 from numpyro_dppvi.latents.fingerprint import evaluated, fingerprint
 from numpyro_dppvi.latents.layers import FirstLayers, first_layers
+from numpyro_dppvi.latents.meeting import meeting
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
 from numpyro_dppvi.latents.refusals import (
@@ -280,6 +281,19 @@ class LatentSpace:
 
         Shape ``(d, m)``; entries are in the order of the latents' names. See ``latents.unseen``.
         """
+        return self._of_program(unseen_directions)
+
+    @property
+    @functools.lru_cache(maxsize=32)  # noqa: B019
+    def meeting(self) -> np.ndarray:
+        """Which entries of the continuous latents' base values can matter to one record together.
+
+        Truth values, shape ``(d, d)``; in the order of the latents' names. See ``latents.meeting``.
+        """
+        return self._of_program(meeting)
+
+    def _of_program(self, read: Callable[..., np.ndarray]) -> np.ndarray:
+        """What is read off the program of a record's density, given its discrete latents."""
 
         def of_base(base: Mapping[str, Array], given: Any) -> Array:
             values, row = given
@@ -287,7 +301,7 @@ class LatentSpace:
 
         discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
         with precision.program(self.precision):
-            return unseen_directions(of_base, self.continuous, (discrete, dict(self.row)))
+            return read(of_base, self.continuous, (discrete, dict(self.row)))
 
     @property
     def continuous(self) -> dict[str, jax.ShapeDtypeStruct]:

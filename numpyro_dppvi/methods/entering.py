@@ -45,6 +45,18 @@ def unseen(space: LatentSpace, family: MeanField) -> np.ndarray:
     return basis[of(space, family)]
 
 
+def meeting(space: LatentSpace, family: MeanField) -> np.ndarray | None:
+    """Which of these entries can matter to one record together; ``None`` if all can.
+
+    Truth values, shape ``(k, k)``.
+    """
+    places, entries = _places(family, sorted(space.continuous)), of(space, family)
+    whole = np.ones(space.meeting.shape, bool)
+    whole[np.ix_(places, places)] = space.meeting
+    mine = whole[np.ix_(entries, entries)]
+    return None if mine.all() else mine
+
+
 def _places(family: MeanField, latents: Iterable[str]) -> np.ndarray:
     """Where some latents are in the joint normal's vector."""
     ((name, normal),) = family.members

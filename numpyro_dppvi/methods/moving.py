@@ -6,6 +6,7 @@ however many clients there are.
 """
 
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.families.full_normal import pack, unpack
@@ -20,15 +21,51 @@ _LEVEL_DOUBT = 0.3  # how much of what is unknown of the level counts, where sco
 _CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
 
 
-def error_of(memory: Memory, axes: White, way: Array) -> Array:
-    """Covariance of the error of one record's score by extrapolation over a way, in ``axes``."""
+def error_of(memory: Memory, axes: White, way: Array, meeting: np.ndarray | None) -> Array:
+    """Covariance of the error of one record's score by extrapolation over a way, in ``axes``.
+
+    Args:
+        memory: What is remembered.
+        axes: The coordinates.
+        way: In prior units.
+        meeting: Which entries can matter to one record together; ``None`` if all can.
+    """
     p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
     noise = (turn / jnp.maximum(p, 1e-6)) @ turn.T
-    way = way @ axes.back.T
-    squared = jnp.sum(way**2)
+    white = way @ axes.back.T
+    squared = jnp.sum(white**2)
     unsure = _UNSURE**2 + _LEVEL_DOUBT * memory.level_var
     alike = _CURVATURE * squared**2 / 2 + unsure * squared
-    return alike * jnp.eye(way.size) + (way @ noise @ way) * noise
+    if meeting is None:
+        wrong = (white @ noise @ white) * noise
+    else:
+        # E w with E = N^(1/2) e N^(1/2), but zero where entries do not meet: of its entries i and
+        # j the covariance is N_ij sum_kl M_ik w_k N_kl w_l M_lj.
+        noise, met = axes.back.T @ noise @ axes.back, jnp.asarray(meeting, way.dtype) * way
+        wrong = axes.information(noise * (met @ noise @ met.T))
+    return alike * jnp.eye(way.size) + wrong
+
+
+def hidden(memory: Memory, axes: White, meeting: np.ndarray | None) -> tuple[Array, Array]:
+    """Where noise in the shape could hide correlation: E[E E'], by eigenvalues and -vectors.
+
+    Args:
+        memory: What is remembered.
+        axes: The coordinates.
+        meeting: Which entries can matter to one record together; ``None`` if all can.
+    """
+    known = axes.known(memory.shape_known)
+    if meeting is None:
+        # Of d entries in a row of e each adds N_ii N_jj, and about N^2.
+        p, turn = jnp.linalg.eigh(known)
+        return len(known) / jnp.maximum(p, 1e-9) ** 2, turn
+    # In prior units, where entries are told apart: E A E' with the metric A = W W'.
+    own = jnp.diagonal(axes.back.T @ jnp.linalg.inv(known + 1e-6 * jnp.eye(len(known))) @ axes.back)
+    met = jnp.asarray(meeting, own.dtype) * own[:, None] * own
+    metric = axes.white @ axes.white.T
+    found = jnp.diag(met @ jnp.diagonal(metric)) + met * metric
+    values, turn = jnp.linalg.eigh(axes.information(found))
+    return jnp.maximum(values, 0), turn
 
 
 def less(known: Array, error: Array) -> Array:
@@ -86,8 +123,14 @@ def kept(memory: Memory, alike: Kinds) -> Memory:
     )
 
 
-def moved(memory: Memory, loc: Array) -> Memory:
-    """What is remembered, seen from where scores are taken next."""
+def moved(memory: Memory, loc: Array, meeting: np.ndarray | None) -> Memory:
+    """What is remembered, seen from where scores are taken next.
+
+    Args:
+        memory: What is remembered.
+        loc: That place, base values.
+        meeting: As of :func:`error_of`.
+    """
     axes, size = coordinates(memory.shape), loc.size
     way = (loc - memory.loc) / memory.prior_sd
     # The shape depends on where scores are taken: what was seen elsewhere counts for less.
@@ -96,7 +139,7 @@ def moved(memory: Memory, loc: Array) -> Memory:
     length = memory.level * jnp.sum((axes.back @ way) ** 2)
     p = p / jnp.sqrt(1 + p**2 * _SHAPE_DRIFT * length / size)
     before = memory.moves
-    error = axes.outside(error_of(memory, axes, way))
+    error = axes.outside(error_of(memory, axes, way, meeting))
     return memory._replace(
         loc=loc,
         shape_known=axes.unknown((turn * p) @ turn.T),

@@ -1,7 +1,5 @@
 """Factors that know their noise: A (A + Sigma)^-1 A of what clients released."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,6 +29,7 @@ def changes(
     memory: Memory,
     alike: Kinds,
     unseen: np.ndarray,
+    meeting: np.ndarray | None,
     noise_aware: bool,
     waits: Array,
 ) -> tuple[Natural, Array, Array]:
@@ -41,6 +40,7 @@ def changes(
         memory: What is remembered, the releases included.
         alike: Clients of whose scores as much is known.
         unseen: Directions of which no record tells, shape ``(d, m)``, in base values.
+        meeting: As of ``noisy_scores.take``.
         noise_aware: As of ``noisy_scores.take``.
         waits: Whether the server waits, so that scores stay where they are.
     """
@@ -48,11 +48,10 @@ def changes(
     size, sd, num_records = memory.loc.size, memory.prior_sd, received.num_records
     axes = coordinates(memory.shape)
     # Less is made of directions in which noise could hide correlation: J (J + sqrt(d) N)^-1 of a
-    # step, J^2 (J^2 + d N^2)^-1 of what a factor claims.
-    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
-    p = jnp.maximum(p, 1e-9)
-    sure = (turn * (p / (p + math.sqrt(size)))) @ turn.T
-    half = (turn * (p / jnp.sqrt(p**2 + size))) @ turn.T
+    # step, J^2 (J^2 + d N^2)^-1 of what a factor claims, if all entries meet.
+    hidden, turn = moving.hidden(memory, axes, meeting)
+    sure = (turn / (1 + jnp.sqrt(hidden))) @ turn.T
+    half = (turn / jnp.sqrt(1 + hidden)) @ turn.T
     here = memory.loc / sd
     responses, ways = responses_in(memory, axes)
     responses = jnp.where(noise_aware, responses, 1)
@@ -93,7 +92,7 @@ def changes(
         # error V, and with K = V^-1 the middle is (1 + K n R / level)^-1 K.
         # As long as the server waits, scores stay where they are.
         way = jnp.where(waits, 0, middle - here)
-        error = moving.error_of(memory, axes, way)
+        error = moving.error_of(memory, axes, way, meeting)
         error = error * jnp.minimum(1, most / jnp.maximum(jnp.trace(error) / size, 1e-30))
         error = received.num_factors * error
 

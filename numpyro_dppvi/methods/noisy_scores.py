@@ -56,7 +56,7 @@ from numpyro_dppvi.methods.remembered import (
     nobody,
     partial,
 )
-from numpyro_dppvi.methods.shapes import raised, shrunk
+from numpyro_dppvi.methods.shapes import apart, raised, shrunk
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, symmetric
 
@@ -170,6 +170,7 @@ def take(
     centred: float,
     reach: float,
     unseen: np.ndarray,
+    meeting: np.ndarray | None,
     noise_aware: bool,
 ) -> tuple[Natural, Memory]:
     """What a group's releases change: the group's factors, and what is remembered.
@@ -180,6 +181,8 @@ def take(
         memory: What is remembered; of clients, those of the group.
         centred: Variance of a score by the outcomes drawn to centre it, over its information.
         unseen: Directions of which no record tells, shape ``(d, m)``, in base values.
+        meeting: Which entries can matter to one record together, truth values of shape ``(d, d)``;
+            ``None`` if all can. Of others an average record's information has zeros.
         reach: The longest that ``Memory.near`` may be, in deviations of one record.
         noise_aware: Whether factors know the noise of the releases, or else are made as if there
             were none.
@@ -200,11 +203,11 @@ def take(
     waiting = memory.waiting.records / received.total_records
     must = partial(received) & differences.large(memory.differences, memory.loc.size)
     moves = any_scored & ((waiting > 0.999) | (~must & (waiting > _ENOUGH)))
-    memory = factors.select(moves, _learnt(group, memory), memory)
+    memory = factors.select(moves, _learnt(group, memory, meeting), memory)
     memory = factors.select(any_scored, _scored(group, memory, alike), memory)
     memory = moving.outside(memory, axes, alike)
     change, loc, covariance = noisy_factors.changes(
-        received, memory, alike, unseen, noise_aware, must | (any_scored & ~moves)
+        received, memory, alike, unseen, meeting, noise_aware, must | (any_scored & ~moves)
     )
     asked = jnp.sum(jnp.where(scored, received.num_records, 0)) / received.total_records
     # A posterior that is hardly told anything is wider than its mean is off. Outcomes drawn about
@@ -214,7 +217,7 @@ def take(
         near=noisy_factors.near(memory, about, reach),
         search=search.let_go(memory.search, asked),
     )
-    return change, moving.moved(memory, jnp.where(moves, loc, memory.loc))
+    return change, moving.moved(memory, jnp.where(moves, loc, memory.loc), meeting)
 
 
 def _counted(group: _Group, memory: Memory) -> Memory:
@@ -449,12 +452,14 @@ def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
     return jnp.sqrt(squared)
 
 
-def _learnt(group: _Group, memory: Memory) -> Memory:
+def _learnt(group: _Group, memory: Memory, meeting: np.ndarray | None) -> Memory:
     """Shape, level and clips by the releases that wait; then none does."""
     received, axes, waiting = group.received, group.axes, memory.waiting
     records = jnp.maximum(waiting.records, 1)
     share = waiting.records / received.total_records
     memory, seen, known = _average(received, memory, axes)
+    if meeting is not None:
+        seen = axes.information(axes.outside(seen) * meeting)
     near = clips.near(memory, axes)
     memory = clips.misfit(memory, near, share)
     bent = clips.cut_off(memory, near, share, received.total_records)
@@ -489,6 +494,8 @@ def _learnt(group: _Group, memory: Memory) -> Memory:
     memory = clips.after(memory, axes, bent, shape, seen, known, error, share)
     if not partial(received):
         shape = shape + axes.outside(secant.missed(responded, axes.information(shape)))
+    if meeting is not None:
+        shape = apart(shape, meeting)
     return memory._replace(
         shape=shape + least(len(shape), received.total_records),
         seen=axes.outside(seen),

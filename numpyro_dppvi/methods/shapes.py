@@ -6,6 +6,7 @@ The server of :class:`~numpyro_dppvi.FisherScoring` believes what stands out fro
 import math
 
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.methods.white import White, coordinates, symmetric
@@ -15,6 +16,7 @@ _LENGTHS = 0.5  # a change of lengths is believed if its relative error is less
 _ALONE = 2.0  # an axis is taken for seen if it stands out by so many deviations of noise
 _PAIR = 3.0  # the same for a pair of columns, if these are few
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
+_LEAST = 0.05  # of information that zeros leave of a direction, in its own scale
 _FAR = 2.0  # of the noise's edge: what exceeds it is believed beside what looks have found
 
 
@@ -119,6 +121,23 @@ def _proper(shape: Array) -> Array:
     """Raises eigenvalues that no release could have found so small."""
     values, vectors = jnp.linalg.eigh(symmetric(shape))
     return (vectors * jnp.maximum(values, 0.02)) @ vectors.T
+
+
+def apart(shape: Array, meeting: np.ndarray) -> Array:
+    """A shape with zeros where entries do not meet.
+
+    What noise has put there had made it positive definite: the other entries off the diagonal
+    shrink until it is so again.
+
+    Args:
+        shape: In prior units.
+        meeting: Which entries can matter to one record together.
+    """
+    root = jnp.sqrt(jnp.diagonal(shape))
+    own = jnp.diag(jnp.diagonal(shape))
+    across = (shape - own) * meeting
+    lowest = jnp.linalg.eigvalsh(across / (root[:, None] * root))[0]
+    return own + across * jnp.minimum(1, (1 - _LEAST) / jnp.maximum(-lowest, 1e-6))
 
 
 def longer(axes: White, shape: Array, seen: Array, known: Array) -> Array:

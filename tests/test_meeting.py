@@ -1,0 +1,202 @@
+"""Entries of the latents that matter to one record together; of others nothing is learnt."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from benchmarks.studies import STUDIES
+from numpyro_dppvi import latents
+from numpyro_dppvi.latents.meeting import meeting
+from numpyro_dppvi.methods import moving
+from numpyro_dppvi.methods.shapes import apart
+from numpyro_dppvi.methods.white import coordinates
+from tests.test_noisy_scores import remembered
+
+# Base values of all latents, and one record.
+BASE = {"a": (), "u": (3,), "v": (4,), "w": (3, 2)}
+ROW = {"g": ((), int), "h": ((), int), "both": ((2,), int), "x": ((2,), float), "y": ((), float)}
+A, U, V, W = [0], [1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13]
+SIZE = 14
+
+
+def blocks(*names, apart=()):
+    """All of some entries meet, but for two of one lookup each."""
+    found = np.zeros((SIZE, SIZE), bool)
+    entries = np.concatenate(names)
+    found[np.ix_(entries, entries)] = True
+    for group in apart:
+        places = {entry: place for place, several in enumerate(group) for entry in several}
+        for one in places:
+            for other in places:
+                if places[one] != places[other]:
+                    found[one, other] = False
+    return found
+
+
+def each(entries):
+    return [[entry] for entry in entries]
+
+
+ROWS = [[8, 9], [10, 11], [12, 13]]
+
+# A predictor, and which of the entries that it depends on meet in it.
+PREDICTORS = {
+    "effects": (lambda t, r: t["a"] + t["u"][r["g"]], blocks(A, U, apart=[each(U)])),
+    "crossed": (
+        lambda t, r: t["u"][r["g"]] + t["v"][r["h"]],
+        blocks(U, V, apart=[each(U), each(V)]),
+    ),
+    "players": (lambda t, r: t["v"][r["g"]] - t["v"][r["h"]], blocks(V)),
+    "intercepts and slopes": (
+        lambda t, r: t["u"][r["g"]] + t["w"][r["g"], 0] * r["x"][0] + t["w"][r["g"], 1],
+        blocks(U, W, apart=[[[u, *w] for u, w in zip(U, ROWS, strict=True)]]),
+    ),
+    "decentred": (
+        lambda t, r: (jnp.exp(t["a"]) * t["u"])[r["g"]],
+        blocks(A, U, apart=[each(U)]),
+    ),
+    "about their mean": (lambda t, r: (t["u"] - jnp.mean(t["u"]))[r["g"]], blocks(U)),
+    "two at once": (lambda t, r: jnp.sum(t["v"][r["both"]]), blocks(V)),
+    "one and all": (lambda t, r: t["u"][r["g"]] + jnp.sum(t["u"] ** 2), blocks(U)),
+    "a table": (
+        lambda t, r: t["w"][r["g"], r["h"]],
+        blocks(W, apart=[each(W)]),
+    ),
+    "the same place": (lambda t, r: t["u"][r["g"]] * t["v"][0], blocks(U, [V[0]], apart=[each(U)])),
+    "the group before": (lambda t, r: t["u"][r["g"]] + t["u"][r["g"] - 1], blocks(U)),
+    "by a condition": (lambda t, r: jnp.where(r["y"] > 0, t["u"][0], t["u"][1]), blocks(U[:2])),
+    "no lookup": (lambda t, r: t["u"] @ t["w"] @ r["x"], blocks(U, W)),
+}
+
+
+def structs(shapes):
+    return {name: jax.ShapeDtypeStruct(shape, float) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_what_meets_is_read_off_the_program(name):
+    predictor, expected = PREDICTORS[name]
+
+    def log_likelihood(base, row):
+        return -((row["y"] - predictor(base, row)) ** 2)
+
+    row = {name: jax.ShapeDtypeStruct(*one) for name, one in ROW.items()}
+    found = meeting(log_likelihood, structs(BASE), row)
+    entering = expected.any(axis=1)
+    np.testing.assert_array_equal(found[entering][:, entering], expected[entering][:, entering])
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        record = {
+            "g": jnp.asarray(rng.integers(3)),
+            "h": jnp.asarray(rng.integers(2)),
+            "both": jnp.asarray(rng.integers(4, size=2)),
+            "x": jnp.asarray(rng.normal(size=2)),
+            "y": jnp.asarray(rng.normal()),
+        }
+        base = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in BASE.items()}
+        _agrees(log_likelihood, base, record, found)
+
+
+def _agrees(log_likelihood, base, record, found):
+    """A record's score is zero in one of two entries that do not meet."""
+    score, _ = ravel_pytree(jax.grad(log_likelihood)(base, record))
+    on = np.asarray(score) != 0
+    assert not np.any(on[:, None] & on & ~found)
+
+
+# Studies of the gallery, by how large a share of pairs does not meet at least.
+KNOWN = {
+    "radon, intercepts": 0.4,
+    "seeds": 0.6,
+    "surgery": 0.6,
+    "item response": 0.6,
+    "differences in differences": 0.3,
+    "football": 0.0,
+    "rankings": 0.0,
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_records_of_the_gallery_agree(name):
+    study = STUDIES[name]
+    shapes = {
+        column: jax.ShapeDtypeStruct(np.shape(values), jnp.asarray(values).dtype)
+        for column, values in study.records.items()
+    }
+    space = latents.from_model(study.model, shapes, model_kwargs=study.model_kwargs)
+    assert np.mean(~space.meeting) >= KNOWN[name]
+    rng = np.random.default_rng(1)
+    for turn in range(20):
+        record = {
+            column: jnp.asarray(np.asarray(study.records[column])[5 * turn]).reshape(struct.shape)
+            for column, struct in dict(space.row).items()
+        }
+        base = {
+            name: jnp.asarray(rng.normal(size=struct.shape))
+            for name, struct in sorted(space.continuous.items())
+        }
+        _agrees(
+            lambda base, row: space.log_likelihood(space.constrain(base), row),
+            base,
+            record,
+            space.meeting,
+        )
+
+
+def _memory(rng):
+    root = rng.normal(size=(4, 4))
+    shape = root @ root.T + 4 * np.eye(4)
+    known = 3 * np.diag(rng.uniform(1, 2, 4))
+    return remembered(shape=shape, shape_known=known, level_var=0.0)
+
+
+def test_where_all_meet_nothing_is_different():
+    memory = _memory(np.random.default_rng(0))
+    axes, way = coordinates(memory.shape), jnp.array([0.3, -0.2, 0.5, 0.1])
+    np.testing.assert_allclose(
+        moving.error_of(memory, axes, way, np.ones((4, 4), bool)),
+        moving.error_of(memory, axes, way, None),
+        rtol=2e-4,
+    )
+
+
+def test_errors_are_those_of_a_matrix_with_zeros():
+    """Beside 40 000 such matrices, E = N^(1/2) e N^(1/2) without entries that do not meet."""
+    rng = np.random.default_rng(1)
+    memory = _memory(rng)
+    meet = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1]], bool)
+    axes, way = coordinates(memory.shape), np.array([0.3, -0.2, 0.5, 0.1])
+    noise = np.sqrt(1 / np.diag(np.asarray(memory.shape_known)))
+    drawn = rng.normal(size=(40_000, 4, 4))
+    drawn = (drawn + np.swapaxes(drawn, 1, 2)) / np.sqrt(2)
+    drawn = drawn * noise[:, None] * noise * meet
+    white = np.asarray(axes.white).T @ drawn @ np.asarray(axes.white)
+    values, turn = moving.hidden(memory, axes, meet)
+    expected = np.mean(white @ white, axis=0)
+    np.testing.assert_allclose((turn * values) @ turn.T, expected, atol=0.04 * expected.max())
+    # Of E w, what an entry shares with others' is left out, and that its diagonal varies twice.
+    half = drawn.copy()
+    half[:, range(4), range(4)] /= np.sqrt(2)
+    exact = np.mean((half @ way) ** 2, axis=0)
+    found = np.asarray(axes.outside(moving.error_of(memory, axes, jnp.asarray(way), meet)))
+    none = np.zeros((4, 4), bool)
+    without = np.asarray(axes.outside(moving.error_of(memory, axes, jnp.asarray(way), none)))
+    np.testing.assert_allclose(np.diag(found - without), exact, rtol=0.05)
+
+
+def test_a_shape_with_zeros_is_positive_definite():
+    rng = np.random.default_rng(2)
+    meet = np.ones((6, 6), bool)
+    meet[1:, 1:] = np.eye(5, dtype=bool)
+    for _ in range(20):
+        root = rng.normal(size=(6, 2))
+        shape = jnp.asarray(root @ root.T + 1e-3 * np.eye(6))
+        found = np.asarray(apart(shape, meet))
+        assert np.all(found[~meet] == 0)
+        np.testing.assert_allclose(np.diag(found), np.diag(shape), rtol=1e-6)
+        scale = np.sqrt(np.diag(found))
+        assert np.linalg.eigvalsh(found / scale / scale[:, None])[0] > 0.04
+    # What meets, and is one already, stays as it is.
+    np.testing.assert_array_equal(apart(jnp.eye(6), meet), np.eye(6))
