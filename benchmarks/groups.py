@@ -2,11 +2,11 @@
 
 python -m benchmarks groups --seeds 16
 
-Logistic regressions with an intercept for each of eight groups, written centred: effects a ~
-Normal(mu, tau) under mu ~ Normal(0, 2) and tau ~ HalfNormal(1), and two weights. In each study the
-effects are drawn around -.5 with spread .7. Mean, spread, effects and weights are shown apart.
-In some studies the same is written as an intercept mu beside effects about zero, of which no record
-tells one from the other; shown are then mu and each sum of it and an effect.
+Logistic regressions with an intercept for each group, eight in most studies, written centred:
+effects a ~ Normal(mu, tau) under mu ~ Normal(0, 2) and tau ~ HalfNormal(1), and two weights. In
+each study the effects are drawn around -.5 with spread .7. Mean, spread, effects and weights are
+shown apart. In some studies the same is written as an intercept mu beside effects about zero, of
+which no record tells one from the other; shown are then mu and each sum of it and an effect.
 """
 
 import math
@@ -23,28 +23,28 @@ from scipy.stats import norm
 import numpyro_dppvi as dppvi
 from benchmarks.believe import DELTA, LEVELS
 
-NUM_GROUPS, NUM_WEIGHTS = 8, 2
+NUM_WEIGHTS = 2
 MEAN, SPREAD = -0.5, 0.7
 PARTS = ("mu", "tau", "effects", "w")
 
 
-def hierarchy(x: jax.Array, group: jax.Array, y: jax.Array) -> None:
+def hierarchy(x: jax.Array, group: jax.Array, y: jax.Array, num_groups: int) -> None:
     """A binary outcome, weights, and intercepts of groups."""
     mu = numpyro.sample("mu", dist.Normal(0, 2))
     tau = numpyro.sample("tau", dist.HalfNormal(1))
     w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_WEIGHTS]).to_event(1))
-    with numpyro.plate("groups", NUM_GROUPS):
+    with numpyro.plate("groups", num_groups):
         effects = numpyro.sample("effects", dist.Normal(mu, tau))
     with numpyro.plate("records", x.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=effects[group] + x @ w), obs=y)
 
 
-def intercept(x: jax.Array, group: jax.Array, y: jax.Array) -> None:
+def intercept(x: jax.Array, group: jax.Array, y: jax.Array, num_groups: int) -> None:
     """The same, written as an intercept beside effects about zero."""
     mu = numpyro.sample("mu", dist.Normal(0, 2))
     tau = numpyro.sample("tau", dist.HalfNormal(1))
     w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_WEIGHTS]).to_event(1))
-    with numpyro.plate("groups", NUM_GROUPS):
+    with numpyro.plate("groups", num_groups):
         beside = numpyro.sample("beside", dist.Normal(0, tau))
     with numpyro.plate("records", x.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=mu + beside[group] + x @ w), obs=y)
@@ -59,6 +59,7 @@ class Cell(NamedTuple):
         apart: Whether each client is a group of its own; otherwise all clients have all groups.
         schedule: Who is visited when; ``None`` for the default, one client after the other.
         model: How it is written.
+        num_groups: How many groups there are.
     """
 
     sizes: tuple[int, ...]
@@ -66,6 +67,7 @@ class Cell(NamedTuple):
     apart: bool = False
     schedule: Callable[[int, int], np.ndarray] | None = None
     model: Callable[..., None] = hierarchy
+    num_groups: int = 8
 
 
 CELLS = (
@@ -74,11 +76,13 @@ CELLS = (
     Cell((400, 2000, 8000), 2.0),
     *(Cell((1000,) * 5, epsilon, model=intercept) for epsilon in (1.0, 3.0, 10.0, math.inf)),
     Cell((200,) * 5, 3.0, model=intercept),
-    *(Cell((500,) * NUM_GROUPS, epsilon, True) for epsilon in (1.0, 3.0, 10.0, math.inf)),
+    *(Cell((500,) * 8, epsilon, True) for epsilon in (1.0, 3.0, 10.0, math.inf)),
     Cell((200, 300, 400, 500, 600, 800, 1000, 1200), 3.0, True),
+    *(Cell((500,) * 8, epsilon, True, dppvi.synchronous) for epsilon in (1.0, 3.0, math.inf)),
     *(
-        Cell((500,) * NUM_GROUPS, epsilon, True, dppvi.synchronous)
-        for epsilon in (1.0, 3.0, math.inf)
+        Cell((1000,) * 5, epsilon, num_groups=num_groups)
+        for num_groups in (30, 60)
+        for epsilon in (1.0, 3.0, 10.0)
     ),
 )
 
@@ -93,26 +97,27 @@ class Study(NamedTuple):
 
 def study(cell: Cell, seed: int) -> Study:
     """Draws a study; the deviations without privacy are those of the information at the truth."""
-    rng = np.random.default_rng([seed, len(cell.sizes), NUM_GROUPS])
+    num_groups = cell.num_groups
+    rng = np.random.default_rng([seed, len(cell.sizes), num_groups])
     num_records, client = sum(cell.sizes), np.repeat(np.arange(len(cell.sizes)), cell.sizes)
     x = rng.normal(size=(num_records, NUM_WEIGHTS))
-    group = client if cell.apart else rng.integers(NUM_GROUPS, size=num_records)
-    effects, w = MEAN + SPREAD * rng.normal(size=NUM_GROUPS), 0.5 * rng.normal(size=NUM_WEIGHTS)
+    group = client if cell.apart else rng.integers(num_groups, size=num_records)
+    effects, w = MEAN + SPREAD * rng.normal(size=num_groups), 0.5 * rng.normal(size=NUM_WEIGHTS)
     chance = 1 / (1 + np.exp(-effects[group] - x @ w))
     y = rng.uniform(size=num_records) < chance
     # Rows: what records respond to, the effects and weights. The hierarchy's prior ties effects to
     # mu, and says of log tau what eight deviations and HalfNormal's density tell.
-    rows = np.column_stack([np.eye(NUM_GROUPS)[group], x])
+    rows = np.column_stack([np.eye(num_groups)[group], x])
     records = (rows.T * (chance * (1 - chance))) @ rows
-    effect, weight = np.arange(NUM_GROUPS), NUM_GROUPS + np.arange(NUM_WEIGHTS)
-    mu, tau = NUM_GROUPS + NUM_WEIGHTS, NUM_GROUPS + NUM_WEIGHTS + 1
+    effect, weight = np.arange(num_groups), num_groups + np.arange(NUM_WEIGHTS)
+    mu, tau = num_groups + NUM_WEIGHTS, num_groups + NUM_WEIGHTS + 1
     information = np.zeros((tau + 1, tau + 1))
     information[:mu, :mu] = records
     information[effect, effect] += SPREAD**-2
     information[weight, weight] += 1
     information[mu, effect] = information[effect, mu] = -(SPREAD**-2)
-    information[mu, mu] = NUM_GROUPS * SPREAD**-2 + 0.25
-    information[tau, tau] = 2 * NUM_GROUPS + 2 * SPREAD**2
+    information[mu, mu] = num_groups * SPREAD**-2 + 0.25
+    information[tau, tau] = 2 * num_groups + 2 * SPREAD**2
     std = np.sqrt(np.diag(np.linalg.inv(information)))
     return Study(
         [
@@ -139,6 +144,7 @@ def posterior(cell: Cell, made: Study, seed: int) -> dict[str, tuple[np.ndarray,
         cell.model,
         None,
         made.data,
+        model_kwargs={"num_groups": cell.num_groups},
         rng_key=jax.random.key(seed),
         method=dppvi.FisherScoring(),
         schedule=cell.schedule,
@@ -180,6 +186,7 @@ def rows(studies: int) -> Iterator[str]:
         if len(set(cell.sizes)) == 1:
             sizes = f"{len(cell.sizes)} x {cell.sizes[0]}"
         groups = "one a client" if cell.apart else "in all clients"
+        groups += f", {cell.num_groups} of them" if cell.num_groups != 8 else ""
         groups += ", synchronous" if cell.schedule else ""
         groups += ", an intercept beside" if cell.model is intercept else ""
         yield f"| {sizes} | {groups} | {cell.epsilon:g} | " + " | ".join(said) + " |"

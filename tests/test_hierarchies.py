@@ -206,15 +206,11 @@ def test_a_spread_is_as_unsure_as_effects_in_noise_make_it():
     eleven in 1.7 % of the times; the projection's covered none of eight, seven deviations off.
     """
     covered = []
-    cell, before = groups.Cell((1000,) * 5, 1.0), groups.NUM_GROUPS
-    groups.NUM_GROUPS = 30
-    try:
-        for seed in range(720, 736):
-            made = groups.study(cell, seed)
-            mean, std = groups.posterior(cell, made, seed)["tau"]
-            covered.append(abs(mean - made.truth["tau"]) < 1.645 * std)
-    finally:
-        groups.NUM_GROUPS = before
+    cell = groups.Cell((1000,) * 5, 1.0, num_groups=30)
+    for seed in range(720, 736):
+        made = groups.study(cell, seed)
+        mean, std = groups.posterior(cell, made, seed)["tau"]
+        covered.append(abs(mean - made.truth["tau"]) < 1.645 * std)
     assert np.sum(covered) >= 11
 
 
