@@ -84,7 +84,8 @@ class FisherScoring(values.Usual):
     or ``AutoMultivariateNormal(model)``), and at most a few dozen latents: see
     :func:`~numpyro_dppvi.recommend`. ``damping`` has no effect on it. Where outcomes cannot be
     drawn (a ``numpyro.factor``, say for censored times), clipping bends a little, and intervals are
-    somewhat too narrow.
+    somewhat too narrow. Under a hierarchy of normal effects q has the posterior's means and
+    covariance, given clients' factors, where other methods project.
 
     Args:
         num_replicates: Outcomes that are drawn for each record and visit, to centre its score. None
