@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from benchmarks.studies import STUDIES
-from numpyro_dppvi import latents
 from numpyro_dppvi.latents.meeting import meeting
 from numpyro_dppvi.methods import moving
 from numpyro_dppvi.methods.shapes import apart
 from numpyro_dppvi.methods.white import coordinates
+from tests import gallery
 from tests.test_noisy_scores import remembered
 
 # Base values of all latents, and one record.
@@ -120,19 +119,10 @@ KNOWN = {
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_records_of_the_gallery_agree(name):
-    study = STUDIES[name]
-    shapes = {
-        column: jax.ShapeDtypeStruct(np.shape(values), jnp.asarray(values).dtype)
-        for column, values in study.records.items()
-    }
-    space = latents.from_model(study.model, shapes, model_kwargs=study.model_kwargs)
+    space, record = gallery.read(name)
     assert np.mean(~space.meeting) >= KNOWN[name]
     rng = np.random.default_rng(1)
     for turn in range(20):
-        record = {
-            column: jnp.asarray(np.asarray(study.records[column])[5 * turn]).reshape(struct.shape)
-            for column, struct in dict(space.row).items()
-        }
         base = {
             name: jnp.asarray(rng.normal(size=struct.shape))
             for name, struct in sorted(space.continuous.items())
@@ -140,7 +130,7 @@ def test_records_of_the_gallery_agree(name):
         _agrees(
             lambda base, row: space.log_likelihood(space.constrain(base), row),
             base,
-            record,
+            record(5 * turn),
             space.meeting,
         )
 

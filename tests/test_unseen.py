@@ -9,11 +9,11 @@ import pytest
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
-from benchmarks.studies import STUDIES
 from numpyro_dppvi import guides, latents
 from numpyro_dppvi.latents.unseen import unseen_directions
 from numpyro_dppvi.methods import entering
 from numpyro_dppvi.methods.white import coordinates, seen
+from tests import gallery
 
 # Base values of all latents, and one record.
 BASE = {"a": (), "b": (2,), "u": (3,), "v": (4,), "w": (3, 2)}
@@ -111,25 +111,14 @@ KNOWN = {
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_models_of_the_gallery_do_not_change_along_theirs(name):
-    study = STUDIES[name]
-    shapes = {
-        column: jax.ShapeDtypeStruct(np.shape(values), jnp.asarray(values).dtype)
-        for column, values in study.records.items()
-    }
-    space = latents.from_model(study.model, shapes, model_kwargs=study.model_kwargs)
+    space, record = gallery.read(name)
     assert space.unseen.shape[1] == KNOWN[name]
 
     def log_likelihood(base, row):
         return space.log_likelihood(space.constrain(base), row)
 
-    def record(turn):
-        return {
-            column: jnp.asarray(np.asarray(study.records[column])[7 * turn]).reshape(struct.shape)
-            for column, struct in dict(space.row).items()
-        }
-
     base = {name: struct.shape for name, struct in space.continuous.items()}
-    _stays(log_likelihood, space.unseen, base, 3, record)
+    _stays(log_likelihood, space.unseen, base, 3, lambda turn: record(7 * turn))
 
 
 def grouped(group, y):
