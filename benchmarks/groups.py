@@ -60,6 +60,8 @@ class Cell(NamedTuple):
         schedule: Who is visited when; ``None`` for the default, one client after the other.
         model: How it is written.
         num_groups: How many groups there are.
+        uneven: Whether groups' sizes differ: they are in proportion to lognormal draws.
+        between: Whether the second column is the same for all records of a group.
     """
 
     sizes: tuple[int, ...]
@@ -68,6 +70,8 @@ class Cell(NamedTuple):
     schedule: Callable[[int, int], np.ndarray] | None = None
     model: Callable[..., None] = hierarchy
     num_groups: int = 8
+    uneven: bool = False
+    between: bool = False
 
 
 CELLS = (
@@ -84,6 +88,10 @@ CELLS = (
         for num_groups in (30, 60)
         for epsilon in (1.0, 3.0, 10.0)
     ),
+    *(Cell((1000,) * 5, epsilon, num_groups=30, uneven=True) for epsilon in (1.0, 3.0)),
+    Cell((200,) * 5, 3.0, num_groups=30),
+    *(Cell((1000,) * 5, epsilon, between=True) for epsilon in (3.0, 10.0, math.inf)),
+    Cell((1000,) * 5, 3.0, num_groups=30, between=True),
 )
 
 
@@ -102,6 +110,11 @@ def study(cell: Cell, seed: int) -> Study:
     num_records, client = sum(cell.sizes), np.repeat(np.arange(len(cell.sizes)), cell.sizes)
     x = rng.normal(size=(num_records, NUM_WEIGHTS))
     group = client if cell.apart else rng.integers(num_groups, size=num_records)
+    if cell.uneven:
+        sizes = rng.lognormal(size=num_groups)
+        group = rng.choice(num_groups, size=num_records, p=sizes / sizes.sum())
+    if cell.between:
+        x[:, 1] = rng.normal(size=num_groups)[group]
     effects, w = MEAN + SPREAD * rng.normal(size=num_groups), 0.5 * rng.normal(size=NUM_WEIGHTS)
     chance = 1 / (1 + np.exp(-effects[group] - x @ w))
     y = rng.uniform(size=num_records) < chance
@@ -187,6 +200,8 @@ def rows(studies: int) -> Iterator[str]:
             sizes = f"{len(cell.sizes)} x {cell.sizes[0]}"
         groups = "one a client" if cell.apart else "in all clients"
         groups += f", {cell.num_groups} of them" if cell.num_groups != 8 else ""
+        groups += ", of all sizes" if cell.uneven else ""
+        groups += ", a column by group" if cell.between else ""
         groups += ", synchronous" if cell.schedule else ""
         groups += ", an intercept beside" if cell.model is intercept else ""
         yield f"| {sizes} | {groups} | {cell.epsilon:g} | " + " | ".join(said) + " |"
