@@ -198,6 +198,19 @@ def test_it_is_read_off_the_model_what_is_normal(name):
     )
 
 
+def without_noise(model, data):
+    """A fit in the limit of no noise."""
+    return dppvi.fit(
+        model,
+        None,
+        data,
+        rng_key=jax.random.key(0),
+        method=dppvi.FisherScoring(),
+        budget=dppvi.PrivacyBudget(float("inf"), 1e-5),
+        progress_bar=False,
+    )
+
+
 @pytest.mark.slow
 def test_a_spread_is_as_unsure_as_effects_in_noise_make_it():
     """Its projection claimed to know the spread of thirty groups to an eighth, whatever noise says.
@@ -223,15 +236,7 @@ def test_a_fit_takes_the_moments():
         {"group": group[part], "y": effect[group[part]] + rng.normal(size=300)}
         for part in (slice(300), slice(300, None))
     ]
-    found = dppvi.fit(
-        effects_under(dist.Normal),
-        None,
-        data,
-        rng_key=jax.random.key(0),
-        method=dppvi.FisherScoring(),
-        budget=dppvi.PrivacyBudget(float("inf"), 1e-5),
-        progress_bar=False,
-    )
+    found = without_noise(effects_under(dist.Normal), data)
     draws = found.posterior.sample(jax.random.key(1), (20_000,))
     # Three groups tell of the logarithm of a spread no more than this, and the projection .41.
     assert 0.45 < float(jnp.std(jnp.log(draws["spread"]))) < 0.9

@@ -8,6 +8,7 @@ from jax.flatten_util import ravel_pytree
 
 from numpyro_dppvi.latents.meeting import meeting
 from numpyro_dppvi.methods import moving
+from numpyro_dppvi.methods.lookups import Lookups
 from numpyro_dppvi.methods.shapes import apart
 from numpyro_dppvi.methods.white import coordinates
 from tests import gallery
@@ -15,9 +16,17 @@ from tests.test_noisy_scores import remembered
 
 # Base values of all latents, and one record.
 BASE = {"a": (), "u": (3,), "v": (4,), "w": (3, 2)}
-ROW = {"g": ((), int), "h": ((), int), "both": ((2,), int), "x": ((2,), float), "y": ((), float)}
+ROW = {
+    "g": ((), int),
+    "h": ((), int),
+    "both": ((2,), int),
+    "one": ((1,), int),
+    "x": ((2,), float),
+    "y": ((), float),
+}
 A, U, V, W = [0], [1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13]
 SIZE = 14
+NO_PEERS = np.zeros((0, 4), bool)
 
 
 def blocks(*names, apart=()):
@@ -52,6 +61,18 @@ PREDICTORS = {
         lambda t, r: t["u"][r["g"]] + t["w"][r["g"], 0] * r["x"][0] + t["w"][r["g"], 1],
         blocks(U, W, apart=[[[u, *w] for u, w in zip(U, ROWS, strict=True)]]),
     ),
+    "slopes one by one": (
+        lambda t, r: t["u"][r["one"]] + t["w"][r["one"], 0] + t["w"][r["one"], 1] * r["x"][0],
+        blocks(U, W, apart=[[[u, *w] for u, w in zip(U, ROWS, strict=True)]]),
+    ),
+    "a table of ones": (
+        lambda t, r: t["w"][r["one"], r["one"] - 1],
+        blocks(W, apart=[each(W)]),
+    ),
+    "another's slope": (
+        lambda t, r: t["w"][r["one"], 0] + t["w"][r["both"][:1], 1] * r["x"][0],
+        blocks(W),
+    ),
     "decentred": (
         lambda t, r: (jnp.exp(t["a"]) * t["u"])[r["g"]],
         blocks(A, U, apart=[each(U)]),
@@ -79,7 +100,7 @@ def test_what_meets_is_read_off_the_program(name):
     predictor, expected = PREDICTORS[name]
 
     def log_likelihood(base, row):
-        return -((row["y"] - predictor(base, row)) ** 2)
+        return -jnp.sum((row["y"] - predictor(base, row)) ** 2)
 
     row = {name: jax.ShapeDtypeStruct(*one) for name, one in ROW.items()}
     found = meeting(log_likelihood, structs(BASE), row)
@@ -90,6 +111,7 @@ def test_what_meets_is_read_off_the_program(name):
         record = {
             "g": jnp.asarray(rng.integers(3)),
             "h": jnp.asarray(rng.integers(2)),
+            "one": jnp.asarray(rng.integers(3, size=1)),
             "both": jnp.asarray(rng.integers(4, size=2)),
             "x": jnp.asarray(rng.normal(size=2)),
             "y": jnp.asarray(rng.normal()),
@@ -145,10 +167,10 @@ def _memory(rng):
 def test_where_all_meet_nothing_is_different():
     memory = _memory(np.random.default_rng(0))
     axes, way = coordinates(memory.shape), jnp.array([0.3, -0.2, 0.5, 0.1])
+    all_meet = moving.unknown(memory, axes, Lookups(np.ones((4, 4), bool), NO_PEERS))
+    nothing = moving.unknown(memory, axes, None)
     np.testing.assert_allclose(
-        moving.error_of(memory, axes, way, np.ones((4, 4), bool)),
-        moving.error_of(memory, axes, way, None),
-        rtol=2e-4,
+        moving.error_of(memory, all_meet, way), moving.error_of(memory, nothing, way), rtol=2e-4
     )
 
 
@@ -163,16 +185,17 @@ def test_errors_are_those_of_a_matrix_with_zeros():
     drawn = (drawn + np.swapaxes(drawn, 1, 2)) / np.sqrt(2)
     drawn = drawn * noise[:, None] * noise * meet
     white = np.asarray(axes.white).T @ drawn @ np.asarray(axes.white)
-    values, turn = moving.hidden(memory, axes, meet)
+    unknown = moving.unknown(memory, axes, Lookups(meet, NO_PEERS))
+    values, turn = moving.hidden(unknown)
     expected = np.mean(white @ white, axis=0)
     np.testing.assert_allclose((turn * values) @ turn.T, expected, atol=0.04 * expected.max())
     # Of E w, what an entry shares with others' is left out, and that its diagonal varies twice.
     half = drawn.copy()
     half[:, range(4), range(4)] /= np.sqrt(2)
     exact = np.mean((half @ way) ** 2, axis=0)
-    found = np.asarray(axes.outside(moving.error_of(memory, axes, jnp.asarray(way), meet)))
-    none = np.zeros((4, 4), bool)
-    without = np.asarray(axes.outside(moving.error_of(memory, axes, jnp.asarray(way), none)))
+    found = np.asarray(axes.outside(moving.error_of(memory, unknown, jnp.asarray(way))))
+    none = unknown._replace(left=jnp.zeros((4, 4)))
+    without = np.asarray(axes.outside(moving.error_of(memory, none, jnp.asarray(way))))
     np.testing.assert_allclose(np.diag(found - without), exact, rtol=0.05)
 
 
@@ -183,10 +206,14 @@ def test_a_shape_with_zeros_is_positive_definite():
     for _ in range(20):
         root = rng.normal(size=(6, 2))
         shape = jnp.asarray(root @ root.T + 1e-3 * np.eye(6))
-        found = np.asarray(apart(shape, meet))
+        found, added = map(np.asarray, apart(shape, meet))
         assert np.all(found[~meet] == 0)
         np.testing.assert_allclose(np.diag(found), np.diag(shape), rtol=1e-6)
         scale = np.sqrt(np.diag(found))
         assert np.linalg.eigvalsh(found / scale / scale[:, None])[0] > 0.04
+        # What was added is at least all by which it is larger than with zeros alone.
+        zeros = np.where(meet, shape, 0)
+        assert np.linalg.eigvalsh((zeros + added - found) / scale / scale[:, None])[0] > -1e-5
     # What meets, and is one already, stays as it is.
-    np.testing.assert_array_equal(apart(jnp.eye(6), meet), np.eye(6))
+    for found, expected in zip(apart(jnp.eye(6), meet), (np.eye(6), 0), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-6)

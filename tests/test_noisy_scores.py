@@ -37,8 +37,14 @@ coordinates = jax.jit(white.coordinates)
 learn = jax.jit(noisy_scores._shape_seen)
 shrink = jax.jit(shapes.shrunk)
 longer = jax.jit(shapes.longer)
-after_step = jax.jit(functools.partial(moving.moved, meeting=None))
-error_of = jax.jit(functools.partial(moving.error_of, meeting=None))
+after_step = jax.jit(functools.partial(moving.moved, lookups=None))
+
+
+@jax.jit
+def error_of(memory, axes, way):
+    return moving.error_of(memory, moving.unknown(memory, axes, None), way)
+
+
 put_down = jax.jit(lambda memory: moving.kept(memory, kinds.of(memory.own.score_known)))
 responses = jax.jit(noisy_factors.responses_in)
 pull_after = jax.jit(pull.after)

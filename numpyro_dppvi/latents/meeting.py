@@ -82,9 +82,14 @@ def _reach(program: ClosedJaxpr, sizes: list[int]) -> _Reach | None:
         return None
     named: dict[Any, int] = {}
     numbers: dict[Hashable, int] = {}
+    columns: dict[Any, Sequence[int]] = {}
 
-    def number(value: Any) -> int:
+    def number(value: Any, column: int | None = None) -> int:
         """The same for what is computed in the same way: of a record's group, for each lookup."""
+        if column is not None and _shape(value)[-1] > 1:
+            if value in columns:
+                return columns[value][column]
+            return numbers.setdefault((number(value), column), len(numbers) + 1)
         key = ("literal", repr(value.val)) if isinstance(value, Literal) else value
         return named.get(key) or numbers.setdefault(key, len(numbers) + 1)
 
@@ -94,6 +99,11 @@ def _reach(program: ClosedJaxpr, sizes: list[int]) -> _Reach | None:
             how = eqn.primitive.name, repr(eqn.params), *map(number, eqn.invars)
             for place, var in enumerate(eqn.outvars):
                 named[var] = numbers.setdefault((*how, place), len(numbers) + 1)
+            # Places along several axes: a group of one, say, and the number of a slope.
+            if eqn.primitive.name == "concatenate":
+                (out,), last = eqn.outvars, len(_shape(eqn.outvars[0])) - 1
+                if eqn.params["dimension"] == last and len(eqn.invars) == _shape(out)[-1]:
+                    columns[out] = [number(var) for var in eqn.invars]
             continue
         if max(math.prod(_shape(var)) for var in eqn.outvars) * num_entries > _MOST:
             return None
@@ -105,7 +115,7 @@ def _reach(program: ClosedJaxpr, sizes: list[int]) -> _Reach | None:
 
 
 _Ins: TypeAlias = Sequence[_Reach | None]
-_Number: TypeAlias = Callable[[Any], int]
+_Number: TypeAlias = Callable[..., int]
 # What an operation makes of the reaches of its inputs, ``None`` for those that depend on no latent;
 # ``None`` where each entry may depend on all that comes in.
 _Rule: TypeAlias = Callable[[JaxprEqn, _Ins, _Number], _Reach | None]
@@ -179,8 +189,9 @@ def _looked_up(eqn: JaxprEqn, ins: _Ins, number: _Number) -> _Reach | None:
     if not set(along) <= set(numbers.start_index_map):
         return None
     # Places that are not there are moved inside or left out, which depends on the mode.
-    how, order = (number(eqn.invars[1]), str(eqn.params["mode"])), list(numbers.start_index_map)
-    out = _at_a_place(one, {n: (*how, order.index(n), one.on.shape[n]) for n in along})
+    mode, order = str(eqn.params["mode"]), list(numbers.start_index_map)
+    columns = {n: number(eqn.invars[1], order.index(n)) for n in along}
+    out = _at_a_place(one, {n: (columns[n], mode, one.on.shape[n]) for n in along})
     shape = _shape(eqn.outvars[0])
     return out.mapped(lambda each: each.reshape(*shape, each.shape[-1]))
 

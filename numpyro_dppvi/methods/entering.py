@@ -8,6 +8,7 @@ A factor of some entries theta_a alone, times q, has the marginal q(theta_a) tim
 what such factors do to theta_a can be computed from q(theta_a), and the rest follows theta_a.
 """
 
+import math
 from collections.abc import Iterable
 from typing import cast
 
@@ -21,6 +22,7 @@ from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.methods.lookups import FEW, Lookups
 from numpyro_dppvi.methods.visits import Received
 
 
@@ -45,16 +47,40 @@ def unseen(space: LatentSpace, family: MeanField) -> np.ndarray:
     return basis[of(space, family)]
 
 
-def meeting(space: LatentSpace, family: MeanField) -> np.ndarray | None:
-    """Which of these entries can matter to one record together; ``None`` if all can.
-
-    Truth values, shape ``(k, k)``.
-    """
+def lookups(space: LatentSpace, family: MeanField) -> Lookups | None:
+    """What lookups tell of these entries; ``None`` if all of them can matter to one record."""
     places, entries = _places(family, sorted(space.continuous)), of(space, family)
     whole = np.ones(space.meeting.shape, bool)
     whole[np.ix_(places, places)] = space.meeting
-    mine = whole[np.ix_(entries, entries)]
-    return None if mine.all() else mine
+    meeting = whole[np.ix_(entries, entries)]
+    if meeting.all():
+        return None
+    sets = [
+        np.isin(entries, one)
+        for name in sorted(space.entering)
+        for one in _alike(_places(family, [name]).reshape(space.continuous[name].shape), whole)
+        if one.size >= FEW
+    ]
+    return Lookups(meeting, np.array(sets, bool).reshape(-1, len(entries)))
+
+
+def _alike(places: np.ndarray, meeting: np.ndarray) -> Iterable[np.ndarray]:
+    """Sets of a latent's entries that differ only by the place of a lookup."""
+    axes = range(places.ndim)
+    lines = [np.moveaxis(places, axis, -1).reshape(-1, places.shape[axis]) for axis in axes]
+    looked_up = [
+        axis
+        for axis, each in zip(axes, lines, strict=True)
+        if not np.any(
+            meeting[each[:, :, None], each[:, None, :]] & ~np.eye(each.shape[1], dtype=bool)
+        )
+    ]
+    if not looked_up:
+        return []
+    others = [axis for axis in axes if axis not in looked_up]
+    return places.transpose(*others, *looked_up).reshape(
+        math.prod(places.shape[n] for n in others), -1
+    )
 
 
 def _places(family: MeanField, latents: Iterable[str]) -> np.ndarray:

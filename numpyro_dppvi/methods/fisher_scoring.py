@@ -245,7 +245,7 @@ class FisherScoring(values.Usual):
             centred=1 / (number + 1) if _are_drawn(space) else 0.0,
             reach=_reach(space, memory.loc.size),
             unseen=entering.unseen(space, received.family),
-            meeting=entering.meeting(space, received.family),
+            lookups=entering.lookups(space, received.family),
             noise_aware=self.noise_aware,
         )
         if all_enter:

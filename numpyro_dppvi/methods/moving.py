@@ -5,12 +5,14 @@ scores are kept in units of :class:`Moves`, one sum for all of them, so that a v
 however many clients there are.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.methods.kinds import Kinds
+from numpyro_dppvi.methods.lookups import Lookups, noise_left
 from numpyro_dppvi.methods.remembered import Memory
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates
@@ -21,47 +23,76 @@ _LEVEL_DOUBT = 0.3  # how much of what is unknown of the level counts, where sco
 _CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
 
 
-def error_of(memory: Memory, axes: White, way: Array, meeting: np.ndarray | None) -> Array:
-    """Covariance of the error of one record's score by extrapolation over a way, in ``axes``.
+class Unknown(NamedTuple):
+    """The noise of what was seen of the shape, N^(1/2) e N^(1/2).
+
+    Attributes:
+        axes: The coordinates of the next two.
+        known: Eigenvalues of N^-1, shape ``(d,)``.
+        turn: Its eigenvectors.
+        left: The part of entries' variance that lookups leave, in prior units, shape ``(d, d)``;
+            ``None`` for all of it.
+    """
+
+    axes: White
+    known: Array
+    turn: Array
+    left: Array | None
+
+    @property
+    def noise(self) -> Array:
+        """N."""
+        return (self.turn / jnp.maximum(self.known, 1e-6)) @ self.turn.T
+
+    @property
+    def outside(self) -> Array:
+        """N in prior units."""
+        return self.axes.outside(self.noise)
+
+
+def unknown(memory: Memory, axes: White, lookups: Lookups | None) -> Unknown:
+    """The noise of what was seen of the shape so far."""
+    known, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    found = Unknown(axes, known, turn, None)
+    if lookups is None:
+        return found
+    shape, seen, noise = map(jnp.diagonal, (memory.shape, memory.seen, found.outside))
+    peers = lookups.peers_by(memory.prior_sd, memory.scales.information)
+    return found._replace(left=noise_left(shape, seen, noise, lookups.meeting, peers))
+
+
+def error_of(memory: Memory, unknown: Unknown, way: Array) -> Array:
+    """Covariance of the error of one record's score by extrapolation over a way.
 
     Args:
         memory: What is remembered.
-        axes: The coordinates.
+        unknown: The noise of its shape; the result is in the same coordinates.
         way: In prior units.
-        meeting: Which entries can matter to one record together; ``None`` if all can.
     """
-    p, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
-    noise = (turn / jnp.maximum(p, 1e-6)) @ turn.T
+    axes, left = unknown.axes, unknown.left
     white = way @ axes.back.T
     squared = jnp.sum(white**2)
     unsure = _UNSURE**2 + _LEVEL_DOUBT * memory.level_var
     alike = _CURVATURE * squared**2 / 2 + unsure * squared
-    if meeting is None:
-        wrong = (white @ noise @ white) * noise
+    if left is None:
+        wrong = (white @ unknown.noise @ white) * unknown.noise
     else:
         # E w with E = N^(1/2) e N^(1/2), but zero where entries do not meet: of its entries i and
         # j the covariance is N_ij sum_kl M_ik w_k N_kl w_l M_lj.
-        noise, met = axes.back.T @ noise @ axes.back, jnp.asarray(meeting, way.dtype) * way
-        wrong = axes.information(noise * (met @ noise @ met.T))
+        met = jnp.sqrt(left) * way
+        wrong = axes.information(unknown.outside * (met @ unknown.outside @ met.T))
     return alike * jnp.eye(way.size) + wrong
 
 
-def hidden(memory: Memory, axes: White, meeting: np.ndarray | None) -> tuple[Array, Array]:
-    """Where noise in the shape could hide correlation: E[E E'], by eigenvalues and -vectors.
-
-    Args:
-        memory: What is remembered.
-        axes: The coordinates.
-        meeting: Which entries can matter to one record together; ``None`` if all can.
-    """
-    known = axes.known(memory.shape_known)
-    if meeting is None:
+def hidden(unknown: Unknown) -> tuple[Array, Array]:
+    """Where noise in the shape could hide correlation: E[E E'], by eigenvalues and -vectors."""
+    axes, left = unknown.axes, unknown.left
+    if left is None:
         # Of d entries in a row of e each adds N_ii N_jj, and about N^2.
-        p, turn = jnp.linalg.eigh(known)
-        return len(known) / jnp.maximum(p, 1e-9) ** 2, turn
+        return unknown.known.size / jnp.maximum(unknown.known, 1e-9) ** 2, unknown.turn
     # In prior units, where entries are told apart: E A E' with the metric A = W W'.
-    own = jnp.diagonal(axes.back.T @ jnp.linalg.inv(known + 1e-6 * jnp.eye(len(known))) @ axes.back)
-    met = jnp.asarray(meeting, own.dtype) * own[:, None] * own
+    own = jnp.diagonal(unknown.outside)
+    met = left * own[:, None] * own
     metric = axes.white @ axes.white.T
     found = jnp.diag(met @ jnp.diagonal(metric)) + met * metric
     values, turn = jnp.linalg.eigh(axes.information(found))
@@ -123,13 +154,13 @@ def kept(memory: Memory, alike: Kinds) -> Memory:
     )
 
 
-def moved(memory: Memory, loc: Array, meeting: np.ndarray | None) -> Memory:
+def moved(memory: Memory, loc: Array, lookups: Lookups | None) -> Memory:
     """What is remembered, seen from where scores are taken next.
 
     Args:
         memory: What is remembered.
         loc: That place, base values.
-        meeting: As of :func:`error_of`.
+        lookups: As of ``noisy_scores.take``.
     """
     axes, size = coordinates(memory.shape), loc.size
     way = (loc - memory.loc) / memory.prior_sd
@@ -139,7 +170,7 @@ def moved(memory: Memory, loc: Array, meeting: np.ndarray | None) -> Memory:
     length = memory.level * jnp.sum((axes.back @ way) ** 2)
     p = p / jnp.sqrt(1 + p**2 * _SHAPE_DRIFT * length / size)
     before = memory.moves
-    error = axes.outside(error_of(memory, axes, way, meeting))
+    error = axes.outside(error_of(memory, unknown(memory, axes, lookups), way))
     return memory._replace(
         loc=loc,
         shape_known=axes.unknown((turn * p) @ turn.T),

@@ -9,6 +9,7 @@ from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.methods import moving
 from numpyro_dppvi.methods.kinds import Kinds
+from numpyro_dppvi.methods.lookups import Lookups
 from numpyro_dppvi.methods.remembered import Memory, any_shape, least
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, order_of, seen, symmetric, turned
@@ -29,7 +30,7 @@ def changes(
     memory: Memory,
     alike: Kinds,
     unseen: np.ndarray,
-    meeting: np.ndarray | None,
+    lookups: Lookups | None,
     noise_aware: bool,
     waits: Array,
 ) -> tuple[Natural, Array, Array]:
@@ -40,7 +41,7 @@ def changes(
         memory: What is remembered, the releases included.
         alike: Clients of whose scores as much is known.
         unseen: Directions of which no record tells, shape ``(d, m)``, in base values.
-        meeting: As of ``noisy_scores.take``.
+        lookups: As of ``noisy_scores.take``.
         noise_aware: As of ``noisy_scores.take``.
         waits: Whether the server waits, so that scores stay where they are.
     """
@@ -49,9 +50,15 @@ def changes(
     axes = coordinates(memory.shape)
     # Less is made of directions in which noise could hide correlation: J (J + sqrt(d) N)^-1 of a
     # step, J^2 (J^2 + d N^2)^-1 of what a factor claims, if all entries meet.
-    hidden, turn = moving.hidden(memory, axes, meeting)
-    sure = (turn / (1 + jnp.sqrt(hidden))) @ turn.T
+    unknown = moving.unknown(memory, axes, lookups)
+    hidden, turn = moving.hidden(unknown)
     half = (turn / jnp.sqrt(1 + hidden)) @ turn.T
+    if lookups is not None:
+        # What peers have in common is known here, and changes on the way. Steps that count on it
+        # overshoot where a spread is learnt, and are thrown.
+        each = unknown._replace(left=jnp.asarray(lookups.meeting, sd.dtype))
+        hidden, turn = moving.hidden(each)
+    sure = (turn / (1 + jnp.sqrt(hidden))) @ turn.T
     here = memory.loc / sd
     responses, ways = responses_in(memory, axes)
     responses = jnp.where(noise_aware, responses, 1)
@@ -61,6 +68,9 @@ def changes(
     own = here + own @ (ways / responses) @ ways.T @ axes.white.T
     # What is in a learnt shape for the sake of its coordinates alone, nobody has told.
     added = jnp.where(any_shape(memory), axes.information(least(size, received.total_records)), 0)
+    if lookups is not None:
+        values, along = jnp.linalg.eigh(added + axes.information(memory.added))
+        added = (along * jnp.clip(values, 0, 1)) @ along.T
     # Factors have the precision claims_m, turned so.
     turn = half @ response @ (jnp.eye(size) - added) if noise_aware else jnp.eye(size)
     if unseen.shape[1]:
@@ -92,7 +102,7 @@ def changes(
         # error V, and with K = V^-1 the middle is (1 + K n R / level)^-1 K.
         # As long as the server waits, scores stay where they are.
         way = jnp.where(waits, 0, middle - here)
-        error = moving.error_of(memory, axes, way, meeting)
+        error = moving.error_of(memory, unknown, way)
         error = error * jnp.minimum(1, most / jnp.maximum(jnp.trace(error) / size, 1e-30))
         error = received.num_factors * error
 

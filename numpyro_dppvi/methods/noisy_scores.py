@@ -45,6 +45,7 @@ from numpyro_dppvi.methods import (
 )
 from numpyro_dppvi.methods.differences import Differences
 from numpyro_dppvi.methods.kinds import Kinds
+from numpyro_dppvi.methods.lookups import Lookups, alike
 from numpyro_dppvi.methods.ratios import Look, Ratios
 from numpyro_dppvi.methods.remembered import (
     Memory,
@@ -170,7 +171,7 @@ def take(
     centred: float,
     reach: float,
     unseen: np.ndarray,
-    meeting: np.ndarray | None,
+    lookups: Lookups | None,
     noise_aware: bool,
 ) -> tuple[Natural, Memory]:
     """What a group's releases change: the group's factors, and what is remembered.
@@ -181,8 +182,7 @@ def take(
         memory: What is remembered; of clients, those of the group.
         centred: Variance of a score by the outcomes drawn to centre it, over its information.
         unseen: Directions of which no record tells, shape ``(d, m)``, in base values.
-        meeting: Which entries can matter to one record together, truth values of shape ``(d, d)``;
-            ``None`` if all can. Of others an average record's information has zeros.
+        lookups: What lookups tell of an average record's information; ``None`` if nothing.
         reach: The longest that ``Memory.near`` may be, in deviations of one record.
         noise_aware: Whether factors know the noise of the releases, or else are made as if there
             were none.
@@ -195,7 +195,7 @@ def take(
     public = received.num_records, received.noise_std, memory.own.visits
     alike = kinds.of(*public, memory.own.score_known, memory.own.error)
     memory = moving.found(received, memory, axes, alike)
-    memory = _counted(group, memory)
+    memory = _counted(group, memory, lookups)
     scored, any_scored = group.scored, jnp.any(group.scored)
     memory = factors.select(any_scored, _waiting(group, memory, centred), memory)
     # Where clients differ, the server learns and moves once all were asked; elsewhere once enough
@@ -203,11 +203,11 @@ def take(
     waiting = memory.waiting.records / received.total_records
     must = partial(received) & differences.large(memory.differences, memory.loc.size)
     moves = any_scored & ((waiting > 0.999) | (~must & (waiting > _ENOUGH)))
-    memory = factors.select(moves, _learnt(group, memory, meeting), memory)
+    memory = factors.select(moves, _learnt(group, memory, lookups), memory)
     memory = factors.select(any_scored, _scored(group, memory, alike), memory)
     memory = moving.outside(memory, axes, alike)
     change, loc, covariance = noisy_factors.changes(
-        received, memory, alike, unseen, meeting, noise_aware, must | (any_scored & ~moves)
+        received, memory, alike, unseen, lookups, noise_aware, must | (any_scored & ~moves)
     )
     asked = jnp.sum(jnp.where(scored, received.num_records, 0)) / received.total_records
     # A posterior that is hardly told anything is wider than its mean is off. Outcomes drawn about
@@ -217,10 +217,10 @@ def take(
         near=noisy_factors.near(memory, about, reach),
         search=search.let_go(memory.search, asked),
     )
-    return change, moving.moved(memory, jnp.where(moves, loc, memory.loc), meeting)
+    return change, moving.moved(memory, jnp.where(moves, loc, memory.loc), lookups)
 
 
-def _counted(group: _Group, memory: Memory) -> Memory:
+def _counted(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
     """After visits that counted: histograms, and the shape by scales until information is known."""
     received, said = group.received, group.said
     looked = jnp.any(said.look.step > 0, axis=1)
@@ -252,9 +252,8 @@ def _counted(group: _Group, memory: Memory) -> Memory:
     )
     if memory.search.votes.size:
         memory = _searched(group, memory)
-    memory = _asked_again(received, _with_scales(memory), first, looked)
-    by_scale = memory.scales
-    first_shape = jnp.diag(jnp.maximum(by_scale.most + by_scale.beyond, by_scale.centred))
+    memory = _asked_again(received, _with_scales(memory, lookups), first, looked)
+    first_shape = jnp.diag(memory.scales.information)
     return memory._replace(shape=jnp.where(any_shape(memory), memory.shape, first_shape))
 
 
@@ -324,9 +323,10 @@ def _looked(
     return found
 
 
-def _with_scales(memory: Memory) -> Memory:
+def _with_scales(memory: Memory, lookups: Lookups | None = None) -> Memory:
     """With what its histograms say. Once a visit: it takes long to compile."""
-    of = memory.counts, memory.counts_var, memory.counted, memory.drawn, memory.columns
+    peers = None if lookups is None else lookups.peers_by(memory.prior_sd)
+    of = memory.counts, memory.counts_var, memory.counted, memory.drawn, memory.columns, peers
     return memory._replace(scales=scales.of(*of))
 
 
@@ -452,14 +452,14 @@ def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
     return jnp.sqrt(squared)
 
 
-def _learnt(group: _Group, memory: Memory, meeting: np.ndarray | None) -> Memory:
+def _learnt(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
     """Shape, level and clips by the releases that wait; then none does."""
     received, axes, waiting = group.received, group.axes, memory.waiting
     records = jnp.maximum(waiting.records, 1)
     share = waiting.records / received.total_records
     memory, seen, known = _average(received, memory, axes)
-    if meeting is not None:
-        seen = axes.information(axes.outside(seen) * meeting)
+    if lookups is not None:
+        seen = axes.information(axes.outside(seen) * lookups.meeting)
     near = clips.near(memory, axes)
     memory = clips.misfit(memory, near, share)
     bent = clips.cut_off(memory, near, share, received.total_records)
@@ -494,12 +494,16 @@ def _learnt(group: _Group, memory: Memory, meeting: np.ndarray | None) -> Memory
     memory = clips.after(memory, axes, bent, shape, seen, known, error, share)
     if not partial(received):
         shape = shape + axes.outside(secant.missed(responded, axes.information(shape)))
-    if meeting is not None:
-        shape = apart(shape, meeting)
+    before = jnp.diagonal(jnp.where(far, shape, memory.shape))
+    memory = memory._replace(seen=axes.outside(seen), shape_known=axes.unknown(known))
+    if lookups is not None:
+        noise = jnp.diagonal(moving.unknown(memory, axes, None).outside)
+        shape, added = apart(shape, lookups.meeting)
+        memory = memory._replace(added=added)
+        peers = lookups.peers_by(memory.prior_sd, memory.scales.information)
+        shape = alike(shape, before, jnp.diagonal(memory.seen), noise, peers)
     return memory._replace(
         shape=shape + least(len(shape), received.total_records),
-        seen=axes.outside(seen),
-        shape_known=axes.unknown(known),
         tails=last,
         rounds=secant.used(memory.rounds),
         waiting=nobody(memory.loc.size),

@@ -125,6 +125,7 @@ class Memory(NamedTuple):
         level: How strongly clipped scores respond, in units of ``shape``.
         level_var: Variance of its relative error.
         shape: Information of an average record up to ``level``, shape ``(d, d)``.
+        added: What is in it for the sake of its coordinates alone (``shapes.apart``).
         seen: Mean of the shapes that were released.
         shape_known: N^-1, if the noise of ``seen`` is N^(1/2) e N^(1/2), e symmetric with standard
             normal entries.
@@ -157,6 +158,7 @@ class Memory(NamedTuple):
     level: Array
     level_var: Array
     shape: Array
+    added: Array
     seen: Array
     shape_known: Array
     clip: Array
@@ -227,6 +229,7 @@ def nothing(
         level=0.6 * one,
         level_var=zero,
         shape=jnp.eye(size),
+        added=square,
         seen=square,
         shape_known=square,
         clip=by * jnp.sqrt(size * one),

@@ -17,6 +17,7 @@ import numpy as np
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.methods import ratios
+from numpyro_dppvi.methods.lookups import by_itself, together
 
 LOWEST, BINS = -20, ratios.BINS  # of histograms: their first octave, and how many there are
 _RMS = 4.0  # octaves from the template's first bin to the root mean square
@@ -53,6 +54,11 @@ class Scales(NamedTuple):
     centred: Array
     constant: Array
 
+    @property
+    def information(self) -> Array:
+        """That of an average record, shape ``(d,)``."""
+        return jnp.maximum(self.most + self.beyond, self.centred)
+
 
 def nothing(size: int, drawn: bool) -> Scales:
     """What empty histograms say."""
@@ -71,7 +77,14 @@ def clear(drawn: Array, counted: Array, counts_var: Array) -> Array:
     return jnp.where(drawn > 0, deviations, jnp.inf)
 
 
-def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: Array) -> Scales:
+def of(
+    counts: Array,
+    counts_var: Array,
+    counted: Array,
+    drawn: Array,
+    columns: Array,
+    peers: Array | None = None,
+) -> Scales:
     """What noisy histograms say of latents' scales.
 
     Args:
@@ -80,7 +93,14 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
         counted: Records in them.
         drawn: Whether outcomes can be drawn.
         columns: Which latents are multiplied by values of a record.
+        peers: Sets of latents that count together (``Lookups.peers_by``).
     """
+    constant = ratios.narrow(counts, counts_var, counted, drawn)
+    deviations = clear(drawn, counted, counts_var)
+    noise = jnp.broadcast_to(jnp.sqrt(counts_var), len(counts))
+    each, each_noise = counts, noise
+    if peers is not None:
+        counts, noise = together(counts, noise, peers)
     template = jnp.array(ratios.NORMAL, counts.dtype)
     windows = jnp.arange(BINS - len(ratios.NORMAL) + 1)[:, None] + jnp.arange(len(ratios.NORMAL))
     fit = counts[:, windows] @ template / _LENGTH
@@ -91,15 +111,21 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
     height, held, single = (
         jnp.take_along_axis(rows, window[:, None], 1)[:, 0] for rows in (height, fit, one_bin)
     )
-    constant = ratios.narrow(counts, counts_var, counted, drawn)
     # All that an indicator has is in the middle of one octave. By the template, which has most of a
     # normal column's information above its peak, it would be taken for nearly three times as much.
     # Columns that are all but constant are looked at in units of the template's scale.
     indicator = (_FOUND / _SPIKE * single > held) & ~constant
     middle = jnp.where(indicator, _PEAK + 0.5, _RMS)
-    mass = jnp.where(indicator, single, held / _LENGTH) / jnp.maximum(counted, 1)
+    mass = jnp.where(indicator, single, held / _LENGTH)
+    if peers is not None:
+        # Where they are is what peers have in common. How many they are, each shows by itself.
+        rows = jnp.arange(len(counts))
+        held = each[rows[:, None], windows[window]] @ template / _LENGTH
+        own = jnp.where(indicator, each[rows, window + _PEAK], held / _LENGTH)
+        own = by_itself(own, each_noise / jnp.where(indicator, 1, _LENGTH), peers)
+        mass = jnp.where(jnp.sum(peers, axis=0) > 0, own, mass)
+    mass = mass / jnp.maximum(counted, 1)
     log_scale = (LOWEST + window + middle) * np.log(2) + 0.5 * jnp.log(jnp.clip(mass, 1e-6, 1))
-    deviations, noise = clear(drawn, counted, counts_var), jnp.sqrt(counts_var)
     # Of many places, noise alone reaches a lower bound in some: a scale wrong by a thousand.
     certain = height > _CERTAIN * noise
     far = jnp.abs(log_scale - _mean_of(log_scale, certain)) >= _ABOUT * np.log(2)
@@ -115,7 +141,7 @@ def of(counts: Array, counts_var: Array, counted: Array, drawn: Array, columns: 
     centred = jnp.where(constant & (columns > 0) & (drawn > 0), usual, 0)
     above = window + jnp.where(indicator, _PEAK + 1, len(ratios.NORMAL))
     others = jnp.where(jnp.arange(BINS) >= above[:, None], counts, 0)
-    beyond = jnp.where(drawn > 0, _squares(others, noise) / jnp.maximum(counted, 1), 0)
+    beyond = jnp.where(drawn > 0, _squares(others, noise[:, None]) / jnp.maximum(counted, 1), 0)
     return Scales(deviations, found, most, beyond, centred, constant)
 
 

@@ -123,11 +123,12 @@ def _proper(shape: Array) -> Array:
     return (vectors * jnp.maximum(values, 0.02)) @ vectors.T
 
 
-def apart(shape: Array, meeting: np.ndarray) -> Array:
-    """A shape with zeros where entries do not meet.
+def apart(shape: Array, meeting: np.ndarray) -> tuple[Array, Array]:
+    """A shape with zeros where entries do not meet, and what that has added to it.
 
     What noise has put there had made it positive definite: the other entries off the diagonal
-    shrink until it is so again.
+    shrink until it is so again. Along some direction it is larger then than before. Where a column
+    is the same for all records of a group, it is one of which no record tells.
 
     Args:
         shape: In prior units.
@@ -136,8 +137,10 @@ def apart(shape: Array, meeting: np.ndarray) -> Array:
     root = jnp.sqrt(jnp.diagonal(shape))
     own = jnp.diag(jnp.diagonal(shape))
     across = (shape - own) * meeting
-    lowest = jnp.linalg.eigvalsh(across / (root[:, None] * root))[0]
-    return own + across * jnp.minimum(1, (1 - _LEAST) / jnp.maximum(-lowest, 1e-6))
+    values, turn = jnp.linalg.eigh(across / (root[:, None] * root))
+    part = jnp.minimum(1, (1 - _LEAST) / jnp.maximum(-values[0], 1e-6))
+    more = (turn * ((1 - part) * jnp.maximum(-values, 0))) @ turn.T
+    return own + across * part, more * (root[:, None] * root)
 
 
 def longer(axes: White, shape: Array, seen: Array, known: Array) -> Array:
