@@ -260,10 +260,12 @@ def test_a_column_that_is_the_same_for_all_of_a_group_is_known_no_better_than_th
     mean = covariance @ (rows.T @ y / spread**2)
     std = np.sqrt(np.diag(covariance))
     # Clients' own columns differ by chance, which is taken for noise: of effects within a quarter.
+    # Outcomes are drawn, which moves means by up to half a deviation.
     for name, part, rtol in (("b", slice(1), 0.1), ("a", slice(1, None), 0.25)):
         table = np.asarray(draws[name]).reshape(20_000, -1)
         np.testing.assert_allclose(table.std(axis=0), std[part], rtol=rtol)
-        np.testing.assert_allclose(table.mean(axis=0), mean[part], atol=0.15 * std[0])
+        away = (table.mean(axis=0) - mean[part]) / std[part]
+        assert np.all(np.abs(away) < 0.5)
 
 
 @pytest.mark.slow
