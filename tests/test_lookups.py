@@ -235,7 +235,7 @@ def test_histograms_of_many_groups_show_their_scale_together():
 
 
 def test_a_column_that_is_the_same_for_all_of_a_group_is_known_no_better_than_the_groups():
-    """The posterior is normal, and known. Once its deviation came out a quarter as large: along the
+    """The posterior is normal, and known. Once its deviation came out a fifth as large: along the
     direction that no record sees, what made the information positive definite was claimed, too.
     """
     rng, places, number, spread = np.random.default_rng(0), 8, 2000, 0.5
