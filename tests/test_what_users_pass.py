@@ -987,7 +987,8 @@ LEFT_OUT = {
             *("VirtualClients", "GlobalVI", "FisherScoring"),
         )
         for part in (
-            *("guide", "check", "solver", "learning_rate", "visit", "memory", "told", "take"),
+            *("guide", "coordinates", "check", "solver", "learning_rate", "visit", "memory"),
+            *("told", "take"),
             *("pull", "cut", "unseen", "widened", "weights", "plan", "planned"),
         )
     },

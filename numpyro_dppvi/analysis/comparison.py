@@ -126,6 +126,13 @@ def compare(
             f"{discrete[0]!r}: compare with fit(..., method=NonPrivate()) on the same data instead."
         )
     posterior = result.posterior
+    if posterior.prior is not None and posterior.prior.space.effects:
+        name = next(iter(posterior.prior.space.effects))
+        raise ValueError(
+            f"compare needs priors with a density for each latent, got an earlier posterior that "
+            f"knows {name!r} by what the model makes of it: write the model with effects "
+            "a ~ Normal(mean, scale) in both studies."
+        )
     # The same first key as fit's, so that rows are split as they were there.
     split_key, nuts_key = jax.random.split(key, 3)[0], jax.random.fold_in(key, 3)
     laid = lay_out(data, clients, split_key, posterior.model, posterior.model_kwargs)
@@ -203,7 +210,7 @@ def _nuts(
     # NumPyro has one stack of handlers for all threads: see latents.trace.
     with HANDLERS:
         if earlier is None and posterior.space.summation.summed:
-            draws = _nuts_of_density(posterior.space, rows, key, options)
+            draws = _nuts_of_density(posterior.space.plain, rows, key, options)
         else:
             sampler = MCMC(NUTS(target), **options)
             sampler.run(key, **arguments)

@@ -200,20 +200,20 @@ def score(
     shards, sizes, names = laid.shards, laid.sizes, laid.names
     # Whole numbers may have been floats in the fit: scored as those, or they would be another
     # model's records.
-    shards = shards._replace(records=_like_fit(posterior.space, shards))
+    shards = shards._replace(records=_like_fit(posterior.space.plain, shards))
     budgets = budget_of_each(budget, len(sizes), names)
     _check_units(budgets)
     trusted = server.aggregator(trusted_aggregator)
     draws = posterior.sample(draw_key, (num_samples,))
-    ends = _ends(score_range, posterior.space, draws, range_key)
+    ends = _ends(score_range, posterior.space.plain, draws, range_key)
     # The last check that looks at records comes before the charge: what is refused here costs
     # nothing.
-    latents.check_missing(posterior.space, shards.records, shards.owners, laid.called)
-    latents.check_records(posterior.space, shards.records, shards.mask)
+    latents.check_missing(posterior.space.plain, shards.records, shards.owners, laid.called)
+    latents.check_records(posterior.space.plain, shards.records, shards.mask)
     planned = plan.of_gradients(
         budgets,
         FullBatch(),
-        clip_norm=_longest(posterior.space),
+        clip_norm=_longest(posterior.space.plain),
         releases_per_visit=1,
         num_visits=[1] * len(sizes),
         client_sizes=sizes,
@@ -226,7 +226,7 @@ def score(
     # released.
     ledger = algorithm.charged(ledger, planned, 0, np.arange(len(sizes)), file)
     # The only use of these secret keys: a second one would release the same noise twice.
-    noisy = _released(posterior.space, draws, shards, ends, planned, keys.round_key(0))
+    noisy = _released(posterior.space.plain, draws, shards, ends, planned, keys.round_key(0))
     return _packed(noisy, ends, planned, ledger, is_sum=trusted is not None)
 
 

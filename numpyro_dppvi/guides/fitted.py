@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions.util import sum_rightmost
@@ -58,7 +59,7 @@ def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> 
             by_latent |= family.by_latent({name: vector})
         else:
             by_latent[name] = distribution
-    drawn = {}
+    drawn, densities = {}, {}
     for latent in space.latents:
         found = by_latent[latent.name]
         if isinstance(found, dist.Distribution):
@@ -67,12 +68,16 @@ def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> 
         # A part of a vector that was drawn jointly. As in NumPyro's automatic guides, the latent
         # gets a Delta with the log density of the change of variables; the vector itself is an
         # auxiliary site.
-        value = latent.transform(found)
+        value = drawn[latent.name] = latent.transform(found)
         jacobian = latent.transform.log_abs_det_jacobian(found, value)
-        density = -sum_rightmost(jacobian, jacobian.ndim)
-        drawn[latent.name] = numpyro.sample(
-            latent.name, dist.Delta(value, density, event_dim=value.ndim)
-        )
+        densities[latent.name] = -sum_rightmost(jacobian, jacobian.ndim)
+    # Where effects were drawn, the latents that the model draws follow from them.
+    drawn, scales = space.apart(drawn)
+    for name, density in densities.items():
+        value, scale = drawn[name], scales.get(name, jnp.ones(()))
+        density = density + jnp.sum(jnp.log(scale))  # noqa: PLW2901
+        delta = dist.Delta(value, density, event_dim=value.ndim)
+        drawn[name] = numpyro.sample(name, delta)
     return drawn
 
 

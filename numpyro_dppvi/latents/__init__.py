@@ -6,6 +6,7 @@ check that outcomes lie in the model's support. It may import ``families``.
 
 from numpyro_dppvi.latents.additive import check_additive
 from numpyro_dppvi.latents.callbacks import check_callbacks
+from numpyro_dppvi.latents.effects import recentred
 from numpyro_dppvi.latents.missing import check_missing, may_be_missing
 from numpyro_dppvi.latents.plausible import check_priors, check_records, warn_of_scales
 from numpyro_dppvi.latents.space import Latent, LatentSpace, from_model
@@ -22,5 +23,6 @@ __all__ = [
     "check_records",
     "from_model",
     "may_be_missing",
+    "recentred",
     "warn_of_scales",
 ]

@@ -22,11 +22,13 @@ class Identity(NamedTuple):
         probe: The value at a fixed unconstrained point. Bijections cannot be compared, but this
             can, even between processes and versions of JAX. For a discrete latent, the number of
             values of an entry.
+        as_effect: Whether a factor is of ``mean + scale * value``.
     """
 
     shape: tuple[int, ...]
     base_shape: tuple[int, ...]
     probe: np.ndarray
+    as_effect: bool = False
 
 
 def identities(space: LatentSpace) -> dict[str, Identity]:
@@ -42,7 +44,9 @@ def identities(space: LatentSpace) -> dict[str, Identity]:
             size = math.prod(latent.base_shape)
             point = jnp.linspace(-0.7, 0.9, size + 2)[1:-1].reshape(latent.base_shape)
             probe = np.asarray(latent.transform(point))
-        found[latent.name] = Identity(latent.shape, latent.base_shape, probe)
+        found[latent.name] = Identity(
+            latent.shape, latent.base_shape, probe, latent.name in space.effects
+        )
     return found
 
 
@@ -58,4 +62,8 @@ def difference(mine: Mapping[str, Identity], other: Mapping[str, Identity]) -> s
             latent.probe, theirs.probe, rtol=_TOLERANCE, atol=_TOLERANCE
         ):
             return f"a latent {name!r} on another support"
+        if latent.as_effect != theirs.as_effect:
+            ways = (f"mean + scale * {name}", "it is written")
+            first, second = ways if theirs.as_effect else ways[::-1]
+            return f"a latent {name!r} fitted as {first}, not as {second}"
     return None

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import jax
@@ -151,6 +151,11 @@ class LatentSpace:
         row: Shapes and dtypes of one record.
         program: A digest of the computation. Spaces with equal digests are equal and share
             compiled programs.
+        effects: Latents in whose places there are effects, ``mean + scale * latent``: each with
+            what gives ``(mean, scale)``, of its shape, from the values before it as the model has
+            them (:mod:`numpyro_dppvi.latents.effects`). ``trace`` and ``together`` take values as
+            the model has them all the same.
+        as_written: The space without effects, if there are any.
     """
 
     latents: tuple[Latent, ...]
@@ -166,6 +171,10 @@ class LatentSpace:
     summation: Summation
     row: Mapping[str, jax.ShapeDtypeStruct]
     program: str
+    effects: Mapping[str, Callable[[Mapping[str, Array]], tuple[Array, Array]]] = field(
+        default_factory=dict
+    )
+    as_written: "LatentSpace | None" = None
 
     def __eq__(self, other: object) -> bool:
         """Whether inference would compute the same with both."""
@@ -178,6 +187,43 @@ class LatentSpace:
     def constrain(self, base: Mapping[str, Array]) -> dict[str, Array]:
         """Transforms base values of any latents to values in their supports."""
         return {lt.name: lt.constrain(base[lt.name]) for lt in self.latents if lt.name in base}
+
+    @property
+    def plain(self) -> "LatentSpace":
+        """The space of the model's own latents."""
+        return self if self.as_written is None else self.as_written
+
+    def apart(self, theta: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """All values as the model has them, and the scales of the effects."""
+        values, scales = dict(theta), {}
+        for name, mean_and_scale in self.effects.items():
+            mean, scales[name] = mean_and_scale(values)
+            values[name] = (theta[name] - mean) / scales[name]
+        return values, scales
+
+    def together_again(
+        self, values: Mapping[str, Array]
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The inverse of :meth:`apart`: values with effects, and the scales."""
+        theta, scales = dict(values), {}
+        for name, mean_and_scale in self.effects.items():
+            mean, scales[name] = mean_and_scale(values)
+            theta[name] = mean + scales[name] * values[name]
+        return theta, scales
+
+    def each(
+        self,
+        function: Callable[[dict[str, Array]], tuple[dict[str, Array], dict[str, Array]]],
+        values: Mapping[str, Array],
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """One of these two functions of every value along leading axes."""
+        if not self.effects:
+            return dict(values), {}
+        first = self.latents[0]
+        axes = jnp.ndim(values[first.name]) - len(first.shape)
+        for _ in range(axes):
+            function = jax.vmap(function)
+        return function(dict(values))
 
     @property
     def structs(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -381,7 +427,7 @@ class LatentSpace:
             replace(latent, transform=transforms.get(latent.name, latent.transform))
             for latent in self.latents
         )
-        return _fingerprinted(replace(self, latents=latents))
+        return fingerprinted(replace(self, latents=latents))
 
 
 def _causes(function: Callable[[Any, Any], PyTree], theta: Mapping[str, Any], record: Any) -> Any:
@@ -534,7 +580,7 @@ def from_model(
         row={name: jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for name, s in abstract.items()},
         program="",
     )
-    return _fingerprinted(space)
+    return fingerprinted(space)
 
 
 def shapes(records: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -551,7 +597,7 @@ def several(row: Mapping[str, jax.ShapeDtypeStruct], number: int) -> dict[str, A
     return {name: jax.ShapeDtypeStruct((number, *s.shape), s.dtype) for name, s in row.items()}
 
 
-def _fingerprinted(space: LatentSpace) -> LatentSpace:
+def fingerprinted(space: LatentSpace) -> LatentSpace:
     """The space with a digest of everything that inference computes with the model."""
     latents, row, theta, dtype = space.latents, space.row, space.structs, jnp.result_type(float)
     base = {lt.name: jax.ShapeDtypeStruct(lt.base_shape, dtype) for lt in latents}

@@ -53,7 +53,7 @@ from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import FullNormal, MeanField, factors
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.full_normal import pack, unpack
-from numpyro_dppvi.latents import LatentSpace
+from numpyro_dppvi.latents import LatentSpace, recentred
 from numpyro_dppvi.methods import entering, noisy_scores, ratios, remembered, search, tails, values
 from numpyro_dppvi.methods.local_solve import Descent
 from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients, planned_gradients
@@ -129,6 +129,10 @@ class FisherScoring(values.Usual):
     def guide(self, guide: Any, model: Model) -> Any:
         """Full covariance over all latents, if nothing else is asked for."""
         return AutoMultivariateNormal(model) if guide is None else guide
+
+    def coordinates(self, space: LatentSpace) -> LatentSpace:
+        """With effects in the places of latents that the model draws apart from them."""
+        return recentred(space)
 
     def check(self, space: LatentSpace, family: MeanField) -> None:
         """Refuses what has no joint normal posterior."""

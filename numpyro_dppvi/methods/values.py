@@ -134,6 +134,9 @@ class Method(Protocol):
     def guide(self, guide: Any, model: Model) -> Any:
         """The guide that is used where this one is asked for; ``None`` asks for none."""
 
+    def coordinates(self, space: LatentSpace) -> LatentSpace:
+        """The model as it is best seen where no guide is asked for."""
+
     def check(self, space: LatentSpace, family: MeanField) -> None:
         """Refuses a model or an approximation that it cannot work with."""
 
@@ -344,6 +347,10 @@ class Usual:
     def guide(self, guide: Any, model: Model) -> Any:
         """The one that is asked for."""
         return guide
+
+    def coordinates(self, space: LatentSpace) -> LatentSpace:
+        """As it is written."""
+        return space
 
     def check(self: Any, space: LatentSpace, family: MeanField) -> None:
         """Refuses no more than a rule for expectations that model or guide do not allow."""

@@ -86,6 +86,7 @@ def write(path: Path, model: Model, pieces: Pieces) -> None:
         "model": getattr(model, "__name__", type(model).__name__),
         "family": repr(pieces.family),
         "latents": {name: [latent.shape, latent.base_shape] for name, latent in found.items()},
+        "effects": [name for name, latent in found.items() if latent.as_effect],
         "records": {name: [s.shape, str(s.dtype)] for name, s in pieces.records.items()},
         "model_kwargs": plain,
         "model_kwargs_left_out": sorted(set(stored) - set(plain) - set(arrays)),
@@ -147,7 +148,10 @@ def read(
     with _damages(path):
         records = {name: _struct(*fact) for name, fact in facts["records"].items()}
         theirs = {
-            name: _identity(shape, base_shape, arrays[f"probe/{name}"])
+            # Files of versions before have no such fact.
+            name: _identity(
+                shape, base_shape, arrays[f"probe/{name}"], name in facts.get("effects", ())
+            )
             for name, (shape, base_shape) in facts["latents"].items()
         }
     # The latent space and family are rebuilt from the model, the guide and the shapes of the data.
@@ -164,6 +168,8 @@ def read(
             # Methods choose between two guides where none is given: the file says which it was.
             full = AutoMultivariateNormal(model)
             space, family = guides.approximation(full, model, space, records, kwargs)
+        if any(latent.as_effect for latent in theirs.values()):
+            space = latents.recentred(space)
     except UnsupportedModelError as error:
         raise ValueError(
             f"{path} was made with another model or guide than the one given: {error}"
@@ -212,9 +218,9 @@ def _struct(shape: Any, dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jax.dtypes.canonicalize_dtype(found))
 
 
-def _identity(shape: Any, base_shape: Any, probe: np.ndarray) -> Identity:
+def _identity(shape: Any, base_shape: Any, probe: np.ndarray, as_effect: bool) -> Identity:
     """A latent's identity from a file's facts."""
-    found = Identity(_sizes(shape), _sizes(base_shape), probe)
+    found = Identity(_sizes(shape), _sizes(base_shape), probe, as_effect)
     if probe.shape != found.shape or probe.dtype.kind != "f":
         raise ValueError("a latent's probe has another shape or kind than the latent")
     return found
@@ -283,6 +289,8 @@ def unpickled(
     # the difference below says so.
     if {latent.name for latent in space.latents} == set(transforms):
         space = space.with_transforms(transforms)
+    if any(latent.as_effect for latent in theirs.values()):
+        space = latents.recentred(space)
     found = difference(identities(space), theirs)
     if found is not None:
         raise ValueError(

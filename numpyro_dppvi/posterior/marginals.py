@@ -13,13 +13,53 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions.transforms import ComposeTransform
 
-from numpyro_dppvi._typing import Array, Natural
+from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.reading import split
 
-_NUM_DRAWS = 10_000
+NUM_DRAWS = 10_000
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
+
+
+class Drawn(dist.Distribution):
+    """The distribution of some draws, entry by entry.
+
+    Args:
+        values: The draws, on a leading axis.
+    """
+
+    support = dist.constraints.real
+    pytree_data_fields = ("values",)
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+        super().__init__(batch_shape=jnp.shape(values)[1:])
+
+    def sample(self, key: PRNGKey, sample_shape: tuple[int, ...] = ()) -> Array:
+        """Some of the draws again."""
+        return self.values[jax.random.randint(key, sample_shape, 0, len(self.values))]
+
+    def log_prob(self, value: Array) -> Array:
+        """Refused: draws have none."""
+        raise NotImplementedError(
+            "this latent's posterior is known by draws, which have no density: write "
+            "posterior.log_density(values) for that of all latents together."
+        )
+
+    def icdf(self, q: Array) -> Array:
+        """Quantiles, on a leading axis."""
+        return jnp.quantile(self.values, jnp.ravel(q), axis=0)
+
+    @property
+    def mean(self) -> Array:
+        """Of every entry."""
+        return jnp.mean(self.values, axis=0)
+
+    @property
+    def variance(self) -> Array:
+        """Of every entry."""
+        return jnp.var(self.values, axis=0)
 
 
 def mean(distribution: dist.Distribution) -> Array:
@@ -162,7 +202,7 @@ def _least(distribution: dist.Distribution, levels: Array) -> Array:
 
 def _draws(distribution: dist.Distribution) -> Array:
     # A fixed key, so that a mean is the same number every time it is asked for.
-    return distribution.sample(jax.random.key(0), (_NUM_DRAWS,))
+    return distribution.sample(jax.random.key(0), (NUM_DRAWS,))
 
 
 def _parts(distribution: dist.Distribution) -> tuple[dist.Distribution, ComposeTransform]:

@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 from numpyro_dppvi import _html, _validate, guides
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import MeanField
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.reading import pushed
 from numpyro_dppvi.latents import LatentSpace, outputs
 from numpyro_dppvi.latents.arguments import asked_of
@@ -110,7 +111,8 @@ class Posterior:
         shape = _validate.shape("shape", shape)
         coordinates = self.family.coordinates(self.natural)
         # q lives on base values; the bijections carry draws to the supports.
-        return self.space.constrain(self.family.sample(key, coordinates, shape))
+        theta = self.space.constrain(self.family.sample(key, coordinates, shape))
+        return _apart(self.space, theta) if self.space.effects else theta
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,6 +122,9 @@ class Posterior:
     def distribution(self, latent: str) -> dist.Distribution:
         """One latent's distribution as a NumPyro distribution.
 
+        Of a latent z that enters as ``mean + scale * z``, ``FisherScoring`` knows that sum, and not
+        z by itself: this is the distribution of ten thousand draws then, and has no density.
+
         Raises:
             KeyError: If the model has no such latent.
         """
@@ -127,6 +132,11 @@ class Posterior:
             raise KeyError(
                 f"latent must be one of {', '.join(self.names)}, got {_validate.shown(latent)}."
             )
+        if latent in self.space.effects:
+            return marginals.Drawn(self.sample(jax.random.key(0), (marginals.NUM_DRAWS,))[latent])
+        return self._of_base(latent)
+
+    def _of_base(self, latent: str) -> dist.Distribution:
         base = self.family.distribution(self.family.coordinates(self.natural))[latent]
         return pushed(base, self.space.latents[self.names.index(latent)].transform)
 
@@ -178,7 +188,7 @@ class Posterior:
                 f"values must hold exactly the latents, got {sorted(values)}: write "
                 f"values for {', '.join(self.names)}."
             )
-        terms, base = [], {}
+        given: dict[str, Array] = {}
         for latent in self.space.latents:
             name, shape = latent.name, latent.shape
             value = _number(f"values[{name!r}]", values[name])
@@ -187,8 +197,16 @@ class Posterior:
                     f"values[{name!r}] must end in the latent's shape {shape}, got shape "
                     f"{value.shape}: write values in the shapes that sample(...) returns."
                 )
-            terms.append(self.distribution(name).log_prob(value))
+            given[name] = value
+        given, scales = self.space.each(self.space.together_again, given)
+        terms, base = [], {}
+        for latent in self.space.latents:
+            name, value = latent.name, given[latent.name]
+            terms.append(self._of_base(name).log_prob(value))
             base[name] = value if latent.is_discrete else latent.transform.inv(value)
+            if name in scales:
+                entries = tuple(range(-len(latent.shape), 0))
+                terms.append(jnp.sum(jnp.log(scales[name]), axis=entries))
         # The product of the marginals, and what latents of one member know of each other: Jacobians
         # of the bijections are in both, and cancel.
         dependence = self.family.log_dependence(self.family.coordinates(self.natural), base)
@@ -259,7 +277,7 @@ class Posterior:
         if batch_size is not None:
             batch_size = _validate.positive_int("batch_size", batch_size)
         draws = self.sample(draw_key, (num_samples,))
-        predictions.check_missing(self.space, self.model, draws, rows, constants)
+        predictions.check_missing(self.space.plain, self.model, draws, rows, constants)
         return predictions.predict(self.model, draws, rows, constants, site_key, batch_size)
 
     def _arguments(
@@ -333,7 +351,7 @@ class Posterior:
         }
         if public_data is not None:
             groups |= exported.of_public_data(
-                self.model, self.space, draws, rows, constants, public_data, site_key
+                self.model, self.space.plain, draws, rows, constants, public_data, site_key
             )
         # What fit wrote into the attributes, as JSON: names of clients, and of tables' columns.
         known = dict.fromkeys(_CLIENT_DIMS, listed(self.attrs, "clients"))
@@ -408,6 +426,11 @@ class Posterior:
         Pass it to ``numpyro.infer.Predictive`` with :attr:`params`.
         """
         return guides.draw(self.space, self.family, self.params)
+
+
+@compiled("space", quick=True)
+def _apart(space: LatentSpace, theta: Mapping[str, Array]) -> dict[str, Array]:
+    return space.each(space.apart, theta)[0]
 
 
 def called_here(name: str) -> str | None:

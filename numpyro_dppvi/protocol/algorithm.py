@@ -325,8 +325,10 @@ def prepare(setup: Setup) -> Assembly:
     latents.check_additive(space, model_kwargs, sum(client_sizes), missing)
     latents.check_priors(space)
     latents.warn_of_scales(space)
-    guide = method.guide(guide, model)
-    space, family = guides.approximation(guide, model, space, records, model_kwargs)
+    asked = method.guide(guide, model)
+    space, family = guides.approximation(asked, model, space, records, model_kwargs)
+    if guide is None:
+        space = method.coordinates(space)
     method.check(space, family)  # refused before anything is released
     prior = first_factor(setup.earlier, family, space)
     problem = Problem(

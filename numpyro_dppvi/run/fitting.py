@@ -404,8 +404,8 @@ def _fitted(
             begun = algorithm.posterior(state)
             # Both look at records. They pass or fail, and their messages show none.
             shards = laid.shards
-            latents.check_missing(begun.space, shards.records, shards.owners, laid.called)
-            latents.check_records(begun.space, shards.records, shards.mask)
+            latents.check_missing(begun.space.plain, shards.records, shards.owners, laid.called)
+            latents.check_records(begun.space.plain, shards.records, shards.mask)
             if plan is not None:
                 plan = _with_caution(plan, run, begun)
             past, journal = loop.no_history(state.natural), None

@@ -285,9 +285,9 @@ def _opened(mine: Settings, prepared: Prepared, records: Mapping[str, np.ndarray
     rows = _rows(prepared, records, study.hospitals[mine.name])
     problem = assembly.problem
     of_one_client = {name: jnp.asarray(array)[None] for name, array in rows.items()}
-    latents.check_missing(problem.space, of_one_client, np.zeros((1, 1), int), ["records"])
+    latents.check_missing(problem.space.plain, of_one_client, np.zeros((1, 1), int), ["records"])
     is_record = jnp.ones((1, study.hospitals[mine.name]), bool)
-    latents.check_records(problem.space, of_one_client, is_record)
+    latents.check_records(problem.space.plain, of_one_client, is_record)
     # All clients' arrays have as many rows as the largest has, as in one process.
     capacity = max(study.hospitals.values())
     padded = {name: _padded(array, capacity) for name, array in rows.items()}

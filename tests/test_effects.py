@@ -1,0 +1,382 @@
+"""Effects that a model draws apart from their mean and scale, put together again."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.distributions.transforms import AffineTransform
+from numpyro.handlers import reparam
+from numpyro.infer import Predictive
+from numpyro.infer.autoguide import AutoMultivariateNormal
+from numpyro.infer.reparam import LocScaleReparam, TransformReparam
+
+import numpyro_dppvi as dppvi
+from numpyro_dppvi import latents
+from tests.test_hierarchies import without_noise
+
+GROUPS, SLOPES = 6, 2
+
+
+def _hyper():
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    return mu, tau, numpyro.sample("w", dist.Normal(0, 1))
+
+
+def _outcomes(logits, y):
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def centred(group, x, y):
+    mu, tau, w = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        a = numpyro.sample("a", dist.Normal(mu, tau))
+    _outcomes(a[group] + w * x, y)
+
+
+def by_hand(group, x, y):
+    mu, tau, w = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+        a = numpyro.deterministic("a", mu + tau * z)
+    _outcomes(a[group] + w * x, y)
+
+
+def looked_up_first(group, x, y):
+    mu, tau, w = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    _outcomes(mu + z[group] * tau + w * x, y)
+
+
+by_loc_and_scale = reparam(centred, config={"a": LocScaleReparam(0)})
+
+
+def _transformed(group, x, y):
+    mu, tau, w = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        standard = dist.TransformedDistribution(dist.Normal(0, 1), AffineTransform(mu, tau))
+        a = numpyro.sample("a", standard)
+    _outcomes(a[group] + w * x, y)
+
+
+by_transform = reparam(_transformed, config={"a": TransformReparam()})
+
+
+def in_pieces(group, x, y):
+    """Not all of the mean is there when the group is looked up."""
+    mu, tau, w = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    _outcomes(mu + (tau * z)[group] + w * x, y)
+
+
+def slopes(group, x, y):
+    mu = numpyro.sample("mu", dist.Normal(0, 1).expand([SLOPES]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1).expand([SLOPES]).to_event(1))
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([GROUPS, SLOPES]).to_event(2))
+    own = mu + tau * z[group]
+    _outcomes(own[:, 0] + own[:, 1] * x, y)
+
+
+def horseshoe(group, x, y):
+    local = numpyro.sample("local", dist.HalfCauchy(1).expand([SLOPES]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfCauchy(1))
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([SLOPES]).to_event(1))
+    w = z * local * tau
+    _outcomes(w[0] + w[1] * x, y)
+
+
+def nested(group, x, y):
+    mu, tau, _ = _hyper()
+    spread = numpyro.sample("spread", dist.HalfNormal(1))
+    with numpyro.plate("regions", 2):
+        region = mu + spread * numpyro.sample("above", dist.Normal(0, 1))
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    _outcomes((region[jnp.arange(GROUPS) % 2] + tau * z)[group], y)
+
+
+def beside_a_curve(group, x, y):
+    mu, tau, _ = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    length = numpyro.sample("length", dist.LogNormal(0, 1))
+    scale = jnp.exp(-0.5 * (length * jnp.arange(1, GROUPS + 1)) ** 2)
+    curve = scale * numpyro.sample("curve", dist.Normal(0, 1).expand([GROUPS]).to_event(1))
+    _outcomes((mu + tau * z)[group] + jnp.sin(x[:, None] * jnp.arange(1, GROUPS + 1)) @ curve, y)
+
+
+def given_a_column(group, x, y):
+    """The scale is one record's."""
+    _, tau, _ = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    _outcomes(z[group] * x * tau, y)
+
+
+def used_twice(group, x, y):
+    mu, tau, _ = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    _outcomes((mu + tau * z)[group] + z[group] ** 2, y)
+
+
+def of_a_known_scale(group, x, y):
+    mu, _, w = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    _outcomes((mu + 0.5 * z)[group] + w * x, y)
+
+
+def of_either_sign(group, x, y):
+    scale = numpyro.sample("scale", dist.Normal(0, 1))
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    _outcomes((scale * z)[group], y)
+
+
+def a_smooth_curve(group, x, y):
+    """Of short waves the prior knows that they are nothing."""
+    length = numpyro.sample("length", dist.LogNormal(0, 1))
+    scale = jnp.exp(-0.5 * (length * jnp.arange(1, GROUPS + 1)) ** 2)
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([GROUPS]).to_event(1))
+    waves = jnp.sin(x[:, None] * jnp.arange(1, GROUPS + 1))
+    _outcomes(waves @ (scale * z), y)
+
+
+def of_heavy_tails(group, x, y):
+    mu, tau, _ = _hyper()
+    with numpyro.plate("groups", GROUPS):
+        z = numpyro.sample("z", dist.StudentT(3, 0, 1))
+    _outcomes((mu + tau * z)[group], y)
+
+
+def above_another(group, x, y):
+    mu, tau, _ = _hyper()
+    z = numpyro.sample("z", dist.Normal(0, 1))
+    with numpyro.plate("groups", GROUPS):
+        a = numpyro.sample("a", dist.Normal(z, 1))
+    _outcomes(a[group] + mu + tau * z, y)
+
+
+# What stands for an effect, what its mean and scale depend on, and what records enter.
+FOUND = {
+    by_hand: ({"z": {"mu", "tau"}}, {"z", "w"}),
+    looked_up_first: ({"z": {"mu", "tau"}}, {"z", "w"}),
+    by_loc_and_scale: ({"a_decentered": {"mu", "tau"}}, {"a_decentered", "w"}),
+    by_transform: ({"a_base": {"mu", "tau"}}, {"a_base", "w"}),
+    in_pieces: ({"z": {"tau"}}, {"mu", "z", "w"}),
+    slopes: ({"z": {"mu", "tau"}}, {"z"}),
+    horseshoe: ({"z": {"local", "tau"}}, {"z"}),
+    beside_a_curve: ({"z": {"mu", "tau"}}, {"z", "length", "curve"}),
+    nested: ({"above": {"mu", "spread"}, "z": {"mu", "spread", "above", "tau"}}, {"z"}),
+}
+LEFT = (
+    *(given_a_column, used_twice, of_a_known_scale, of_either_sign, of_heavy_tails),
+    *(a_smooth_curve, above_another, centred),
+)
+
+
+def _named(value):
+    return value.fn.__name__ if hasattr(value, "fn") else getattr(value, "__name__", None)
+
+
+def _data(number=40, seed=0):
+    rng = np.random.default_rng(seed)
+    group, x = rng.integers(GROUPS, size=number), rng.normal(size=number)
+    effects = -0.5 + 0.7 * rng.normal(size=GROUPS)
+    y = rng.uniform(size=number) < 1 / (1 + np.exp(-effects[group] - 0.5 * x))
+    return {"group": group.astype(np.int32), "x": x.astype(np.float32), "y": y.astype(np.int32)}
+
+
+def _record(number=0):
+    return {name: jnp.asarray(column[number]) for name, column in _data().items()}
+
+
+def _base(space, seed=0, shape=()):
+    rng = np.random.default_rng(seed)
+    return {
+        lt.name: jnp.asarray(rng.normal(size=(*shape, *lt.base_shape)), jnp.result_type(float))
+        for lt in space.latents
+    }
+
+
+@pytest.mark.parametrize("model", FOUND, ids=_named)
+def test_effects_are_found(model):
+    parents, entering = FOUND[model]
+    space = latents.recentred(latents.from_model(model, _data()))
+    assert {name: space.parents[name] for name in space.effects} == parents
+    assert space.entering == entering
+
+
+@pytest.mark.parametrize("model", LEFT, ids=_named)
+def test_other_models_stay_as_they_are(model):
+    space = latents.from_model(model, _data())
+    assert latents.recentred(space) is space
+
+
+@pytest.mark.parametrize("model", FOUND, ids=_named)
+def test_densities_are_those_of_the_model(model):
+    """p(a) = p(z) / scale; a record's density, and its drawn outcomes, are the same."""
+    space = latents.recentred(latents.from_model(model, _data()))
+    plain, names = space.plain, frozenset(space.structs)
+    for number in range(4):
+        base, record = _base(space, number), _record(number)
+        theta = space.constrain(base)
+        values, scales = space.apart(theta)
+        logs = sum(jnp.sum(jnp.log(scale)) for scale in scales.values())
+        np.testing.assert_allclose(
+            space.log_likelihood(theta, record), plain.log_likelihood(values, record), rtol=1e-4
+        )
+        np.testing.assert_allclose(
+            space.log_density(theta, names) + logs, plain.log_density(values, names), rtol=1e-4
+        )
+        key = jax.random.key(number)
+        mine, theirs = space.draw(theta, record, key), plain.draw(values, record, key)
+        np.testing.assert_array_equal(mine["y"], theirs["y"])
+
+
+def test_the_prior_is_that_of_the_centred_model():
+    names = frozenset({"a"})
+    space, twin = (latents.recentred(latents.from_model(m, _data())) for m in (by_hand, centred))
+    base = _base(twin)
+    mine = {"z" if name == "a" else name: value for name, value in base.items()}
+    found, true = space.log_prior(mine, frozenset({"z"})), twin.log_prior(base, names)
+    np.testing.assert_allclose(found, true, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize("model", [by_hand, slopes, nested], ids=_named)
+def test_there_and_back(model, shape):
+    space = latents.recentred(latents.from_model(model, _data()))
+    theta = space.constrain(_base(space, shape=shape))
+    values, scales = space.each(space.apart, theta)
+    back, again = space.each(space.together_again, values)
+    for name, value in theta.items():
+        assert values[name].shape == value.shape
+        np.testing.assert_allclose(back[name], value, atol=1e-4)
+    for name, scale in scales.items():
+        np.testing.assert_allclose(again[name], scale, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def fits():
+    data = [_data(400, seed) for seed in range(3)]
+    return without_noise(by_hand, data).posterior, without_noise(centred, data).posterior
+
+
+def test_a_fit_is_that_of_the_centred_model(fits):
+    mine, twin = fits
+    key = jax.random.key(1)
+    draws, true = mine.sample(key, (500,)), twin.sample(key, (500,))
+    effects = draws["mu"][:, None] + draws["tau"][:, None] * draws["z"]
+    for found, wanted in (
+        (draws["mu"], true["mu"]),
+        (draws["tau"], true["tau"]),
+        (effects, true["a"]),
+    ):
+        np.testing.assert_allclose(found, wanted, atol=0.02)
+
+
+def test_latents_and_derived_sites_have_their_names(fits):
+    mine, _ = fits
+    assert mine.names == ("mu", "tau", "w", "z")
+    group = mine.to_arviz(num_samples=50)["posterior"]
+    values = {name: np.asarray(group[name])[0] for name in ("mu", "tau", "z", "a")}
+    effects = values["mu"][:, None] + values["tau"][:, None] * values["z"]
+    np.testing.assert_allclose(values["a"], effects, rtol=1e-4, atol=1e-4)
+
+
+def test_moments_and_quantiles_are_those_of_draws(fits):
+    mine, _ = fits
+    draws = np.asarray(mine.sample(jax.random.key(0), (10_000,))["z"])
+    np.testing.assert_allclose(mine.mean["z"], draws.mean(axis=0), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(mine.stddev["z"], draws.std(axis=0), rtol=1e-3)
+    found = mine.quantiles((0.1, 0.9))["z"]
+    np.testing.assert_allclose(found, np.quantile(draws, (0.1, 0.9), axis=0), atol=1e-3)
+    assert "z[5]" in mine.summary()
+    assert mine.distribution("z").sample(jax.random.key(0), (3,)).shape == (3, GROUPS)
+    with pytest.raises(NotImplementedError, match=r"posterior.log_density\(values\)"):
+        mine.distribution("z").log_prob(draws[0])
+
+
+def test_a_density_counts_the_scale(fits):
+    """q(mu, tau, w, z) = q(mu, tau, w, a) tau^G."""
+    mine, twin = fits
+    values = mine.sample(jax.random.key(3), (4,))
+    effects = {
+        **{name: values[name] for name in ("mu", "tau", "w")},
+        "a": values["mu"][:, None] + values["tau"][:, None] * values["z"],
+    }
+    expected = twin.log_density(effects) + GROUPS * np.log(values["tau"])
+    np.testing.assert_allclose(mine.log_density(values), expected, atol=0.2)
+
+
+def test_its_guide_draws_what_the_model_draws(fits):
+    mine, _ = fits
+    predictive = Predictive(mine.guide, params=mine.params, num_samples=4000)
+    drawn = predictive(jax.random.key(0))
+    middle = mine.quantiles([0.5])["z"][0]
+    np.testing.assert_allclose(np.median(drawn["z"], axis=0), middle, atol=0.1)
+    traced = numpyro.handlers.trace(
+        numpyro.handlers.seed(numpyro.handlers.substitute(mine.guide, mine.params), 0)
+    ).get_trace()
+    values = {name: traced[name]["value"] for name in mine.names}
+    density = sum(
+        jnp.sum(s["fn"].log_prob(s["value"])) for s in traced.values() if s["type"] == "sample"
+    )
+    np.testing.assert_allclose(density, mine.log_density(values), rtol=1e-3, atol=1e-2)
+
+
+def test_it_is_saved_and_pickled(fits, tmp_path):
+    mine, _ = fits
+    mine.save(tmp_path / "posterior.zip")
+    key = jax.random.key(4)
+    for again in (
+        dppvi.load(tmp_path / "posterior.zip", by_hand),
+        pickle.loads(pickle.dumps(mine)),
+    ):
+        assert set(again.space.effects) == {"z"}
+        np.testing.assert_array_equal(again.sample(key, (5,))["z"], mine.sample(key, (5,))["z"])
+
+
+def test_a_study_goes_on_from_it(fits):
+    mine, _ = fits
+    data, arguments = _data(300, 7), {"rng_key": jax.random.key(0), "progress_bar": False}
+    budget = dppvi.PrivacyBudget(float("inf"), 1e-5)
+    settings = {"method": dppvi.FisherScoring(), "budget": budget, "insecure_noise_seed": 0}
+    prior = mine.as_prior()
+    found = dppvi.fit(by_hand, None, data, prior=prior, **settings, **arguments).posterior
+    assert np.all(np.asarray(found.stddev["w"]) < np.asarray(mine.stddev["w"]))
+    guide = AutoMultivariateNormal(by_hand)
+    with pytest.raises(dppvi.UnsupportedModelError, match=r"'z' fitted as mean \+ scale \* z"):
+        dppvi.fit(by_hand, guide, data, prior=prior, **settings, **arguments)
+
+
+def test_a_score_of_held_back_records(fits):
+    data, key = [_data(300, 8)], jax.random.key(0)
+    budget = dppvi.PrivacyBudget(1e4, 1e-5)
+    scores = [
+        dppvi.score(posterior, data, rng_key=key, budget=budget, insecure_noise_seed=0)
+        for posterior in fits
+    ]
+    assert scores[0].log_density.value == pytest.approx(scores[1].log_density.value, abs=0.01)
+
+
+def test_nuts_has_no_prior_for_what_follows_from_effects(fits):
+    mine, _ = fits
+    data, key = _data(100, 9), jax.random.key(0)
+    arguments = {"rng_key": key, "progress_bar": False, "insecure_noise_seed": 0}
+    budget = dppvi.PrivacyBudget(float("inf"), 1e-5)
+    method = dppvi.FisherScoring()
+    result = dppvi.fit(
+        by_hand, None, data, prior=mine.as_prior(), method=method, budget=budget, **arguments
+    )
+    with pytest.raises(ValueError, match="knows 'z' by what the model makes of it"):
+        dppvi.compare(result, data, rng_key=key)
