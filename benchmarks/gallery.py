@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import AutoMultivariateNormal
 
 import numpyro_dppvi as dppvi
@@ -159,9 +160,14 @@ def noisy(study: Study) -> Noisy:
 
 def _moments(posterior: dppvi.posterior.Posterior) -> tuple[np.ndarray, np.ndarray]:
     """Means and standard deviations of all latents in unconstrained space, by draws."""
-    coordinates = posterior.family.coordinates(posterior.natural)
-    drawn = posterior.family.sample(jax.random.key(1), coordinates, (4000,))
-    flat = np.concatenate([np.reshape(drawn[name], (4000, -1)) for name in drawn], axis=1)
+    drawn = posterior.sample(jax.random.key(1), (4000,))
+    latents = posterior.space.latents
+    # As the model has them: inference may put effects in the places of some.
+    base = [
+        drawn[lt.name] if lt.is_discrete else biject_to(lt.support).inv(drawn[lt.name])
+        for lt in latents
+    ]
+    flat = np.concatenate([np.reshape(each, (4000, -1)) for each in base], axis=1)
     return flat.mean(axis=0), flat.std(axis=0)
 
 

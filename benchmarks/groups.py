@@ -6,7 +6,8 @@ Logistic regressions with an intercept for each group, eight in most studies, wr
 effects a ~ Normal(mu, tau) under mu ~ Normal(0, 2) and tau ~ HalfNormal(1), and two weights. In
 each study the effects are drawn around -.5 with spread .7. Mean, spread, effects and weights are
 shown apart. In some studies the same is written as an intercept mu beside effects about zero, of
-which no record tells one from the other; shown are then mu and each sum of it and an effect.
+which no record tells one from the other; shown are then mu and each sum of it and an effect. In
+others effects are drawn decentred, as mu + tau * z.
 """
 
 import math
@@ -50,6 +51,18 @@ def intercept(x: jax.Array, group: jax.Array, y: jax.Array, num_groups: int) -> 
         numpyro.sample("y", dist.Bernoulli(logits=mu + beside[group] + x @ w), obs=y)
 
 
+def decentred(x: jax.Array, group: jax.Array, y: jax.Array, num_groups: int) -> None:
+    """The same, with effects drawn apart from their mean and spread."""
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([NUM_WEIGHTS]).to_event(1))
+    with numpyro.plate("groups", num_groups):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+    effects = mu + tau * z
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=effects[group] + x @ w), obs=y)
+
+
 class Cell(NamedTuple):
     """A kind of study.
 
@@ -80,6 +93,8 @@ CELLS = (
     Cell((400, 2000, 8000), 2.0),
     *(Cell((1000,) * 5, epsilon, model=intercept) for epsilon in (1.0, 3.0, 10.0, math.inf)),
     Cell((200,) * 5, 3.0, model=intercept),
+    *(Cell((1000,) * 5, epsilon, model=decentred) for epsilon in (1.0, 3.0, 10.0, math.inf)),
+    Cell((200,) * 5, 3.0, model=decentred),
     *(Cell((500,) * 8, epsilon, True) for epsilon in (1.0, 3.0, 10.0, math.inf)),
     Cell((200, 300, 400, 500, 600, 800, 1000, 1200), 3.0, True),
     *(Cell((500,) * 8, epsilon, True, dppvi.synchronous) for epsilon in (1.0, 3.0, math.inf)),
@@ -90,6 +105,7 @@ CELLS = (
     ),
     *(Cell((1000,) * 5, epsilon, num_groups=30, uneven=True) for epsilon in (1.0, 3.0)),
     Cell((200,) * 5, 3.0, num_groups=30),
+    Cell((1000,) * 5, 3.0, num_groups=30, model=decentred),
     *(Cell((1000,) * 5, epsilon, between=True) for epsilon in (3.0, 10.0, math.inf)),
     Cell((1000,) * 5, 3.0, num_groups=30, between=True),
 )
@@ -166,9 +182,11 @@ def posterior(cell: Cell, made: Study, seed: int) -> dict[str, tuple[np.ndarray,
         insecure_noise_seed=seed,
     )
     draws = dict(result.posterior.sample(jax.random.key(seed), (4000,)))
-    draws["tau"] = jnp.log(draws["tau"])
     if cell.model is intercept:
         draws["effects"] = draws["mu"][:, None] + draws["beside"]
+    if cell.model is decentred:
+        draws["effects"] = draws["mu"][:, None] + draws["tau"][:, None] * draws["z"]
+    draws["tau"] = jnp.log(draws["tau"])
     found = {}
     for part in PARTS:
         table = np.asarray(draws[part], np.float64).reshape(4000, -1)
@@ -204,6 +222,7 @@ def rows(studies: int) -> Iterator[str]:
         groups += ", a column by group" if cell.between else ""
         groups += ", synchronous" if cell.schedule else ""
         groups += ", an intercept beside" if cell.model is intercept else ""
+        groups += ", decentred" if cell.model is decentred else ""
         yield f"| {sizes} | {groups} | {cell.epsilon:g} | " + " | ".join(said) + " |"
 
 
