@@ -31,6 +31,7 @@ from numpyro_dppvi._typing import Array, Natural
 from numpyro_dppvi.families import FullNormal, MeanField, precision
 from numpyro_dppvi.families.diagonal_normal import NormalNatural
 from numpyro_dppvi.families.full_normal import pack, unpack
+from numpyro_dppvi.guides import prior_factor
 from numpyro_dppvi.latents import LatentSpace, programs
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS
 
@@ -80,6 +81,17 @@ def matched(
         return _log_prior(space, rest, family.by_latent({member: vector}))
 
     return Natural({member: moments(density, parts, cavity[member], q[member])})
+
+
+def applies(space: LatentSpace, family: MeanField) -> bool:
+    """Whether :func:`matched` has a factor for the model's own priors.
+
+    Args:
+        space: The model.
+        family: The family of q.
+    """
+    rest = prior_factor(family, space).rest
+    return bool(rest) and split(space, family.within(space.seen_by(rest)), rest) is not None
 
 
 @functools.lru_cache(maxsize=32)

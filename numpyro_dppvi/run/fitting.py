@@ -20,7 +20,7 @@ from numpyro_dppvi import _html, _validate, latents
 from numpyro_dppvi._typing import Array, Model, Natural, PRNGKey
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.families.compiled import compiled
-from numpyro_dppvi.methods import values
+from numpyro_dppvi.methods import hierarchies, values
 from numpyro_dppvi.methods.values import AnyMethod
 from numpyro_dppvi.posterior import marginals
 from numpyro_dppvi.posterior.posterior import Posterior, called_here
@@ -551,7 +551,10 @@ def result_of(
         ),
         least=None if plan is None or plan.worth is None or run.alone else plan.worth.together,
         narrowed=_narrowed(relative),
-        untold=_untold(relative, posterior.space.parents),
+        # Where effects are integrated out, what is above them is as wide as it should be.
+        untold=()
+        if run.local.matches and hierarchies.applies(posterior.space, posterior.family)
+        else _untold(relative, posterior.space.parents),
         caution="" if plan is None else plan.of_model.removeprefix("Caution: "),
     )
     result = FitResult(posterior, plan, done.history, status, state, run, **fields)

@@ -127,7 +127,7 @@ class Status:
             three quarters of the latents: the lower quartile of ratios of standard deviations, on
             the unconstrained scale. ``None`` with a start of ``init_scale``.
         untold: With privacy, latents that records hardly narrow, each with those that its prior
-            depends on, whose widths cannot be believed.
+            depends on, whose widths cannot be believed. None where effects are integrated out.
         caution: Why the method's steps cannot come from the model's prior; empty if they can.
     """
 
