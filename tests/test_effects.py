@@ -84,6 +84,34 @@ def slopes(group, x, y):
     _outcomes(own[:, 0] + own[:, 1] * x, y)
 
 
+def _correlated():
+    """Latents above slopes that are correlated, and the root of their covariance matrix."""
+    mu = numpyro.sample("mu", dist.Normal(0, 1).expand([SLOPES]).to_event(1))
+    tau = numpyro.sample("tau", dist.HalfNormal(1).expand([SLOPES]).to_event(1))
+    return mu, tau[:, None] * numpyro.sample("root", dist.LKJCholesky(SLOPES, 2.0))
+
+
+def correlated(group, x, y):
+    mu, root = _correlated()
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([GROUPS, SLOPES]).to_event(2))
+    own = (mu + z @ root.T)[group]
+    _outcomes(own[:, 0] + own[:, 1] * x, y)
+
+
+def correlated_as_in_stan(group, x, y):
+    mu, root = _correlated()
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([SLOPES, GROUPS]).to_event(2))
+    own = (mu[:, None] + root @ z).T[group]
+    _outcomes(own[:, 0] + own[:, 1] * x, y)
+
+
+def correlated_by_einsum(group, x, y):
+    mu, root = _correlated()
+    z = numpyro.sample("z", dist.Normal(0, 1).expand([GROUPS, SLOPES]).to_event(2))
+    own = mu + jnp.einsum("ij,nj->ni", root, z[group])
+    _outcomes(own[:, 0] + own[:, 1] * x, y)
+
+
 def horseshoe(group, x, y):
     local = numpyro.sample("local", dist.HalfCauchy(1).expand([SLOPES]).to_event(1))
     tau = numpyro.sample("tau", dist.HalfCauchy(1))
@@ -173,6 +201,10 @@ FOUND = {
     by_transform: ({"a_base": {"mu", "tau"}}, {"a_base", "w"}),
     in_pieces: ({"z": {"tau"}}, {"mu", "z", "w"}),
     slopes: ({"z": {"mu", "tau"}}, {"z"}),
+    **dict.fromkeys(
+        (correlated, correlated_as_in_stan, correlated_by_einsum),
+        ({"z": {"mu", "tau", "root"}}, {"z"}),
+    ),
     horseshoe: ({"z": {"local", "tau"}}, {"z"}),
     beside_a_curve: ({"z": {"mu", "tau"}}, {"z", "length", "curve"}),
     nested: ({"above": {"mu", "spread"}, "z": {"mu", "spread", "above", "tau"}}, {"z"}),
@@ -229,40 +261,56 @@ def test_densities_are_those_of_the_model(model):
     for number in range(4):
         base, record = _base(space, number), _record(number)
         theta = space.constrain(base)
-        values, scales = space.apart(theta)
-        logs = sum(jnp.sum(jnp.log(scale)) for scale in scales.values())
+        values, log_scales = space.apart(theta)
         np.testing.assert_allclose(
             space.log_likelihood(theta, record), plain.log_likelihood(values, record), rtol=1e-4
         )
         np.testing.assert_allclose(
-            space.log_density(theta, names) + logs, plain.log_density(values, names), rtol=1e-4
+            space.log_density(theta, names) + sum(log_scales.values()),
+            plain.log_density(values, names),
+            rtol=1e-4,
         )
         key = jax.random.key(number)
         mine, theirs = space.draw(theta, record, key), plain.draw(values, record, key)
         np.testing.assert_array_equal(mine["y"], theirs["y"])
 
 
-def test_the_prior_is_that_of_the_centred_model():
-    names = frozenset({"a"})
-    space, twin = (latents.recentred(latents.from_model(m, _data())) for m in (by_hand, centred))
-    base = _base(twin)
-    mine = {"z" if name == "a" else name: value for name, value in base.items()}
-    found, true = space.log_prior(mine, frozenset({"z"})), twin.log_prior(base, names)
-    np.testing.assert_allclose(found, true, rtol=1e-5)
+def _correlated_effects(group, x, y):
+    mu, root = _correlated()
+    a = numpyro.sample(
+        "a", dist.MultivariateNormal(mu, scale_tril=root).expand([GROUPS]).to_event(1)
+    )
+    own = a[group]
+    _outcomes(own[:, 0] + own[:, 1] * x, y)
+
+
+@pytest.mark.parametrize(
+    ("model", "twin"), [(by_hand, centred), (correlated, _correlated_effects)], ids=_named
+)
+def test_the_prior_is_that_of_the_centred_model(model, twin):
+    space, twin = (latents.recentred(latents.from_model(m, _data())) for m in (model, twin))
+    for number in range(3):
+        base = _base(twin, number)
+        mine = {"z" if name == "a" else name: value for name, value in base.items()}
+        found = space.log_prior(mine, frozenset({"z"}))
+        np.testing.assert_allclose(found, twin.log_prior(base, frozenset({"a"})), rtol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
-@pytest.mark.parametrize("model", [by_hand, slopes, nested], ids=_named)
+@pytest.mark.parametrize(
+    "model", [by_hand, slopes, nested, correlated, correlated_as_in_stan], ids=_named
+)
 def test_there_and_back(model, shape):
     space = latents.recentred(latents.from_model(model, _data()))
     theta = space.constrain(_base(space, shape=shape))
-    values, scales = space.each(space.apart, theta)
+    values, log_scales = space.each(space.apart, theta)
     back, again = space.each(space.together_again, values)
     for name, value in theta.items():
         assert values[name].shape == value.shape
         np.testing.assert_allclose(back[name], value, atol=1e-4)
-    for name, scale in scales.items():
-        np.testing.assert_allclose(again[name], scale, rtol=1e-5)
+    for name, log_scale in log_scales.items():
+        assert log_scale.shape == shape
+        np.testing.assert_allclose(again[name], log_scale, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

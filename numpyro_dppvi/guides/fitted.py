@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions.util import sum_rightmost
@@ -72,11 +71,10 @@ def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> 
         jacobian = latent.transform.log_abs_det_jacobian(found, value)
         densities[latent.name] = -sum_rightmost(jacobian, jacobian.ndim)
     # Where effects were drawn, the latents that the model draws follow from them.
-    drawn, scales = space.apart(drawn)
+    drawn, log_scales = space.apart(drawn)
     for name, density in densities.items():
-        value, scale = drawn[name], scales.get(name, jnp.ones(()))
-        density = density + jnp.sum(jnp.log(scale))  # noqa: PLW2901
-        delta = dist.Delta(value, density, event_dim=value.ndim)
+        value, more = drawn[name], log_scales.get(name, 0.0)
+        delta = dist.Delta(value, density + more, event_dim=value.ndim)
         drawn[name] = numpyro.sample(name, delta)
     return drawn
 

@@ -1,10 +1,10 @@
 """Puts effects together again that a model draws apart from their mean and scale.
 
 ``mu + tau * z`` with z ~ Normal(0, 1), as ``LocScaleReparam`` writes it, is an effect
-a ~ Normal(mu, tau). Samplers do better with it written so, and a joint normal q does worse: records
-tell of a, which in z, mu and log tau is a ridge that bends. In a, mu and log tau, records enter a
-alone, and the rest is the prior's. As with ``latents.predictor``, users declare nothing: it is read
-off the traced program.
+a ~ Normal(mu, tau); ``mu + z @ L.T`` is one, too, whose entries are correlated. Samplers do better
+with it written so, and a joint normal q does worse: records tell of a, which in z, mu and log tau
+is a ridge that bends. In a, mu and log tau, records enter a alone, and the rest is the prior's. As
+with ``latents.predictor``, users declare nothing: it is read off the traced program.
 """
 
 import functools
@@ -24,7 +24,7 @@ from numpyro_dppvi.families.reading import elementary, one_of
 from numpyro_dppvi.latents import programs
 from numpyro_dppvi.latents.additive import made_up
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS
-from numpyro_dppvi.latents.space import LatentSpace, fingerprinted
+from numpyro_dppvi.latents.space import Effect, LatentSpace, fingerprinted
 
 # At so many made-up values it must add up, up to rounding.
 _TRIES, _ROUNDING = 5, 1e-3
@@ -36,7 +36,7 @@ _LAYOUT = {
     *("gather", "dynamic_slice", "broadcast_in_dim", "reshape", "squeeze", "expand_dims"),
     *("slice", "transpose", "copy"),
 }
-_AFFINE = {"mul", "div", "add", "add_any", "sub", "neg"}
+_AFFINE = {"mul", "div", "add", "add_any", "sub", "neg", "dot_general", "transpose"}
 
 
 class _Path(NamedTuple):
@@ -47,12 +47,14 @@ class _Path(NamedTuple):
         effect: What becomes of them.
         of_scale: The variables that make the scale.
         operands: Those that make the scale or the mean.
+        axis: The axis along which entries are mixed, from the end; ``None`` if there is none.
     """
 
     seen: Var
     effect: Var
     of_scale: frozenset[Any]
     operands: frozenset[Any]
+    axis: int | None
 
 
 @functools.lru_cache(maxsize=32)
@@ -85,9 +87,13 @@ def recentred(space: LatentSpace) -> LatentSpace:
 
 
 def _with_effects(space: LatentSpace, parents: Mapping[str, frozenset[str]]) -> LatentSpace:
+    paths = _read(space, False)[1]
     # Where one effect is another's mean, the mean comes first.
     order = sorted(parents, key=lambda name: len(_all_above(name, parents)))
-    effects = {name: functools.partial(_mean_and_scale, space, name) for name in order}
+    effects = {
+        name: Effect(functools.partial(_mean_and_scale, space, name), paths[name].axis)
+        for name in order
+    }
 
     def written(theta: Mapping[str, Array]) -> dict[str, Array]:
         return found.apart(theta)[0]
@@ -107,9 +113,9 @@ def _with_effects(space: LatentSpace, parents: Mapping[str, frozenset[str]]) -> 
 
     def log_density(theta: Mapping[str, Array], names: frozenset[str]) -> Array:
         # p(a) = p(z) / scale, with z = (a - mean) / scale.
-        values, scales = found.apart(theta)
-        jacobians = (jnp.sum(jnp.log(scale)) for name, scale in scales.items() if name in names)
-        return space.log_density(values, names) - sum(jacobians, start=jnp.zeros(()))
+        values, log_scales = found.apart(theta)
+        mine = (one for name, one in log_scales.items() if name in names)
+        return space.log_density(values, names) - sum(mine, start=jnp.zeros(()))
 
     found = replace(
         space,
@@ -159,17 +165,47 @@ def _paths(program: ClosedJaxpr, names: Sequence[str]) -> dict[str, _Path]:
             if step.invars[0] is not seen or of_latents & _variables(step.invars[1:]):
                 break
             seen = step.outvars[0]  # noqa: PLW2901
-        effect, of_scale, operands = seen, set(), set()
-        while (step := _next(uses, effect, _AFFINE)) is not None:
-            others = _variables(step.invars) - {effect}
-            divides = step.primitive.name == "div" and step.invars[0] is not effect
-            if divides or others & of_records or _shape(step.outvars[0]) != _shape(seen):
-                break
-            operands |= others
-            of_scale |= others if step.primitive.name in ("mul", "div") else set()
-            effect = step.outvars[0]
-        paths[name] = _Path(seen, effect, frozenset(of_scale), frozenset(operands))
+        paths[name] = _affine(uses, seen, of_records)
     return paths
+
+
+def _affine(uses: Mapping[Any, list[JaxprEqn]], seen: Var, of_records: set[Any]) -> _Path:
+    """What the model makes of a latent as long as it is ``mean + scale * seen``."""
+    now, path = seen, _Path(seen, seen, frozenset(), frozenset(), None)
+    of_scale, operands, axis = set(), set(), None
+    # Which axis of ``seen`` is where: an effect has them in the same order.
+    axes = tuple(range(len(_shape(seen))))
+    while (step := _next(uses, now, _AFFINE)) is not None:
+        others, kind = _variables(step.invars) - {now}, step.primitive.name
+        if others & of_records or (kind == "div" and step.invars[0] is not now):
+            break
+        if kind == "transpose":
+            axes = tuple(axes[n] for n in step.params["permutation"])
+        elif kind == "dot_general":
+            mixed = _mixed(step, now)
+            if mixed is None or axis not in (None, axes[mixed]):
+                break
+            axis, rest = axes[mixed], axes[:mixed] + axes[mixed + 1 :]
+            axes = (*rest, axis) if step.invars[0] is now else (axis, *rest)
+        elif _shape(step.outvars[0]) != _shape(now):
+            break
+        operands |= others
+        of_scale |= others if kind in ("mul", "div", "dot_general") else set()
+        now = step.outvars[0]
+        if axes == tuple(range(len(axes))):
+            place = None if axis is None else axis - len(axes)
+            path = _Path(seen, now, frozenset(of_scale), frozenset(operands), place)
+    return path
+
+
+def _mixed(step: JaxprEqn, variable: Var) -> int | None:
+    """The axis of a variable that a product with a square matrix mixes."""
+    contracted, batch = step.params["dimension_numbers"]
+    mine, other = (0, 1) if step.invars[0] is variable else (1, 0)
+    shape = _shape(step.invars[other])
+    if any(batch[0]) or len(contracted[0]) != 1 or len(shape) != 2 or shape[0] != shape[1]:
+        return None
+    return int(contracted[mine][0])
 
 
 def _next(uses: Mapping[Any, list[JaxprEqn]], variable: Var, kinds: Set[str]) -> JaxprEqn | None:
@@ -206,7 +242,7 @@ def _all_above(name: str, parents: Mapping[str, frozenset[str]]) -> frozenset[st
 def _mean_and_scale(
     space: LatentSpace, name: str, values: Mapping[str, Array]
 ) -> tuple[Array, Array]:
-    """Of one effect, given the other latents as they are written; both in the latent's shape."""
+    """Of one effect, given the other latents as they are written: see ``Effect``."""
     wide = any(jnp.result_type(x) == np.float64 for x in values.values())
     program, paths = _read(space, wide)
     if program is None:  # which was asked in the precision of the model
@@ -218,8 +254,18 @@ def _mean_and_scale(
     zeros = jnp.zeros(_shape(path.seen), jnp.result_type(float))
     at_zero = functools.partial(run, *others.values())
     # Affine in z: the value at 0, and the slope.
-    (mean,), (scale,) = jax.jvp(at_zero, [zeros], [jnp.ones_like(zeros)])
-    return _laid_out(mean, shape), _laid_out(scale, shape)
+    if path.axis is None:
+        (mean,), (scale,) = jax.jvp(at_zero, [zeros], [jnp.ones_like(zeros)])
+        return _laid_out(mean, shape), _laid_out(scale, shape)
+    axis, size = path.axis, shape[path.axis]
+    (mean,), slope = jax.linearize(at_zero, zeros)
+    # Only entries along the axis are mixed, so that those of all others are found at once.
+    along = [size if n == axis else 1 for n in range(-zeros.ndim, 0)]
+    units = jnp.broadcast_to(jnp.eye(size).reshape(size, *along), (size, *zeros.shape))
+    columns = jnp.moveaxis(jax.vmap(lambda unit: slope(unit)[0])(units), axis, -1)
+    matrices = jnp.moveaxis(columns, 0, -1)
+    wanted = (*np.delete(shape, axis), size, size)
+    return _laid_out(mean, shape), _laid_out(matrices, wanted)
 
 
 def _laid_out(each: Array, shape: tuple[int, ...]) -> Array:
@@ -287,9 +333,9 @@ def _adds_up(space: LatentSpace) -> bool:
         base: Mapping[str, Array], discrete: Mapping[str, Array], row: Mapping[str, Array]
     ) -> tuple[Array, Array, Array]:
         theta = {**space.constrain(base), **discrete}
-        values, scales = space.apart(theta)
-        least = [jnp.min(scale) > _LEAST * jnp.max(scale) for scale in scales.values()]
-        return jnp.stack(least), space.log_likelihood(theta, row), plain.log_likelihood(values, row)
+        values, _ = space.apart(theta)
+        alike = jnp.stack([_alike(effect, values) for effect in space.effects.values()])
+        return alike, space.log_likelihood(theta, row), plain.log_likelihood(values, row)
 
     try:
         alike, mine, theirs = map(np.asarray, jax.jit(both)(base, discrete, rows))
@@ -298,3 +344,14 @@ def _adds_up(space: LatentSpace) -> bool:
     good = np.isfinite(theirs)
     near = np.isclose(mine, theirs, rtol=_ROUNDING, atol=_ROUNDING)
     return bool(alike.all() and good.any() and near[good].all())
+
+
+def _alike(effect: Effect, values: Mapping[str, Array]) -> Array:
+    """Whether a scale is positive, and everywhere of one order."""
+    _, scale = effect.mean_and_scale(values)
+    if effect.axis is not None:
+        # A matrix and its inverse are as large as it and its determinant say; it must not mirror.
+        sign, log_det = jnp.linalg.slogdet(scale)
+        size = jnp.sqrt(jnp.mean(scale**2, axis=(-2, -1)))
+        scale = jnp.stack([sign * jnp.exp(log_det / scale.shape[-1]), size])
+    return jnp.min(scale) > _LEAST * jnp.max(scale)

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +122,36 @@ class Latent:
         return base.expand(self.base_shape[: len(self.base_shape) - base.event_dim])
 
 
+class Effect(NamedTuple):
+    """What stands in the place of a latent: ``effect = mean + scale * latent``.
+
+    Attributes:
+        mean_and_scale: Gives the two from values of all latents, as the model has them. The scale
+            is one number an entry, or a matrix of shape ``(..., k, k)`` that mixes entries.
+        axis: The axis of the latent along which entries are mixed, from the end; or ``None``.
+    """
+
+    mean_and_scale: Callable[[Mapping[str, Array]], tuple[Array, Array]]
+    axis: int | None
+
+    def apart(self, values: Mapping[str, Array], effect: Array) -> tuple[Array, Array]:
+        """The latent, and the logarithm of the scale's determinant."""
+        mean, scale = self.mean_and_scale(values)
+        if self.axis is None:
+            return (effect - mean) / scale, jnp.sum(jnp.log(scale))
+        away = jnp.moveaxis(effect - mean, self.axis, -1)[..., None]
+        latent = jnp.linalg.solve(scale, away)[..., 0]
+        return jnp.moveaxis(latent, -1, self.axis), jnp.sum(jnp.linalg.slogdet(scale)[1])
+
+    def together(self, values: Mapping[str, Array], latent: Array) -> tuple[Array, Array]:
+        """The effect, and the logarithm of the scale's determinant."""
+        mean, scale = self.mean_and_scale(values)
+        if self.axis is None:
+            return mean + scale * latent, jnp.sum(jnp.log(scale))
+        mixed = (scale @ jnp.moveaxis(latent, self.axis, -1)[..., None])[..., 0]
+        return mean + jnp.moveaxis(mixed, -1, self.axis), jnp.sum(jnp.linalg.slogdet(scale)[1])
+
+
 @dataclass(frozen=True, eq=False)
 class LatentSpace:
     """A model as log p(theta) + sum over records of log p(record | theta).
@@ -151,10 +181,9 @@ class LatentSpace:
         row: Shapes and dtypes of one record.
         program: A digest of the computation. Spaces with equal digests are equal and share
             compiled programs.
-        effects: Latents in whose places there are effects, ``mean + scale * latent``: each with
-            what gives ``(mean, scale)``, of its shape, from the values before it as the model has
-            them (:mod:`numpyro_dppvi.latents.effects`). ``trace`` and ``together`` take values as
-            the model has them all the same.
+        effects: Latents in whose places there are effects, those first that others depend on
+            (:mod:`numpyro_dppvi.latents.effects`). ``trace`` and ``together`` take values as the
+            model has them all the same.
         as_written: The space without effects, if there are any.
     """
 
@@ -171,9 +200,7 @@ class LatentSpace:
     summation: Summation
     row: Mapping[str, jax.ShapeDtypeStruct]
     program: str
-    effects: Mapping[str, Callable[[Mapping[str, Array]], tuple[Array, Array]]] = field(
-        default_factory=dict
-    )
+    effects: Mapping[str, Effect] = field(default_factory=dict)
     as_written: "LatentSpace | None" = None
 
     def __eq__(self, other: object) -> bool:
@@ -194,22 +221,20 @@ class LatentSpace:
         return self if self.as_written is None else self.as_written
 
     def apart(self, theta: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
-        """All values as the model has them, and the scales of the effects."""
-        values, scales = dict(theta), {}
-        for name, mean_and_scale in self.effects.items():
-            mean, scales[name] = mean_and_scale(values)
-            values[name] = (theta[name] - mean) / scales[name]
-        return values, scales
+        """All values as the model has them, and of each effect the log determinant of its scale."""
+        values, log_scales = dict(theta), {}
+        for name, effect in self.effects.items():
+            values[name], log_scales[name] = effect.apart(values, theta[name])
+        return values, log_scales
 
     def together_again(
         self, values: Mapping[str, Array]
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """The inverse of :meth:`apart`: values with effects, and the scales."""
-        theta, scales = dict(values), {}
-        for name, mean_and_scale in self.effects.items():
-            mean, scales[name] = mean_and_scale(values)
-            theta[name] = mean + scales[name] * values[name]
-        return theta, scales
+        """The inverse of :meth:`apart`: values with effects, and the same log determinants."""
+        theta, log_scales = dict(values), {}
+        for name, effect in self.effects.items():
+            theta[name], log_scales[name] = effect.together(values, values[name])
+        return theta, log_scales
 
     def each(
         self,

@@ -198,19 +198,17 @@ class Posterior:
                     f"{value.shape}: write values in the shapes that sample(...) returns."
                 )
             given[name] = value
-        given, scales = self.space.each(self.space.together_again, given)
+        given, log_scales = self.space.each(self.space.together_again, given)
         terms, base = [], {}
         for latent in self.space.latents:
             name, value = latent.name, given[latent.name]
             terms.append(self._of_base(name).log_prob(value))
             base[name] = value if latent.is_discrete else latent.transform.inv(value)
-            if name in scales:
-                entries = tuple(range(-len(latent.shape), 0))
-                terms.append(jnp.sum(jnp.log(scales[name]), axis=entries))
         # The product of the marginals, and what latents of one member know of each other: Jacobians
         # of the bijections are in both, and cancel.
         dependence = self.family.log_dependence(self.family.coordinates(self.natural), base)
-        return sum(terms, start=dependence)
+        # A latent's density is that of its effect, times the scale.
+        return sum((*terms, *log_scales.values()), start=dependence)
 
     def summary(self) -> str:
         """A table of every entry's mean, standard deviation and 90 % interval."""
