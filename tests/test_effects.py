@@ -15,7 +15,9 @@ from numpyro.infer.autoguide import AutoMultivariateNormal
 from numpyro.infer.reparam import LocScaleReparam, TransformReparam
 
 import numpyro_dppvi as dppvi
-from numpyro_dppvi import latents
+from numpyro_dppvi import guides, latents
+from numpyro_dppvi.latents import affine
+from numpyro_dppvi.methods import hierarchies
 from tests.test_hierarchies import without_noise
 
 GROUPS, SLOPES = 6, 2
@@ -294,6 +296,25 @@ def test_the_prior_is_that_of_the_centred_model(model, twin):
         mine = {"z" if name == "a" else name: value for name, value in base.items()}
         found = space.log_prior(mine, frozenset({"z"}))
         np.testing.assert_allclose(found, twin.log_prior(base, frozenset({"a"})), rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", [by_hand, in_pieces, slopes, correlated], ids=_named)
+def test_effects_are_integrated_out(model):
+    guide, data = AutoMultivariateNormal(model), _data()
+    space, family = guides.approximation(guide, model, latents.from_model(model, data), data)
+    assert hierarchies.applies(latents.recentred(space), family)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("kind", [np.tril, np.triu, lambda x: x @ np.swapaxes(x, 1, 2)])
+def test_small_systems_are_solved(kind, size):
+    rng = np.random.default_rng(size)
+    matrices = kind(np.eye(size) + 0.3 * rng.normal(size=(4, size, size)))
+    vectors = rng.normal(size=(4, size))
+    found, pivots = affine.solved(jnp.asarray(matrices), jnp.asarray(vectors))
+    true = np.linalg.solve(matrices, vectors[..., None])[..., 0]
+    np.testing.assert_allclose(found, true, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(np.prod(pivots, axis=1), np.linalg.det(matrices), rtol=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)

@@ -156,6 +156,17 @@ def slopes(group, y):
         numpyro.sample("y", dist.Normal(effect[group, 0] + effect[group, 1], 1), obs=y)
 
 
+def correlated(group, y):
+    """Groups' coefficients, correlated; ``jnp.diagonal`` is a branch, by the kind of device."""
+    mean = numpyro.sample("mean", dist.Normal(0, 2).expand([2]).to_event(1))
+    spread = numpyro.sample("spread", dist.LogNormal(0, 1).expand([2]).to_event(1))
+    root = spread[:, None] * numpyro.sample("root", dist.LKJCholesky(2, 2.0))
+    with numpyro.plate("groups", 3):
+        effect = numpyro.sample("effect", dist.MultivariateNormal(mean, scale_tril=root))
+    with numpyro.plate("records", len(y)):
+        numpyro.sample("y", dist.Normal(effect[group, 0] + effect[group, 1], 1), obs=y)
+
+
 class TwoHalves(dist.Normal):
     """A normal density whose halves have different spreads."""
 
@@ -171,6 +182,7 @@ MODELS = {
         {"effect"},
     ),
     "slopes": (slopes, {"mean", "effect"}),
+    "correlated": (correlated, {"mean", "effect"}),
     "Student's effects": (effects_under(lambda m, s: dist.StudentT(4, m, s)), None),
     "Laplace effects": (effects_under(dist.Laplace), None),
     "two halves": (effects_under(TwoHalves), None),

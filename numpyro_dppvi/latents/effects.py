@@ -23,14 +23,17 @@ from numpyro_dppvi.families import precision
 from numpyro_dppvi.families.reading import elementary, one_of
 from numpyro_dppvi.latents import programs
 from numpyro_dppvi.latents.additive import made_up
+from numpyro_dppvi.latents.affine import Effect, solved
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS
-from numpyro_dppvi.latents.space import Effect, LatentSpace, fingerprinted
+from numpyro_dppvi.latents.space import LatentSpace, fingerprinted
 
 # At so many made-up values it must add up, up to rounding.
 _TRIES, _ROUNDING = 5, 1e-3
 # Scales are positive, and no entry's is so much smaller than another's. Those of a smooth curve's
 # short waves are: the prior knows that they are nothing.
 _LEAST = 1e-4
+
+_MOST_MIXED = 8  # entries in a group
 
 _LAYOUT = {
     *("gather", "dynamic_slice", "broadcast_in_dim", "reshape", "squeeze", "expand_dims"),
@@ -205,6 +208,8 @@ def _mixed(step: JaxprEqn, variable: Var) -> int | None:
     shape = _shape(step.invars[other])
     if any(batch[0]) or len(contracted[0]) != 1 or len(shape) != 2 or shape[0] != shape[1]:
         return None
+    if shape[0] > _MOST_MIXED:
+        return None
     return int(contracted[mine][0])
 
 
@@ -350,8 +355,5 @@ def _alike(effect: Effect, values: Mapping[str, Array]) -> Array:
     """Whether a scale is positive, and everywhere of one order."""
     _, scale = effect.mean_and_scale(values)
     if effect.axis is not None:
-        # A matrix and its inverse are as large as it and its determinant say; it must not mirror.
-        sign, log_det = jnp.linalg.slogdet(scale)
-        size = jnp.sqrt(jnp.mean(scale**2, axis=(-2, -1)))
-        scale = jnp.stack([sign * jnp.exp(log_det / scale.shape[-1]), size])
+        scale = solved(scale, scale[..., 0])[1]
     return jnp.min(scale) > _LEAST * jnp.max(scale)

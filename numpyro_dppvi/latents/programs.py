@@ -10,17 +10,21 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as
 from numpyro_dppvi._typing import Array, PyTree
 
 
-def traced(function: Callable[..., Array], *arguments: PyTree) -> ClosedJaxpr | None:
+def traced(
+    function: Callable[..., Array], *arguments: PyTree, branches: bool = False
+) -> ClosedJaxpr | None:
     """A function's program, with what it calls written out; ``None`` if it has loops or branches.
 
     Args:
         function: What to trace.
         arguments: Trees of arrays, of which only shapes matter. Their leaves, in order, are the
             program's inputs.
+        branches: Whether it may have branches, which stay operations of one piece. ``jnp.diagonal``
+            is one, by the kind of device.
     """
     # A loop's body is a program of its own, which nobody here looks into.
     names = {eqn.primitive.name for eqn in operations(jax.make_jaxpr(function)(*arguments).jaxpr)}
-    if names & {"scan", "while", "cond"}:
+    if names & ({"scan", "while"} if branches else {"scan", "while", "cond"}):
         return None
     with jax.disable_jit():  # inlines inner jit calls (and would unroll loops)
         return jax.make_jaxpr(function)(*arguments)

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families import precision
 from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents import domains
+from numpyro_dppvi.latents.affine import Effect
 from numpyro_dppvi.latents.arguments import asked_of, check_arguments
 from numpyro_dppvi.latents.fingerprint import evaluated, fingerprint
 from numpyro_dppvi.latents.layers import FirstLayers, first_layers
@@ -120,36 +121,6 @@ class Latent:
             return None
         # split() takes off what only sets the shape (to_event, expand): here it is put back.
         return base.expand(self.base_shape[: len(self.base_shape) - base.event_dim])
-
-
-class Effect(NamedTuple):
-    """What stands in the place of a latent: ``effect = mean + scale * latent``.
-
-    Attributes:
-        mean_and_scale: Gives the two from values of all latents, as the model has them. The scale
-            is one number an entry, or a matrix of shape ``(..., k, k)`` that mixes entries.
-        axis: The axis of the latent along which entries are mixed, from the end; or ``None``.
-    """
-
-    mean_and_scale: Callable[[Mapping[str, Array]], tuple[Array, Array]]
-    axis: int | None
-
-    def apart(self, values: Mapping[str, Array], effect: Array) -> tuple[Array, Array]:
-        """The latent, and the logarithm of the scale's determinant."""
-        mean, scale = self.mean_and_scale(values)
-        if self.axis is None:
-            return (effect - mean) / scale, jnp.sum(jnp.log(scale))
-        away = jnp.moveaxis(effect - mean, self.axis, -1)[..., None]
-        latent = jnp.linalg.solve(scale, away)[..., 0]
-        return jnp.moveaxis(latent, -1, self.axis), jnp.sum(jnp.linalg.slogdet(scale)[1])
-
-    def together(self, values: Mapping[str, Array], latent: Array) -> tuple[Array, Array]:
-        """The effect, and the logarithm of the scale's determinant."""
-        mean, scale = self.mean_and_scale(values)
-        if self.axis is None:
-            return mean + scale * latent, jnp.sum(jnp.log(scale))
-        mixed = (scale @ jnp.moveaxis(latent, self.axis, -1)[..., None])[..., 0]
-        return mean + jnp.moveaxis(mixed, -1, self.axis), jnp.sum(jnp.linalg.slogdet(scale)[1])
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,7 +43,7 @@ _KEPT = 0.25  # of a turn's variance in the next one's, so that places do not fa
 _CONSTANT = {"eq", "ne", "is_finite"}
 _PIECEWISE = {
     *("abs", "sign", "max", "min", "clamp", "floor", "ceil", "round", "rem", "sort", "argsort"),
-    *("lt", "le", "gt", "ge"),
+    *("lt", "le", "gt", "ge", "cond"),
 }
 _REACH = 4.0  # beyond so many squared deviations an entry, places do not count for the effects
 
@@ -148,7 +148,7 @@ def _is_normal(
     dtype = jnp.result_type(float)
     structs = {n: jax.ShapeDtypeStruct(np.shape(each), dtype) for n, each in entries.items()}
     some = {name: structs.pop(name) for name in names}
-    program = programs.traced(derivatives, some, structs)  # type: ignore[arg-type]
+    program = programs.traced(derivatives, some, structs, branches=True)  # type: ignore[arg-type]
     if program is None:
         return False
     knowing = set(program.jaxpr.invars[: len(some)])
