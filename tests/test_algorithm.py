@@ -23,9 +23,9 @@ from numpyro.infer.autoguide import AutoNormal
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.privacy import accounting
-from numpyro_dppvi.protocol import rounds
 from tests.dry import dry_rounds
 from tests.grids import grid
+from tests.programs import forget_programs, round_programs
 
 NOISE = 1.7
 PRIOR_LOC, PRIOR_SCALE = jnp.array([0.5, -1.0]), jnp.array([2.0, 0.7])
@@ -237,9 +237,9 @@ def test_all_rounds_share_one_compilation():
         logistic(X, y)
 
     def compiled():
-        return sum(each.program._cache_size() for each in rounds.programs())
+        return sum(each.program._cache_size() for each in round_programs())
 
-    rounds.clear_cache()  # or programs of other tests are forgotten in between
+    forget_programs()  # or programs of other tests are forgotten in between
     fit(model, rng_key=jax.random.key(0), num_rounds=2)
     before = compiled()
     # More rounds, other seeds, budgets or damping, and a model typed again: nothing compiles.

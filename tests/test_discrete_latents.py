@@ -246,7 +246,7 @@ def spike_and_slab_guide(y):
 
 
 @pytest.mark.slow
-def test_a_prior_that_depends_on_a_discrete_latent_is_projected():
+def test_a_prior_that_depends_on_a_discrete_latent_is_projected(monkeypatch):
     """The best product of a Bernoulli and a normal has a closed form, up to a fixed point."""
     space, family = approximation(spike_and_slab, spike_and_slab_guide, {"y": np.zeros(4)})
     parts = guides.prior_factor(family, space)
@@ -256,11 +256,12 @@ def test_a_prior_that_depends_on_a_discrete_latent_is_projected():
     params = algorithm.round_params(method, None, [4], parts.exact, damping=1.0, prior_left_out=0.0)
 
     start = rounds.first_prior(problem, params, jax.random.key(0))
+    monkeypatch.setattr(server, "_PRIOR_STEPS", 1000)
 
     @jax.jit
     def project(key):
         """As of a round in which no client has said anything yet."""
-        change = server.refine_prior(problem, params, start, start, key, num_steps=1000)
+        change = server.refine_prior(problem, params, start, start, key)
         return factors.multiply(start, change)
 
     natural = project(jax.random.key(0))

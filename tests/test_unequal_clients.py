@@ -14,6 +14,7 @@ from benchmarks.audit import taken
 from numpyro_dppvi.protocol import rounds, server
 from tests.dry import dry_rounds
 from tests.grids import grid
+from tests.programs import forget_programs
 
 SIZES = (30, 20, 40)
 BUDGETS = (
@@ -268,7 +269,7 @@ def test_the_truncation_is_that_of_the_clients_own_batch():
 def test_other_numbers_need_no_other_program(monkeypatch):
     traced, one_round = [], rounds.one_round
     monkeypatch.setattr(rounds, "one_round", lambda *a: traced.append(a) or one_round(*a))
-    rounds.clear_cache()
+    forget_programs()
     for clips, probs in (((1.0, 2.0, 3.0), (0.1, 0.2, 0.5)), ((5.0, 1.0, 9.0), (0.3, 0.1, 0.5))):
         _, steps = one_step(dppvi.PoissonSampling(probs), UNLIMITED, clips=clips)
         steps(dppvi.privacy.SecretKeys(0).round_key(0))

@@ -64,11 +64,6 @@ class Compiled(Generic[_P, _R]):
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
         return (self.inner if traced else self.program)(*args, **kwargs)
 
-    def clear_cache(self) -> None:
-        """Forgets what was compiled."""
-        self.program.clear_cache()
-        self.inner.clear_cache()
-
 
 def options(quick: bool = False) -> tuple[tuple[str, Any], ...]:
     """Options for the compiler; none where it does not know them.

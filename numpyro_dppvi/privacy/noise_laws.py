@@ -178,15 +178,6 @@ def released(steps: PyTree, noise: StepNoise, weight: Array, like: PyTree) -> Py
         like: A tree with the dtypes of the result.
     """
     with jax.enable_x64(True):
-        totals = noisy_steps(steps, noise)
-        # The one rounding is here, after the noise: post-processing.
-        unit = weight.astype(jnp.float64) * noise.step.astype(jnp.float64)
-        return jax.tree.map(lambda leaf, of: (unit * leaf).astype(of.dtype), totals, like)
-
-
-def noisy_steps(steps: PyTree, noise: StepNoise) -> PyTree:
-    """The exact sum over the leading axis with noise, in steps."""
-    with jax.enable_x64(True):
         # All numbers are integers below 2^53, so 64-bit floats add them exactly. Noise comes in two
         # words of 32 bits, because JAX cuts 64-bit integers where x64 is off.
         words = noise.high.astype(jnp.float64), noise.low.astype(jnp.float64)
@@ -198,4 +189,8 @@ def noisy_steps(steps: PyTree, noise: StepNoise) -> PyTree:
             mine = flat[start : start + total.size].reshape(total.shape)
             totals.append(total + mine)
             start += total.size
-        return jax.tree.unflatten(treedef, totals)
+        # The one rounding is here, after the noise: post-processing.
+        unit = weight.astype(jnp.float64) * noise.step.astype(jnp.float64)
+        return jax.tree.map(
+            lambda leaf, of: (unit * leaf).astype(of.dtype), treedef.unflatten(totals), like
+        )

@@ -12,7 +12,7 @@ import numpy as np
 from numpyro_dppvi._device import on_cpu
 from numpyro_dppvi._typing import Array, Natural, PRNGKey
 from numpyro_dppvi.families import factors, precision
-from numpyro_dppvi.families.compiled import Compiled, compiled
+from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.methods.visits import Outcome
 from numpyro_dppvi.protocol import client, initial, server
 from numpyro_dppvi.protocol.client import ClientState
@@ -184,18 +184,6 @@ def run_round(
     apart = not traced and (turns or server.refines(problem))
     begun = _begun(problem, params, before, keys[0]) if apart else None
     return run(problem, params, before, shards, groups, keys, drawn, begun)
-
-
-def programs() -> tuple[Compiled[Any, Any], ...]:
-    """All that a round calls."""
-    return as_one, _refined, _keys, _started, _asked, _visited, _taken, _ended
-
-
-def clear_cache() -> None:
-    """Forgets what was compiled."""
-    for program in programs():
-        program.clear_cache()
-    _seen.clear()
 
 
 @compiled("problem")

@@ -455,7 +455,6 @@ def refine_prior(
     q: Natural,
     prior: Natural,
     rng_key: PRNGKey,
-    num_steps: int = _PRIOR_STEPS,
 ) -> Natural:
     """The change of the prior's factor: like a client's, with the prior as its "likelihood".
 
@@ -465,7 +464,6 @@ def refine_prior(
         q: The current approximation.
         prior: The prior's current factor, its exact part included.
         rng_key: Key for draws of the latents.
-        num_steps: Optimiser steps.
 
     Returns:
         The change; zero for latents whose prior is exact, and where the solve failed.
@@ -501,10 +499,10 @@ def refine_prior(
     def loss(key: PRNGKey, inner: Coordinates) -> Array:
         return _prior_loss(problem, family, parts, cavity, key, at(inner))
 
-    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, num_steps, alpha=0.02))
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, _PRIOR_STEPS, alpha=0.02))
     # Fresh draws at every step, and a rate that falls to a fiftieth, so that their noise averages
     # out.
-    keys = jax.random.split(rng_key, num_steps)
+    keys = jax.random.split(rng_key, _PRIOR_STEPS)
     with precision.program(own):
         # Others stay where they are: standard distributions of theirs would not be q.
         standard = family.standard()

@@ -23,7 +23,7 @@ from numpyro_dppvi.methods import visits
 from numpyro_dppvi.privacy import PoissonSampling, SecretKeys, accounting, by_purpose, keys
 from numpyro_dppvi.privacy.audit import Report, audit
 from numpyro_dppvi.privacy.sampling import Batch
-from numpyro_dppvi.protocol import rounds
+from tests.programs import forget_programs
 
 RUNS = 8000
 CASES = dict(audits.cases())
@@ -52,9 +52,9 @@ def test_no_release_shows_more_than_is_claimed(name):
 @pytest.fixture
 def planted(monkeypatch):
     """Plants mistakes in programs that are traced anew, now and afterwards."""
-    rounds.clear_cache()
+    forget_programs()
     yield monkeypatch.setattr
-    rounds.clear_cache()
+    forget_programs()
 
 
 def refuted(case, at_least=1.0):
@@ -122,7 +122,7 @@ def test_another_clients_numbers_are_found(planted):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(visits, "clipped_sum", clipped_as_the_first)
         refuted(case(), 2)
-    rounds.clear_cache()
+    forget_programs()
     planted(PoissonSampling, "draw", lambda s, k, n, prob, *sizes: draw(s, k, n, 0.5, *sizes))
     refuted(case(), 1.5)
 

@@ -16,9 +16,9 @@ import tqdm.std
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi.methods import visits
-from numpyro_dppvi.protocol import rounds
 from tests.dry import dry_rounds
 from tests.grids import grid
+from tests.programs import forget_programs
 
 NUM_ROUNDS = 3
 REAL_NOISE = visits.add_noise
@@ -64,10 +64,10 @@ def noise_alone(rng_key, total, noise_std, like=None):
 
 @pytest.fixture
 def same_release(monkeypatch):
-    rounds.clear_cache()
+    forget_programs()
     monkeypatch.setattr(visits, "add_noise", noise_alone)
     yield
-    rounds.clear_cache()
+    forget_programs()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from numpyro_dppvi.methods import tails
 from numpyro_dppvi.protocol import rounds, server
 from numpyro_dppvi.records.shards import end_to_end
 from tests.grids import grid
+from tests.programs import forget_programs
 
 # ---------------------------------------------------------------------------------------------
 # Hostile layouts. Sizes that no number of shards divides, a client at the arrays' capacity, one
@@ -341,11 +342,11 @@ def _flat(tree, axes=0):
 @pytest.fixture(scope="module", autouse=True)
 def _messages_are_seen():
     """The server's repairs and refusals are functions of releases; here they would hide them."""
-    rounds.clear_cache()
+    forget_programs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(server, "merge", _plain_merge)
         yield
-    rounds.clear_cache()
+    forget_programs()
 
 
 @functools.cache

@@ -36,6 +36,7 @@ from numpyro_dppvi.methods import visits
 from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile
 from numpyro_dppvi.protocol import rounds
 from numpyro_dppvi.run import checkpoint
+from tests.programs import forget_programs
 
 mpl.use("Agg")
 logging.getLogger("matplotlib.font_manager").setLevel(logging.WARNING)  # it looks once a process
@@ -324,7 +325,7 @@ def differing(one, other):
 
 def forget():
     """Programs are traced anew."""
-    rounds.clear_cache()
+    forget_programs()
 
 
 REAL_NOISE = visits.add_noise
