@@ -989,7 +989,7 @@ LEFT_OUT = {
         for part in (
             *("guide", "coordinates", "check", "solver", "learning_rate", "visit", "memory"),
             *("told", "take"),
-            *("pull", "cut", "unseen", "widened", "weights", "plan", "planned"),
+            *("pull", "cut", "unseen", "widened", "weights", "plan"),
         )
     },
     **{

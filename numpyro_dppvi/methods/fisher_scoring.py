@@ -56,7 +56,7 @@ from numpyro_dppvi.families.full_normal import pack, unpack
 from numpyro_dppvi.latents import LatentSpace, recentred
 from numpyro_dppvi.methods import entering, noisy_scores, ratios, remembered, search, tails, values
 from numpyro_dppvi.methods.local_solve import Descent
-from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients, planned_gradients
+from numpyro_dppvi.methods.noisy_gradients import plan_of_gradients
 from numpyro_dppvi.methods.objective import Automatic
 from numpyro_dppvi.methods.remembered import Memory, Told
 from numpyro_dppvi.methods.scales import BINS, LOWEST
@@ -123,8 +123,6 @@ class FisherScoring(values.Usual):
         _validate.set_field(self, "noise_aware", _validate.flag)
         _validate.set_field(self, "num_replicates", _validate.positive_int, 1000)
         values.set_microbatch(self)
-
-    planned = planned_gradients
 
     def guide(self, guide: Any, model: Model) -> Any:
         """Full covariance over all latents, if nothing else is asked for."""

@@ -1,6 +1,5 @@
 """Methods whose clients release the clipped, noisy change of natural parameters of whole solves."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args
 
@@ -9,9 +8,9 @@ import numpy as np
 from numpyro_dppvi import _validate
 from numpyro_dppvi.methods import values, visits
 from numpyro_dppvi.methods.objective import Automatic, Expectation
-from numpyro_dppvi.methods.values import Aggregator, Facts, Optimizer, Releases, Study
+from numpyro_dppvi.methods.values import Aggregator, Optimizer, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Visit
-from numpyro_dppvi.privacy import Gaussian, GaussianShardSum, Noise, PrivacyPlan, plan
+from numpyro_dppvi.privacy import Gaussian, Noise, PrivacyPlan, plan
 
 # Steps cost no privacy here, but what goes beyond the clip is cut off: twenty of these go about as
 # far as the methods' small default clips let through.
@@ -54,30 +53,6 @@ class _OfChanges(values.Usual):
             noise_law=self.noise,
             **study._asdict(),
         )
-
-    def planned(self: Any, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """What its plan says about each client, noise, budget and visits aside."""
-        # The weights again as the plan takes them: a plan that says otherwise is refused.
-        clip_norms = _validate.by_client("clip_norm", self.clip_norm, len(client_sizes))
-        shards = values.shards_by_client(self, client_sizes)
-        weights = plan.shard_weights(
-            clip_norms, shards, averaged=self.averages, aggregated=num_shares is not None
-        )
-        return [
-            {
-                "mechanism": GaussianShardSum.__name__,
-                "num_shares": num_shares or 1,
-                "num_records": size,
-                "clip_norm": clip_norm,
-                "releases_per_visit": 1,
-                "noise": self.noise,
-                "num_shards": num_shards,
-                "weight": weight,
-            }
-            for size, clip_norm, num_shards, weight in zip(
-                client_sizes, clip_norms, shards, weights, strict=True
-            )
-        ]
 
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """A solve a shard, each with its own cavity where shards keep factors."""

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -18,11 +17,10 @@ from numpyro_dppvi.latents import LatentSpace
 from numpyro_dppvi.methods import values, visits
 from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE, Descent
 from numpyro_dppvi.methods.objective import Automatic, Expectation
-from numpyro_dppvi.methods.values import Aggregator, Facts, Releases, Resolved, Study
+from numpyro_dppvi.methods.values import Aggregator, Releases, Resolved, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
 from numpyro_dppvi.privacy import (
     FullBatch,
-    GaussianSum,
     PrivacyPlan,
     Sampler,
     by_purpose,
@@ -47,27 +45,6 @@ def plan_of_gradients(self: Any, study: Study) -> PrivacyPlan:
         releases_per_visit=self.num_local_steps,
         **study._asdict(),
     )
-
-
-def planned_gradients(
-    self: Any, client_sizes: Sequence[int], num_shares: int | None
-) -> Sequence[Facts]:
-    """What its plan says about each client, noise, budget and visits aside."""
-    physical_size = self.sampler.physical_size(client_sizes)
-    clip_norms = _validate.by_client("clip_norm", self.clip_norm, len(client_sizes))
-    return [
-        {
-            "mechanism": GaussianSum.__name__,
-            "num_shares": num_shares or 1,
-            "num_records": size,
-            "clip_norm": clip_norm,
-            # Public: the size of a batch in memory must not follow how many records were drawn.
-            "physical_size": physical_size,
-            "releases_per_visit": self.num_local_steps,
-            "sampler": self.sampler.of_client(number),
-        }
-        for number, (size, clip_norm) in enumerate(zip(client_sizes, clip_norms, strict=True))
-    ]
 
 
 @dataclass(frozen=True)
@@ -116,7 +93,7 @@ class DPOptimization(values.Usual):
         values.check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    solver, plan, planned = values.solver, plan_of_gradients, planned_gradients
+    solver, plan = values.solver, plan_of_gradients
 
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """See :func:`noisy_learning_rate`."""
@@ -205,7 +182,7 @@ class GlobalVI(values.Usual):
         values.check_pieces(self.optimizer, self.expectation)
         sampling.check_kind(self.sampler)
 
-    plan, planned = plan_of_gradients, planned_gradients
+    plan = plan_of_gradients
 
     def solver(self, learning_rate: Array | float) -> Descent:
         """Whose optimiser takes the server's steps."""

@@ -1,7 +1,6 @@
 """The method without privacy."""
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ from numpyro_dppvi.methods import values, visits
 from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE, Descent, Solver
 from numpyro_dppvi.methods.newton import Newton
 from numpyro_dppvi.methods.objective import Automatic, Expectation
-from numpyro_dppvi.methods.values import Aggregator, Facts, Optimizer, Releases, Study
+from numpyro_dppvi.methods.values import Aggregator, Optimizer, Releases, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Visit
 from numpyro_dppvi.privacy import PrivacyPlan
 
@@ -76,7 +75,3 @@ class NonPrivate(values.Usual):
             "NonPrivate() adds no noise, and no budget covers that: write "
             "method=DPOptimization() to keep to the budget, or leave budget out."
         )
-
-    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """Nothing."""
-        return [{} for _ in client_sizes]

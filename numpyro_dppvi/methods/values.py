@@ -9,7 +9,7 @@ them, which each of them takes into its class body under the method's name.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import (
     Any,
     ClassVar,
@@ -45,9 +45,6 @@ Aggregator: TypeAlias = Literal["needed", "useful", "useless"]
 
 Releases: TypeAlias = Literal["gradients", "changes", "sums", "nothing"]
 """What gets noise: gradients of a solve, shards' changes, or sums that the server reads."""
-
-Facts: TypeAlias = Mapping[str, Any]
-"""What a plan must say about one client, by the names of its fields."""
 
 
 class Study(NamedTuple):
@@ -188,10 +185,11 @@ class Method(Protocol):
         """What each client's sum over shards is multiplied by, shape ``(num_clients,)``."""
 
     def plan(self, study: Study) -> PrivacyPlan:
-        """What a run will release and cost."""
+        """What a run will release and cost.
 
-    def planned(self, client_sizes: Sequence[int], num_shares: int | None) -> Sequence[Facts]:
-        """What its plan says about each client, noise, budget and visits aside."""
+        A run under a plan of other mechanisms, noise and budgets aside, or of other numbers of
+        releases is refused.
+        """
 
 
 @runtime_checkable

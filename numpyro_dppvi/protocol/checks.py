@@ -1,5 +1,7 @@
 """Refuses what does not go together: a method with a plan, an aggregator, a seed or shards."""
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.methods import values
-from numpyro_dppvi.privacy import PrivacyPlan, SecretKeys, noise_laws
+from numpyro_dppvi.privacy import ClientPlan, PrivacyPlan, SecretKeys, noise_laws
 from numpyro_dppvi.protocol.server import TrustedAggregator
 from numpyro_dppvi.records import Shards, SpreadShards
 
@@ -82,13 +84,17 @@ def check_plan(
     # A plan with more shares than the aggregator has, for one, would add less noise in all than the
     # statement says.
     num_shares = trusted.num_shares(len(client_sizes)) if trusted else None
-    # The method says which facts of a plan its releases rest on; all others may differ.
-    wanted = method.planned([int(size) for size in client_sizes], num_shares)
-    for number, (mine, facts) in enumerate(zip(plan.clients, wanted, strict=True)):
-        kind = type(mine.mechanism).__name__
-        # A fact is the client's own (such as its releases a visit) or its mechanism's (such as its
-        # clip).
-        found = {**vars(mine), **vars(mine.mechanism), "mechanism": kind}
+    # What the method itself would plan, without noise: budgets may be anything.
+    study = values.Study(
+        budgets=[dataclasses.replace(one.budget, epsilon=math.inf) for one in plan.clients],
+        num_visits=[one.num_visits for one in plan.clients],
+        client_sizes=[int(size) for size in client_sizes],
+        num_shares=num_shares,
+        before=[frozenset()] * len(client_sizes),
+    )
+    wanted = method.plan(study)
+    for number, (mine, its) in enumerate(zip(plan.clients, wanted.clients, strict=True)):
+        found, facts = _facts(mine), _facts(its)
         for name, value in facts.items():
             if found.get(name) != value:
                 raise ValueError(
@@ -96,6 +102,19 @@ def check_plan(
                     f"{number} in the plan and {value} in the run: make it with plan_privacy(...) "
                     "from the same method, client_sizes and trusted_aggregator."
                 )
+
+
+def _facts(client: ClientPlan) -> dict[str, Any]:
+    """What a client releases, noise, budget and visits aside; what decides most comes first."""
+    found, first = dict(vars(client.mechanism)), ("num_shares", "num_records", "clip_norm")
+    # Contributions follow from the budget, and are checked with it.
+    del found["noise_multiplier"], found["contributions"]
+    return {
+        "mechanism": type(client.mechanism).__name__,
+        **{name: found[name] for name in first},
+        "releases_per_visit": client.releases_per_visit,
+        **found,
+    }
 
 
 def check_alone(name: str, file: Any) -> None:
