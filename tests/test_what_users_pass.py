@@ -988,8 +988,7 @@ LEFT_OUT = {
         )
         for part in (
             *("guide", "coordinates", "check", "solver", "learning_rate", "visit", "memory"),
-            *("told", "take"),
-            *("pull", "cut", "unseen", "widened", "weights", "plan"),
+            *("told", "take", "said", "weights", "plan"),
         )
     },
     **{

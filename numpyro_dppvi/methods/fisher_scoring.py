@@ -255,27 +255,24 @@ class FisherScoring(values.Usual):
         whole = entering.whole(received.family, found, entries)
         return factors.divide(whole, received.factor), memory
 
-    def pull(self, memory: Memory) -> float:
-        """How strongly the last rounds' scores point one way; about 1 once a run has arrived."""
-        return float(memory.pull.strength)
-
-    def cut(self, memory: Memory) -> float:
-        """Where outcomes cannot be drawn, nobody knows how many scores the model would clip: 0."""
-        return tails.cut(memory.tails)
-
-    def unseen(self, space: LatentSpace, memory: Memory) -> float | None:
-        """By the noise on what is counted; outcomes that are few do not lie far out."""
-        return tails.unseen(memory.tails) if _are_drawn(space) else None
-
-    def widened(self, space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> float:
-        """By the information that was learnt: the median over the latents that records enter."""
-        return float(_widened(space, family, q, memory))
+    def said(
+        self, space: LatentSpace, family: MeanField, q: Natural, memory: Memory
+    ) -> dict[str, float | None]:
+        """How strongly the last scores point one way, what was clipped, and how wide q is."""
+        return {
+            "pull": float(memory.pull.strength),
+            # Where outcomes cannot be drawn, nobody knows how many scores the model would clip: 0.
+            "cut": tails.cut(memory.tails),
+            # By the noise on what is counted; outcomes that are few do not lie far out.
+            "unseen": tails.unseen(memory.tails) if _are_drawn(space) else None,
+            "widened": float(_widened(space, family, q, memory)),
+        }
 
 
 # Step by step it would be a program for each of thirty operations.
 @compiled("space", "family", quick=True)
 def _widened(space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> Array:
-    """By the marginals of the latents that records enter.
+    """By the information that was learnt: the median over the latents that records enter.
 
     Without noise the precision in prior units would be about 1 + N level J.
     """

@@ -9,7 +9,7 @@ them, which each of them takes into its class body under the method's name.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import (
     Any,
     ClassVar,
@@ -154,31 +154,13 @@ class Method(Protocol):
         of all together.
         """
 
-    def pull(self, memory: PyTree) -> float | None:
-        """How strongly the last releases pull the posterior away from where it is.
-
-        In mean squares of what noise explains: about 1 once a run has arrived. ``None`` where what
-        is remembered does not tell.
-        """
-
-    def cut(self, memory: PyTree) -> float | None:
-        """The fraction of records whose outcomes lie far out, beyond what the model expects.
-
-        0 where it may be noise, ``None`` where what is remembered does not tell.
-        """
-
-    def unseen(self, space: LatentSpace, memory: PyTree) -> float | None:
-        """The fraction of records whose outcomes may lie far out without being seen.
-
-        ``None`` where outcomes are few, so that none lies far out, or where nobody can tell.
-        """
-
-    def widened(
+    def said(
         self, space: LatentSpace, family: MeanField, q: Natural, memory: PyTree
-    ) -> float | None:
-        """How many times as wide as without noise q is, as far as releases tell; ``None`` if not.
+    ) -> Mapping[str, float | None]:
+        """What the memory says of a run that has ended, by the names of ``Status``'s fields.
 
-        The median over latents.
+        These are ``pull``, ``cut``, ``unseen`` and ``widened``; ``None``, or no entry, where nobody
+        can tell.
         """
 
     def weights(self, num_shards: np.ndarray) -> np.ndarray:
@@ -360,19 +342,11 @@ class Usual:
     def told(self, memory: PyTree, place: Array | int) -> PyTree:
         """Nothing."""
 
-    def pull(self, memory: PyTree) -> float | None:
-        """Nobody can tell."""
-
-    def cut(self, memory: PyTree) -> float | None:
-        """Nobody can tell."""
-
-    def unseen(self, space: LatentSpace, memory: PyTree) -> float | None:
-        """Nobody can tell."""
-
-    def widened(
+    def said(
         self, space: LatentSpace, family: MeanField, q: Natural, memory: PyTree
-    ) -> float | None:
+    ) -> Mapping[str, float | None]:
         """Nobody can tell."""
+        return {}
 
     def take(
         self, received: Received, releases: PyTree, memory: PyTree, places: Array

@@ -543,12 +543,6 @@ def result_of(
         arrived_since=done.arrival.looks_back_to() if done.arrival else None,
         until_settled=run.until_settled,
         alone=run.alone,
-        pull=run.local.pull(state.server.memory),
-        cut=run.local.cut(state.server.memory),
-        unseen=run.local.unseen(posterior.space, state.server.memory),
-        widened=run.local.widened(
-            posterior.space, posterior.family, posterior.natural, state.server.memory
-        ),
         least=None if plan is None or plan.worth is None or run.alone else plan.worth.together,
         narrowed=_narrowed(relative),
         # Where effects are integrated out, what is above them is as wide as it should be.
@@ -556,6 +550,7 @@ def result_of(
         if run.local.matches and hierarchies.applies(posterior.space, posterior.family)
         else _untold(relative, posterior.space.parents),
         caution="" if plan is None else plan.of_model.removeprefix("Caution: "),
+        **run.local.said(posterior.space, posterior.family, posterior.natural, state.server.memory),
     )
     result = FitResult(posterior, plan, done.history, status, state, run, **fields)
     attrs = _attrs(result, done.state.ledger.run)
