@@ -11,7 +11,7 @@ The loop is the user's; the ledger still counts, because it is a field of the st
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -84,15 +84,6 @@ class PVIState(NamedTuple):
         return self.server.natural
 
 
-class Step(Protocol):
-    """One round; see :class:`Algorithm`."""
-
-    def __call__(
-        self, rng_key: PRNGKey, state: Any, shards: Shards | SpreadShards, share: float = 1.0
-    ) -> tuple[Any, RoundInfo]:
-        """The state after the round, and what happened in it."""
-
-
 class Algorithm(NamedTuple):
     """Partitioned variational inference as three functions.
 
@@ -107,7 +98,7 @@ class Algorithm(NamedTuple):
     """
 
     init: Callable[[PRNGKey], Any]
-    step: Step
+    step: Callable[..., tuple[Any, RoundInfo]]
     posterior: Callable[[Any], Posterior]
 
 
