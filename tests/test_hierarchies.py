@@ -194,10 +194,10 @@ MODELS = {
 def test_it_is_read_off_the_model_what_is_normal(name):
     model, expected = MODELS[name]
     space = latents.from_model(model, RECORDS, {})
-    found = guides.approximation(AutoMultivariateNormal(model), model, space, RECORDS, {})
-    parts = guides.prior_factor(found.family, found.space)
-    family = found.family.within(found.space.seen_by(parts.rest))
-    split = hierarchies.split(found.space, family, parts.rest)
+    space, family = guides.approximation(AutoMultivariateNormal(model), model, space, RECORDS, {})
+    parts = guides.prior_factor(family, space)
+    family = family.within(space.seen_by(parts.rest))
+    split = hierarchies.split(space, family, parts.rest)
     if split is None:
         assert expected is None
         return

@@ -4,7 +4,7 @@ It may import ``latents`` and ``families``.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi.families import MeanField
@@ -15,7 +15,6 @@ from numpyro_dppvi.guides.written import read
 from numpyro_dppvi.latents import LatentSpace
 
 __all__ = [
-    "Approximation",
     "PriorFactor",
     "approximation",
     "draw",
@@ -25,25 +24,13 @@ __all__ = [
 ]
 
 
-class Approximation(NamedTuple):
-    """What a guide describes.
-
-    Attributes:
-        space: The model, over the base values that the guide draws.
-        family: The family of q, over these base values.
-    """
-
-    space: LatentSpace
-    family: MeanField
-
-
 def approximation(
     guide: Any,
     model: Model,
     space: LatentSpace,
     records: Mapping[str, Any],
     model_kwargs: Mapping[str, Any] | None = None,
-) -> Approximation:
+) -> tuple[LatentSpace, MeanField]:
     """The family that a guide describes, and the base values that it is over.
 
     Only the guide's structure matters, which is read from shapes and made-up rows. Values of its
@@ -57,12 +44,15 @@ def approximation(
         records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes matter.
         model_kwargs: The model's public arguments, which the guide takes, too.
 
+    Returns:
+        The model over the base values that the guide draws, and the family of q over these.
+
     Raises:
         UnsupportedModelError: If the guide is not one of these; says why.
     """
     if is_automatic(guide):
-        return Approximation(space, family_of(guide, model, space))
+        return space, family_of(guide, model, space)
     # LogNormal in a guide is Normal through exp, so factors live over the logarithm: the space gets
     # the guide's bijections in place of those to its supports.
     transforms, family = read(guide, space, records, model_kwargs or {})
-    return Approximation(space.with_transforms(transforms), family)
+    return space.with_transforms(transforms), family

@@ -13,6 +13,7 @@ import numpy as np
 from numpyro_dppvi import _html, _validate, guides, latents
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents.tables import Table, check_clients, of_one_client
 from numpyro_dppvi.methods import DPOptimization, FisherScoring, VirtualClients
 from numpyro_dppvi.methods.values import Method
@@ -215,7 +216,7 @@ def _drawn_widths(
 
 def _method(
     model: Model,
-    read: Callable[[], guides.Approximation],
+    read: Callable[[], tuple[latents.LatentSpace, MeanField]],
     drawn: Callable[[], Mapping[str, Any]],
     prior: Prior | None,
     num_latents: int,
@@ -228,13 +229,13 @@ def _method(
     # Reading the guide is part of trying: its refusal is a reason to take the other method.
     scoring = FisherScoring()
     try:
-        asked = read()
-        scoring.check(asked.space, asked.family)
+        space, family = read()
+        scoring.check(space, family)
     except UnsupportedModelError as refusal:
         return other, f"FisherScoring() cannot be used, because {refusal}"
     if isinstance(prior, Prior):
         # A method goes on from a posterior only in the family that it was released in.
-        if prior.family == asked.family:
+        if prior.family == family:
             return scoring, "the prior is a posterior of FisherScoring(), which it must go on from."
         return other, "the prior is a posterior of another guide than FisherScoring()'s."
     if num_latents > _MOST_LATENTS or spread > most or noise > _MOST_NOISE:
@@ -248,14 +249,14 @@ def _method(
             return other, many
         # With 12 to 40 weights and 250 to 5000 records at epsilon .1 to 1, a learnt spread was 2 to
         # 33 posterior deviations off by other methods, and .3 to 3 by this one.
-        if asked.space.few_outcomes is None:
+        if space.few_outcomes is None:
             return scoring, (
                 f"{many} But other methods clip at a fixed length, which bends what outcomes of "
                 "any size say about rates and spreads. Intervals will be wide."
             )
         # In the family of the other method, for which a fit compiles the same programs.
-        family = guides.family_of(None, model, asked.space)
-        widths = widths_of(family, first_factor(None, family, asked.space).exact)
+        family = guides.family_of(None, model, space)
+        widths = widths_of(family, first_factor(None, family, space).exact)
         if any(np.isinf(width).any() for width in widths.values()):
             by_draws = drawn()
             widths |= {n: by_draws[n] for n in widths if np.isinf(widths[n]).any()}
