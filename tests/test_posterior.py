@@ -598,7 +598,7 @@ def test_a_result_was_walked_through(result):
     found = reachable(result)
     assert any(thing is result.state.prior["w"].linear for thing in found)
     assert any(thing is regression for thing in found)
-    assert any(thing is result.posterior.space.log_likelihood for thing in found)
+    assert any(thing is result.posterior.space.log_likelihood_of for thing in found)
 
 
 def test_a_result_goes_through_numpyros_predictive(result):

@@ -106,9 +106,6 @@ def _with_effects(space: LatentSpace, parents: Mapping[str, frozenset[str]]) -> 
     ) -> Array:
         return _through(space.log_likelihood_of, frozenset(parents), written, theta, row, outcomes)
 
-    def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-        return log_likelihood_of(theta, row, {})
-
     def draw(
         theta: Mapping[str, Array], row: Mapping[str, Array], rng_key: PRNGKey
     ) -> dict[str, Array]:
@@ -125,7 +122,6 @@ def _with_effects(space: LatentSpace, parents: Mapping[str, frozenset[str]]) -> 
         latents=tuple(
             replace(lt, prior=None) if lt.name in parents else lt for lt in space.latents
         ),
-        log_likelihood=log_likelihood,
         log_likelihood_of=log_likelihood_of,
         draw=draw,
         log_density=log_density,

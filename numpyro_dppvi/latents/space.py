@@ -129,10 +129,9 @@ class LatentSpace:
 
     Attributes:
         latents: The latents, in the model's order.
-        log_likelihood: ``(theta, row) -> scalar``: log density of one record, given values of
-            the latents in their supports and arrays without the records' leading axis.
-        log_likelihood_of: ``(theta, row, outcomes) -> scalar``: the same with other values of the
-            observed sites, by site.
+        log_likelihood_of: ``(theta, row, outcomes) -> scalar``: log density of one record, given
+            values of the latents in their supports and arrays without the records' leading axis,
+            with other values of the observed sites, by site.
         draw: ``(theta, row, rng_key) -> outcomes``: values of the observed sites, drawn from the
             model. Refuses densities that ``handlers.scale`` changes: nothing has them.
         together: ``(theta, rows, seed, z) -> {site: scalar}``: log likelihood of several records by
@@ -159,7 +158,6 @@ class LatentSpace:
     """
 
     latents: tuple[Latent, ...]
-    log_likelihood: Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
     log_likelihood_of: Callable[..., Array]
     draw: Callable[..., dict[str, Array]]
     together: Callable[..., dict[str, Array]]
@@ -181,6 +179,10 @@ class LatentSpace:
     def __hash__(self) -> int:
         """Equal spaces have equal hashes."""
         return hash(self.program)
+
+    def log_likelihood(self, theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
+        """Log density of one record, with the outcomes that it has."""
+        return self.log_likelihood_of(theta, row, {})
 
     def constrain(self, base: Mapping[str, Array]) -> dict[str, Array]:
         """Transforms base values of any latents to values in their supports."""
@@ -532,9 +534,6 @@ def from_model(
     if summed:
         log_likelihood_of = with_own_gradient(log_likelihood_of)
 
-    def log_likelihood(theta: Mapping[str, Array], row: Mapping[str, Array]) -> Array:
-        return log_likelihood_of(theta, row, {})
-
     def draw(
         theta: Mapping[str, Array], row: Mapping[str, Array], rng_key: PRNGKey
     ) -> dict[str, Array]:
@@ -563,7 +562,6 @@ def from_model(
 
     space = LatentSpace(
         latents=latents,
-        log_likelihood=log_likelihood,
         log_likelihood_of=log_likelihood_of,
         draw=draw,
         together=together,
