@@ -191,21 +191,12 @@ def pvi(
 class Setup(NamedTuple):
     """What is known of a run before its model is read: public, but for ``secret_keys``.
 
+    Attributes are the arguments of :func:`pvi`, checked, and:
+
     Attributes:
-        model: The model.
-        guide: The guide, or ``None``.
         records: Shapes and dtypes of all clients' records, by argument.
-        model_kwargs: The model's public arguments.
-        method: What a client does when visited.
-        client_sizes: Records of each client.
-        schedule: Which clients each round visits.
-        damping: The share of a change that is merged.
-        secret_keys: Where noise and batches come from.
         trusted: The trusted aggregator, or ``None``.
-        plan: The privacy plan, or ``None``.
-        ledger_file: Where every round is charged, on disk; ``None`` for nowhere.
         earlier: The posterior that stands in the place of the model's priors, or ``None``.
-        init_scale: How narrow the public start is, or ``None`` to begin at the prior.
         prior_left_out: The power of the prior that cavities lack.
         alone: Whether clients fit alone. They begin their solves at the start, which their factors
             do not hold.
