@@ -173,7 +173,7 @@ def _affine(uses: Mapping[Any, list[JaxprEqn]], seen: Var, of_records: set[Any])
     now, path = seen, _Path(seen, seen, frozenset(), frozenset(), None)
     of_scale, operands, axis = set(), set(), None
     # Which axis of ``seen`` is where: an effect has them in the same order.
-    axes = tuple(range(len(_shape(seen))))
+    axes = tuple(range(len(programs.shape_of(seen))))
     while (step := _next(uses, now, _AFFINE)) is not None:
         others, kind = _variables(step.invars) - {now}, step.primitive.name
         if others & of_records or (kind == "div" and step.invars[0] is not now):
@@ -186,7 +186,7 @@ def _affine(uses: Mapping[Any, list[JaxprEqn]], seen: Var, of_records: set[Any])
                 break
             axis, rest = axes[mixed], axes[:mixed] + axes[mixed + 1 :]
             axes = (*rest, axis) if step.invars[0] is now else (axis, *rest)
-        elif _shape(step.outvars[0]) != _shape(now):
+        elif programs.shape_of(step.outvars[0]) != programs.shape_of(now):
             break
         operands |= others
         of_scale |= others if kind in ("mul", "div", "dot_general") else set()
@@ -201,7 +201,7 @@ def _mixed(step: JaxprEqn, variable: Var) -> int | None:
     """The axis of a variable that a product with a square matrix mixes."""
     contracted, batch = step.params["dimension_numbers"]
     mine, other = (0, 1) if step.invars[0] is variable else (1, 0)
-    shape = _shape(step.invars[other])
+    shape = programs.shape_of(step.invars[other])
     if any(batch[0]) or len(contracted[0]) != 1 or len(shape) != 2 or shape[0] != shape[1]:
         return None
     if shape[0] > _MOST_MIXED:
@@ -213,11 +213,6 @@ def _next(uses: Mapping[Any, list[JaxprEqn]], variable: Var, kinds: Set[str]) ->
     """The operation that uses a variable, if there is just one, once, and of some kinds."""
     found = uses.get(variable, [])
     return found[0] if len(found) == 1 and found[0].primitive.name in kinds else None
-
-
-def _shape(variable: Any) -> tuple[int, ...]:
-    shape: tuple[int, ...] = variable.aval.shape
-    return shape
 
 
 def _variables(values: Sequence[Any]) -> set[Any]:
@@ -252,7 +247,7 @@ def _mean_and_scale(
     pairs = zip(sorted(space.structs), program.jaxpr.invars, strict=False)
     others = {var: values[other] for other, var in pairs if var is not path.seen}
     run = programs.part(program, [*others, path.seen], path.effect)
-    zeros = jnp.zeros(_shape(path.seen), jnp.result_type(float))
+    zeros = jnp.zeros(programs.shape_of(path.seen), jnp.result_type(float))
     at_zero = functools.partial(run, *others.values())
     # Affine in z: the value at 0, and the slope.
     if path.axis is None:

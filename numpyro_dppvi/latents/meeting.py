@@ -18,9 +18,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from numpyro_dppvi._typing import PyTree
 from numpyro_dppvi.latents import programs
 from numpyro_dppvi.latents.predictor import LogLikelihood
-
-# Beyond so many numbers for an array, all are taken to meet.
-_MOST = 4_000_000
+from numpyro_dppvi.latents.programs import shape_of
 
 
 class _Reach(NamedTuple):
@@ -55,29 +53,23 @@ def meeting(log_likelihood: LogLikelihood, base: Mapping[str, Any], row: PyTree)
         A symmetric matrix of truth values, true where it is not known, of the entries of all
         latents in the order of their names.
     """
-    sizes = [math.prod(base[name].shape) for name in sorted(base)]
-    program = None
-    if sum(sizes) ** 2 <= _MOST:
-        program = programs.traced(log_likelihood, base, row)
-    reach = None if program is None else _reach(program, sizes)
+    num_entries, program, units = programs.entries(log_likelihood, base, row)
+    reach = None if program is None else _reach(program, num_entries, units)
     if reach is None:
-        return np.ones((sum(sizes), sum(sizes)), bool)
-    apart = np.zeros((sum(sizes), sum(sizes)), bool)
+        return np.ones((num_entries, num_entries), bool)
+    apart = np.zeros((num_entries, num_entries), bool)
     for place in reach.place.values():
         known = (place >= 0) & reach.on
         apart |= known[:, None] & known & (place[:, None] != place)
     return ~apart
 
 
-def _reach(program: ClosedJaxpr, sizes: list[int]) -> _Reach | None:
+def _reach(
+    program: ClosedJaxpr, num_entries: int, units: Mapping[Any, np.ndarray]
+) -> _Reach | None:
     """That of a record's density; ``None`` if it takes too much."""
     (density,) = program.jaxpr.outvars
-    num_entries, first = sum(sizes), 0
-    reached: dict[Any, _Reach] = {}
-    for var, size in zip(program.jaxpr.invars, sizes, strict=False):
-        on = np.eye(num_entries, dtype=bool)[first : first + size]
-        reached[var] = _Reach(on.reshape(*_shape(var), num_entries), {})
-        first += size
+    reached = {var: _Reach(unit.astype(bool), {}) for var, unit in units.items()}
     if isinstance(density, Literal):
         return None
     named: dict[Any, int] = {}
@@ -86,7 +78,7 @@ def _reach(program: ClosedJaxpr, sizes: list[int]) -> _Reach | None:
 
     def number(value: Any, column: int | None = None) -> int:
         """The same for what is computed in the same way: of a record's group, for each lookup."""
-        if column is not None and _shape(value)[-1] > 1:
+        if column is not None and shape_of(value)[-1] > 1:
             if value in columns:
                 return columns[value][column]
             return numbers.setdefault((number(value), column), len(numbers) + 1)
@@ -101,16 +93,16 @@ def _reach(program: ClosedJaxpr, sizes: list[int]) -> _Reach | None:
                 named[var] = numbers.setdefault((*how, place), len(numbers) + 1)
             # Places along several axes: a group of one, say, and the number of a slope.
             if eqn.primitive.name == "concatenate":
-                (out,), last = eqn.outvars, len(_shape(eqn.outvars[0])) - 1
-                if eqn.params["dimension"] == last and len(eqn.invars) == _shape(out)[-1]:
+                (out,), last = eqn.outvars, len(shape_of(eqn.outvars[0])) - 1
+                if eqn.params["dimension"] == last and len(eqn.invars) == shape_of(out)[-1]:
                     columns[out] = [number(var) for var in eqn.invars]
             continue
-        if max(math.prod(_shape(var)) for var in eqn.outvars) * num_entries > _MOST:
+        if max(math.prod(shape_of(var)) for var in eqn.outvars) * num_entries > programs.MOST:
             return None
         rule = _RULES.get(eqn.primitive.name)
         out = None if rule is None else rule(eqn, ins, number)
         for var in eqn.outvars:
-            reached[var] = _everywhere(ins, _shape(var)) if out is None else out
+            reached[var] = _everywhere(ins, shape_of(var)) if out is None else out
     return reached.get(density)
 
 
@@ -119,11 +111,6 @@ _Number: TypeAlias = Callable[..., int]
 # What an operation makes of the reaches of its inputs, ``None`` for those that depend on no latent;
 # ``None`` where each entry may depend on all that comes in.
 _Rule: TypeAlias = Callable[[JaxprEqn, _Ins, _Number], _Reach | None]
-
-
-def _shape(variable: Any) -> tuple[int, ...]:
-    shape: tuple[int, ...] = variable.aval.shape
-    return shape
 
 
 def _all_of(reach: _Reach, axes: Sequence[int]) -> _Reach:
@@ -155,7 +142,7 @@ def _everywhere(ins: _Ins, shape: tuple[int, ...]) -> _Reach:
 
 
 def _by_entry(eqn: JaxprEqn, ins: _Ins, number: _Number) -> _Reach:
-    shape = _shape(eqn.outvars[0])
+    shape = shape_of(eqn.outvars[0])
 
     def spread(each: np.ndarray) -> np.ndarray:
         return np.broadcast_to(each, (*shape, each.shape[-1]))
@@ -183,7 +170,7 @@ def _looked_up(eqn: JaxprEqn, ins: _Ins, number: _Number) -> _Reach | None:
     if eqn.primitive.name == "dynamic_slice":
         # JAX moves places that are not there inside.
         return _at_a_place(one, {n: (number(eqn.invars[1 + n]), one.on.shape[n]) for n in along})
-    numbers, places = eqn.params["dimension_numbers"], _shape(eqn.invars[1])
+    numbers, places = eqn.params["dimension_numbers"], shape_of(eqn.invars[1])
     if math.prod(places[:-1]) != 1 or numbers.operand_batching_dims:
         return None
     if not set(along) <= set(numbers.start_index_map):
@@ -192,7 +179,7 @@ def _looked_up(eqn: JaxprEqn, ins: _Ins, number: _Number) -> _Reach | None:
     mode, order = str(eqn.params["mode"]), list(numbers.start_index_map)
     columns = {n: number(eqn.invars[1], order.index(n)) for n in along}
     out = _at_a_place(one, {n: (columns[n], mode, one.on.shape[n]) for n in along})
-    shape = _shape(eqn.outvars[0])
+    shape = shape_of(eqn.outvars[0])
     return out.mapped(lambda each: each.reshape(*shape, each.shape[-1]))
 
 
@@ -205,19 +192,6 @@ def _at_a_place(one: _Reach, lookups: Mapping[int, Hashable]) -> _Reach:
         found = _all_of(_Reach(one.on, here), (axis,))
         one = found.mapped(functools.partial(np.expand_dims, axis=axis))
     return one
-
-
-def _broadcast(eqn: JaxprEqn, each: np.ndarray) -> np.ndarray:
-    between = np.ones(len(eqn.params["shape"]), int)
-    between[list(eqn.params["broadcast_dimensions"])] = each.shape[:-1]
-    laid = each.reshape(*between, each.shape[-1])
-    return np.broadcast_to(laid, (*eqn.params["shape"], each.shape[-1]))
-
-
-def _slice(eqn: JaxprEqn, each: np.ndarray) -> np.ndarray:
-    starts, ends = eqn.params["start_indices"], eqn.params["limit_indices"]
-    steps = eqn.params["strides"] or (1,) * len(starts)
-    return each[tuple(map(slice, starts, ends, steps))]
 
 
 def _summed(eqn: JaxprEqn, ins: _Ins, number: _Number) -> _Reach | None:
@@ -237,13 +211,8 @@ _RULES: Mapping[str, _Rule] = {
     ),
     **dict.fromkeys(("gather", "dynamic_slice"), _looked_up),
     **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _summed),
-    "broadcast_in_dim": _laid_out(_broadcast),
-    "slice": _laid_out(_slice),
+    **{name: _laid_out(layout) for name, layout in programs.LAYOUTS.items()},
     "transpose": _laid_out(
         lambda eqn, each: each.transpose(*eqn.params["permutation"], each.ndim - 1)
-    ),
-    **dict.fromkeys(
-        ("reshape", "squeeze", "expand_dims"),
-        _laid_out(lambda eqn, each: each.reshape(*_shape(eqn.outvars[0]), each.shape[-1])),
     ),
 }

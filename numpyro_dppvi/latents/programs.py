@@ -1,10 +1,12 @@
 """Traced programs of likelihoods, and parts of them."""
 
-from collections.abc import Callable, Iterator, Sequence, Set
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun, subjaxprs
 
 from numpyro_dppvi._typing import Array, PyTree
@@ -77,3 +79,66 @@ def part(program: ClosedJaxpr, inputs: Sequence[Var], wanted: Any) -> Callable[.
     # A traced program takes exactly the dtypes it was traced with.
     dtypes = [v.aval.dtype for v in inputs]  # type: ignore[attr-defined]
     return lambda *values: run(*map(jnp.asarray, values, dtypes))
+
+
+# Where entries of the latents are followed through a program, each array has a last axis for them.
+
+MOST = 4_000_000
+"""Beyond so many numbers for an array, entries are not followed."""
+
+
+def entries(
+    function: Callable[..., Array], base: Mapping[str, Any], row: PyTree
+) -> tuple[int, ClosedJaxpr | None, dict[Any, np.ndarray]]:
+    """What following the entries of the latents ``base`` begins with.
+
+    Returns:
+        How many there are, the program of the function; ``None`` if it has loops or branches, or
+        there are too many; and of each of its inputs that is a latent which entries these are, as
+        zeros and ones.
+    """
+    sizes = [math.prod(base[name].shape) for name in sorted(base)]
+    number, first = sum(sizes), 0
+    program = traced(function, base, row) if number**2 <= MOST else None
+    if program is None:
+        return number, None, {}
+    unit, inputs = np.eye(number), {}
+    for var, size in zip(program.jaxpr.invars, sizes, strict=False):
+        inputs[var] = unit[first : first + size].reshape(*shape_of(var), number)
+        first += size
+    return number, program, inputs
+
+
+def shape_of(variable: Any) -> tuple[int, ...]:
+    """The shape of a variable's value."""
+    shape: tuple[int, ...] = variable.aval.shape
+    return shape
+
+
+def spread(array: np.ndarray, shape: Sequence[int], places: Sequence[int]) -> np.ndarray:
+    """An array with its axes at some places of a shape."""
+    between = np.ones(len(shape), int)
+    between[list(places)] = array.shape[:-1]
+    return np.broadcast_to(array.reshape(*between, array.shape[-1]), (*shape, array.shape[-1]))
+
+
+def _broadcast(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
+    return spread(array, eqn.params["shape"], eqn.params["broadcast_dimensions"])
+
+
+def _slice(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
+    starts, ends = eqn.params["start_indices"], eqn.params["limit_indices"]
+    steps = eqn.params["strides"] or (1,) * len(starts)
+    return array[tuple(map(slice, starts, ends, steps))]
+
+
+def _reshape(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
+    return array.reshape(*shape_of(eqn.outvars[0]), array.shape[-1])
+
+
+LAYOUTS: Mapping[str, Callable[[JaxprEqn, np.ndarray], np.ndarray]] = {
+    "broadcast_in_dim": _broadcast,
+    "slice": _slice,
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
+}
+"""What operations that lay entries out anew make of such an array."""

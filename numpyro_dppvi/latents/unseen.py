@@ -10,7 +10,7 @@ function of v, and where all of these are zero the density is the same along v.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,12 +19,11 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 from numpyro_dppvi._typing import PyTree
 from numpyro_dppvi.latents import programs
 from numpyro_dppvi.latents.predictor import LogLikelihood
+from numpyro_dppvi.latents.programs import shape_of
 
 # An array as a function of v: one coefficient for each entry of v on a last axis.
 Linear: TypeAlias = np.ndarray
 
-# Beyond so many coefficients, of an array or of all that must vanish, nothing is looked for.
-_MOST = 4_000_000
 _ROUNDING = 1e-5
 
 
@@ -42,22 +41,16 @@ def unseen_directions(
         A basis of those that were found, shape ``(d, m)``, of the entries of all latents in the
         order of their names.
     """
-    sizes = [math.prod(base[name].shape) for name in sorted(base)]
-    program = None
-    if sum(sizes) ** 2 <= _MOST:
-        program = programs.traced(log_likelihood, base, row)
-    vanishing = None if program is None else _vanishing(program, sizes)
-    return np.zeros((sum(sizes), 0)) if vanishing is None else _null_space(vanishing)
+    num_entries, program, units = programs.entries(log_likelihood, base, row)
+    vanishing = None if program is None else _vanishing(program, num_entries, units)
+    return np.zeros((num_entries, 0)) if vanishing is None else _null_space(vanishing)
 
 
-def _vanishing(program: ClosedJaxpr, sizes: list[int]) -> Linear | None:
+def _vanishing(
+    program: ClosedJaxpr, num_entries: int, units: Mapping[Any, Linear]
+) -> Linear | None:
     """All that must vanish along a direction, or else the density changes; ``None`` if too much."""
-    num_entries = sum(sizes)
-    unit, first = np.eye(num_entries), 0
-    followed: dict[Any, Linear] = {}
-    for var, size in zip(program.jaxpr.invars, sizes, strict=False):
-        followed[var] = unit[first : first + size].reshape(*_shape(var), num_entries)
-        first += size
+    followed = dict(units)
     rows: list[Linear] = []
     total = 0
     (density,) = program.jaxpr.outvars
@@ -67,7 +60,7 @@ def _vanishing(program: ClosedJaxpr, sizes: list[int]) -> Linear | None:
         ins = [None if isinstance(v, Literal) else followed.get(v) for v in eqn.invars]
         if all(one is None for one in ins):
             continue
-        if math.prod(_shape(eqn.outvars[0])) * num_entries > _MOST:
+        if math.prod(shape_of(eqn.outvars[0])) * num_entries > programs.MOST:
             return None
         rule = _RULES.get(eqn.primitive.name)
         found = rule(eqn, ins) if rule is not None else None
@@ -78,7 +71,7 @@ def _vanishing(program: ClosedJaxpr, sizes: list[int]) -> Linear | None:
             followed[eqn.outvars[0]] = now
         rows += [one.reshape(-1, num_entries) for one in must]
         total += sum(one.size for one in must)
-        if total > _MOST:
+        if total > programs.MOST:  # of all that must vanish, as of one array
             return None
     if density in followed:
         rows.append(followed[density].reshape(-1, num_entries))
@@ -100,16 +93,11 @@ def _of_one(function: Callable[[JaxprEqn, Linear], Linear | None]) -> _Rule:
     return rule
 
 
-def _shape(variable: Any) -> tuple[int, ...]:
-    shape: tuple[int, ...] = variable.aval.shape
-    return shape
-
-
 def _sum(eqn: JaxprEqn, ins: list[Linear | None]) -> tuple[Linear, list[Linear]]:
     second = -1.0 if eqn.primitive.name == "sub" else 1.0
     terms = [by * one for by, one in zip((1.0, second), ins, strict=True) if one is not None]
     total = functools.reduce(np.add, terms)
-    return np.broadcast_to(total, (*_shape(eqn.outvars[0]), total.shape[-1])), []
+    return np.broadcast_to(total, (*shape_of(eqn.outvars[0]), total.shape[-1])), []
 
 
 def _multiple(eqn: JaxprEqn, ins: list[Linear | None]) -> tuple[Linear, list[Linear]] | None:
@@ -142,20 +130,7 @@ def _looked_up(eqn: JaxprEqn, ins: list[Linear | None]) -> tuple[Linear, list[Li
         return None
     kept = [size for n, size in enumerate(sizes) if n not in numbers.collapsed_slice_dims]
     at_first = at_first.reshape(*kept, one.shape[-1])
-    return _spread(at_first, _shape(eqn.outvars[0]), numbers.offset_dims), differences
-
-
-def _spread(one: Linear, shape: Sequence[int], places: Sequence[int]) -> Linear:
-    """An array with its axes at some places of a shape."""
-    between = np.ones(len(shape), int)
-    between[list(places)] = one.shape[:-1]
-    return np.broadcast_to(one.reshape(*between, one.shape[-1]), (*shape, one.shape[-1]))
-
-
-def _slice(eqn: JaxprEqn, one: Linear) -> Linear:
-    starts, ends = eqn.params["start_indices"], eqn.params["limit_indices"]
-    steps = eqn.params["strides"] or (1,) * len(starts)
-    return one[tuple(map(slice, starts, ends, steps))]
+    return programs.spread(at_first, shape_of(eqn.outvars[0]), numbers.offset_dims), differences
 
 
 def _converted(eqn: JaxprEqn, one: Linear) -> Linear | None:
@@ -165,7 +140,7 @@ def _converted(eqn: JaxprEqn, one: Linear) -> Linear | None:
 def _concatenated(eqn: JaxprEqn, ins: list[Linear | None]) -> tuple[Linear, list[Linear]]:
     number = next(one.shape[-1] for one in ins if one is not None)
     parts = [
-        np.zeros((*_shape(var), number)) if one is None else one
+        np.zeros((*shape_of(var), number)) if one is None else one
         for var, one in zip(eqn.invars, ins, strict=True)
     ]
     return np.concatenate(parts, axis=eqn.params["dimension"]), []
@@ -177,16 +152,9 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("gather", "dynamic_slice"), _looked_up),
     "concatenate": _concatenated,
     "neg": _of_one(lambda eqn, one: -one),
-    "slice": _of_one(_slice),
+    **{name: _of_one(layout) for name, layout in programs.LAYOUTS.items()},
     "reduce_sum": _of_one(lambda eqn, one: one.sum(axis=eqn.params["axes"])),
     "convert_element_type": _of_one(_converted),
-    "broadcast_in_dim": _of_one(
-        lambda eqn, one: _spread(one, eqn.params["shape"], eqn.params["broadcast_dimensions"])
-    ),
-    **dict.fromkeys(
-        ("reshape", "squeeze", "expand_dims"),
-        _of_one(lambda eqn, one: one.reshape(*_shape(eqn.outvars[0]), one.shape[-1])),
-    ),
 }
 
 
