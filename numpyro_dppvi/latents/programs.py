@@ -102,7 +102,8 @@ def entries(
     program = traced(function, base, row) if number**2 <= MOST else None
     if program is None:
         return number, None, {}
-    unit, inputs = np.eye(number), {}
+    unit = np.eye(number)
+    inputs: dict[Any, np.ndarray] = {}
     for var, size in zip(program.jaxpr.invars, sizes, strict=False):
         inputs[var] = unit[first : first + size].reshape(*shape_of(var), number)
         first += size

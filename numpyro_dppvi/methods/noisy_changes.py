@@ -95,17 +95,9 @@ class LocalAveraging(_OfChanges):
     number of shards. The mean of the clipped changes is released with noise over the number of
     shards: more shards, less noise, but a noisier mean (Theorem 4).
 
-    Args:
-        num_shards: One number for all clients, or one per client; at most a client's records.
-        clip_norm: Bound on the L2 norm of one shard's change of all natural parameters; with
-            :class:`NaturalGradient` in units of q's standard deviations. It wants choosing for a
-            model, by simulation on public or made-up records. One number for all clients, or one
-            per client.
-        num_local_steps: Optimiser steps a visit; they cost no privacy.
-        optimizer: Any optax optimiser, or :class:`NaturalGradient`. ``None`` is Adam.
-        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
-            else few draws, whose noise averages out over shards, steps and rounds.
-        noise: ``Gaussian()``, or ``DiscreteGaussian()``: drawn exactly, on the host, by OpenDP.
+    Arguments are those of :class:`VirtualClients`: ``num_shards``, ``clip_norm``, which is larger
+    here because it is for a mean, ``num_local_steps``, ``optimizer``, ``expectation`` and
+    ``noise``.
 
     Raises:
         ValueError: If a number is outside its range.

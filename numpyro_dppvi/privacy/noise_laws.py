@@ -191,6 +191,5 @@ def released(steps: PyTree, noise: StepNoise, weight: Array, like: PyTree) -> Py
             start += total.size
         # The one rounding is here, after the noise: post-processing.
         unit = weight.astype(jnp.float64) * noise.step.astype(jnp.float64)
-        return jax.tree.map(
-            lambda leaf, of: (unit * leaf).astype(of.dtype), treedef.unflatten(totals), like
-        )
+        noisy = jax.tree.unflatten(treedef, totals)
+        return jax.tree.map(lambda leaf, of: (unit * leaf).astype(of.dtype), noisy, like)

@@ -191,7 +191,7 @@ def pvi(
 class Setup(NamedTuple):
     """What is known of a run before its model is read: public, but for ``secret_keys``.
 
-    Attributes are the arguments of :func:`pvi`, checked, and:
+    The attributes that are not described here are the arguments of :func:`pvi`.
 
     Attributes:
         records: Shapes and dtypes of all clients' records, by argument.
