@@ -197,31 +197,42 @@ def mapping(name: str, value: Any, example: str) -> dict[str, Any]:
     return dict(value)
 
 
+def called_by(
+    check: Callable[[Callable[..., Any], dict[str, Any]], None],
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator: has ``check`` look at the function and its arguments, by name, at every call."""
+
+    def checked(function: Callable[P, T]) -> Callable[P, T]:
+        names = tuple(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            check(function, {**dict(zip(names, args, strict=False)), **kwargs})
+            return function(*args, **kwargs)
+
+        return called
+
+    return checked
+
+
 def complete(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Refuses calls that lack an argument in a sentence that shows a whole call.
 
     Python would name the last argument that is lacking, also where another one was forgotten.
     """
 
-    def checked(function: Callable[P, T]) -> Callable[P, T]:
-        signature = inspect.signature(function)
-        needed = [p.name for p in signature.parameters.values() if p.default is p.empty]
+    def check(function: Callable[..., Any], given: dict[str, Any]) -> None:
+        parameters = inspect.signature(function).parameters
+        needed = [p.name for p in parameters.values() if p.default is p.empty]
+        lacking = [name for name in needed if name not in given]
+        if lacking and set(given) <= set(parameters):
+            have = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
+            raise TypeError(
+                f"{function.__name__} needs {', '.join(needed)}, got {have or 'none of them'}, "
+                f"and no {lacking[0]}: write {example}."
+            )
 
-        @functools.wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> T:
-            given = {**dict(zip(signature.parameters, args, strict=False)), **kwargs}
-            lacking = [name for name in needed if name not in given]
-            if lacking and set(given) <= set(signature.parameters):
-                have = ", ".join(f"{name}={shown(value)}" for name, value in given.items())
-                raise TypeError(
-                    f"{function.__name__} needs {', '.join(needed)}, got {have or 'none of them'}, "
-                    f"and no {lacking[0]}: write {example}."
-                )
-            return function(*args, **kwargs)
-
-        return called
-
-    return checked
+    return called_by(check)
 
 
 def listed(value: Any) -> list[Any] | None:

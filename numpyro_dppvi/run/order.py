@@ -1,36 +1,22 @@
 """Says so where a call lacks one of a model, a guide and data, or has them in another order."""
 
-import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from numpyro_dppvi import _validate
 from numpyro_dppvi.latents.tables import is_records
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _FIRST = ("model", "guide", "data")
 # What is an argument of a budget, and not of a fit.
 _OF_BUDGET = ("epsilon", "delta")
 
 
-def in_order(function: Callable[P, T]) -> Callable[P, T]:
-    """The function of ``(model, guide, data, *, ...)``, which refuses such calls in a sentence.
+def _check(function: Callable[..., Any], given: dict[str, Any]) -> None:
+    """Refuses such calls of ``(model, guide, data, *, ...)`` in a sentence.
 
     Python itself would say which argument is lacking, but not that None stands for a guide.
     """
-
-    @functools.wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        _check(function.__name__, args, kwargs)
-        return function(*args, **kwargs)
-
-    return called
-
-
-def _check(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    given = {**dict(zip(_FIRST, args, strict=False)), **kwargs}
+    name = function.__name__
     lacking = [argument for argument in _FIRST if argument not in given]
     right = f"write {name}(model, None, data, ...), where None lets the library choose the guide."
     if lacking:
@@ -52,6 +38,9 @@ def _check(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 f"{argument} must be a part of the budget, got {argument}= as an argument of its "
                 "own: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
             )
+
+
+in_order = _validate.called_by(_check)
 
 
 def _is_data(value: Any) -> bool:
