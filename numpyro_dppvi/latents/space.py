@@ -293,13 +293,7 @@ class LatentSpace:
         It is a function of the continuous latents. Its functions take a pair in place of a row:
         values of the discrete latents, and a row.
         """
-
-        def of_base(base: Mapping[str, Array], given: Any) -> Array:
-            values, row = given
-            return self.log_likelihood({**self.constrain(base), **values}, row)
-
-        discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
-        return scalar_predictor(of_base, self.continuous, (discrete, dict(self.row)))
+        return scalar_predictor(self._of_base, self.continuous, self._given)
 
     @property
     @functools.lru_cache(maxsize=32)  # noqa: B019
@@ -338,14 +332,19 @@ class LatentSpace:
 
     def _of_program(self, read: Callable[..., np.ndarray]) -> np.ndarray:
         """What is read off the program of a record's density, given its discrete latents."""
-
-        def of_base(base: Mapping[str, Array], given: Any) -> Array:
-            values, row = given
-            return self.log_likelihood({**self.constrain(base), **values}, row)
-
-        discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
         with precision.program(self.precision):
-            return read(of_base, self.continuous, (discrete, dict(self.row)))
+            return read(self._of_base, self.continuous, self._given)
+
+    def _of_base(self, base: Mapping[str, Array], given: Any) -> Array:
+        """A record's density, of continuous base values; of discrete latents, values are given."""
+        values, row = given
+        return self.log_likelihood({**self.constrain(base), **values}, row)
+
+    @property
+    def _given(self) -> Any:
+        """Shapes and dtypes of what is given."""
+        discrete = {lt.name: lt.struct for lt in self.latents if lt.is_discrete}
+        return discrete, dict(self.row)
 
     @property
     def continuous(self) -> dict[str, jax.ShapeDtypeStruct]:
