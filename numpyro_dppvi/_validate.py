@@ -76,14 +76,7 @@ def _real(value: Any) -> float:
 
 
 def positive(name: str, value: float, *, infinite: bool = False, most: float = MOST) -> float:
-    """Returns a number in [1 / most, most] as a float; refuses others.
-
-    Args:
-        name: The argument's name.
-        value: The argument.
-        infinite: Whether infinity is allowed, too.
-        most: The largest finite number allowed.
-    """
+    """Returns a number in [1 / most, most] as a float; refuses others."""
     number = _real(value)
     if infinite and number == math.inf:
         return number

@@ -25,13 +25,7 @@ def compiled(*static: str, quick: bool = False) -> Callable[[Callable[_P, _R]], 
 
 
 class Compiled(Generic[_P, _R]):
-    """What ``jax.jit`` makes of a function, compiled with :func:`options`.
-
-    Args:
-        function: The function.
-        static: Names of its static arguments.
-        quick: Whether it is compiled in less time still.
-    """
+    """What ``jax.jit`` makes of a function, compiled with :func:`options`."""
 
     def __init__(
         self, function: Callable[_P, _R], static: tuple[str, ...] = (), quick: bool = False

@@ -88,16 +88,7 @@ def prior_draws(
     rng_key: PRNGKey,
     num_draws: int,
 ) -> dict[str, Array]:
-    """Draws of the latents from their priors, shape ``(num_draws, *shape)``.
-
-    Args:
-        model: The model.
-        shapes: Shapes and dtypes of records.
-        constants: The model's other arguments.
-        names: The latents.
-        rng_key: A JAX key.
-        num_draws: How many draws.
-    """
+    """Draws of the latents from their priors, shape ``(num_draws, *shape)``."""
 
     def one(key: PRNGKey) -> dict[str, Array]:
         trace = _trace(model, {**constants, **_zeros(shapes)}, {}, key)
@@ -125,14 +116,7 @@ def derived(
     constants: Mapping[str, Any],
     theta: Mapping[str, Any],
 ) -> Derived:
-    """Finds the ``numpyro.deterministic`` sites that do not depend on records.
-
-    Args:
-        model: The model.
-        shapes: Shapes and dtypes of records.
-        constants: The model's other arguments.
-        theta: Shapes and dtypes of every latent.
-    """
+    """Finds the ``numpyro.deterministic`` sites that do not depend on records."""
     facts: dict[str, tuple[tuple[int, ...], Dims]] = {}
 
     def sites(rows: Mapping[str, Array], theta: Mapping[str, Array]) -> dict[str, Array]:

@@ -84,12 +84,7 @@ def matched(
 
 
 def applies(space: LatentSpace, family: MeanField) -> bool:
-    """Whether :func:`matched` has a factor for the model's own priors.
-
-    Args:
-        space: The model.
-        family: The family of q.
-    """
+    """Whether :func:`matched` has a factor for the model's own priors."""
     rest = prior_factor(family, space).rest
     return bool(rest) and split(space, family.within(space.seen_by(rest)), rest) is not None
 

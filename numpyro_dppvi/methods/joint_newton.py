@@ -143,13 +143,7 @@ class JointLocal(NamedTuple):
 
 
 def solve(local: JointLocal, first: Place, keys: Any) -> Place:
-    """Takes one step a key; NaN if no gradient was finite.
-
-    Args:
-        local: The local problem.
-        first: Where it begins.
-        keys: A key a step.
-    """
+    """Takes one step a key; NaN if no gradient was finite."""
 
     def block(walk: Walk, steps: tuple[Any, Array]) -> tuple[Walk, None]:
         begin = walk.at

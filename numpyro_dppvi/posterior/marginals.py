@@ -129,10 +129,6 @@ def table(
 ) -> tuple[list[list[str]], int]:
     """Mean, standard deviation and 90 % interval of every entry.
 
-    Args:
-        distributions: Distributions by latent.
-        max_lines: How many entries to show.
-
     Returns:
         The header and a row for each entry that is shown, and the number of those that are not.
     """

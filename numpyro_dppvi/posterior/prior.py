@@ -137,11 +137,6 @@ def check_width(family: MeanField, parts: PriorFactor, step: float) -> None:
     An optimiser such as Adam takes steps of a fixed length even if gradients are pure noise. These
     would end many standard deviations away from such a prior.
 
-    Args:
-        family: The family of q.
-        parts: The prior.
-        step: The length of one step.
-
     Raises:
         UnsupportedModelError: Names the latent.
     """

@@ -143,10 +143,6 @@ def _bound(composition: Composition, delta: float, relation: Relation, grid: flo
 def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
     """The distance between neighbours in standard deviations, if all releases are Gaussian.
 
-    Args:
-        composition: What was released.
-        relation: The neighbouring relation.
-
     Returns:
         0 if nothing was released, infinity if an event has no noise, and ``None`` if batches were
         sampled or noise is discrete.

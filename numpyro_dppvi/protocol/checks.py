@@ -131,13 +131,7 @@ def check_shards(
     client_sizes: Sequence[int],
     row: Mapping[str, jax.ShapeDtypeStruct],
 ) -> None:
-    """Refuses records of other clients, or other arrays, than the algorithm was built for.
-
-    Args:
-        shards: What ``step`` was given.
-        client_sizes: Records of each client.
-        row: Shapes and dtypes of one record.
-    """
+    """Refuses records of other clients, or other arrays, than the algorithm was built for."""
     example = "stack_clients(data_per_client)"
     _validate.instance("shards", shards, (Shards, SpreadShards), example)
     if isinstance(shards, Shards) and jax.process_count() > 1:

@@ -146,10 +146,6 @@ class Planned:
     """A schedule that was asked once a round, so that what was planned is what runs.
 
     A schedule may draw from a generator of its own and answer otherwise the next time.
-
-    Args:
-        schedule: What was asked.
-        groups: What it answered, round by round.
     """
 
     schedule: Schedule

@@ -166,10 +166,6 @@ class Journal:
     def keep(self, state: Any, history: History) -> Any:
         """Writes a state, and the charge of the round that comes next, before it starts.
 
-        Args:
-            state: The algorithm's state.
-            history: What happened so far.
-
         Returns:
             The state to go on with.
 
@@ -238,10 +234,6 @@ class Journal:
 
     def resume(self, first: Any, past: History) -> tuple[Any, History]:
         """The state to go on from: what the file holds, or ``first`` if there is no file.
-
-        Args:
-            first: The state of a new run.
-            past: Its history.
 
         Raises:
             ValueError: If the file is damaged, of another run, or an older copy; names what

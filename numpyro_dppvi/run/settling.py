@@ -63,13 +63,7 @@ class Way(NamedTuple):
 
 
 def way(history: History, family: MeanField, damping: float) -> Way | None:
-    """What is left of the way, and what is noise; ``None`` for too few rounds.
-
-    Args:
-        history: All rounds so far.
-        family: The family of q.
-        damping: The share of a change that is merged.
-    """
+    """What is left of the way, and what is noise; ``None`` for too few rounds."""
     rounds = len(history.movement)
     if rounds < _FEWEST:
         return None

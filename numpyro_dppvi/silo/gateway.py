@@ -243,10 +243,6 @@ def open_gateway(
 def open_studies(mine: Settings, insecure_noise_seed: int | None = None) -> dict[str, OpenStudy]:
     """The studies that a hospital allows, with its records.
 
-    Args:
-        mine: What it has decided.
-        insecure_noise_seed: As of :func:`open_gateway`.
-
     Raises:
         ValueError: If a study or the records are not as they should be; says which.
     """

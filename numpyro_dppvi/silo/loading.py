@@ -55,10 +55,6 @@ def _loader(settings: Settings) -> Callable[[], Any]:
 def check(arrays: Mapping[str, np.ndarray], checks: Checks) -> None:
     """Refuses records that are not what the data officer expects.
 
-    Args:
-        arrays: Records by argument name.
-        checks: What is expected.
-
     Raises:
         ValueError: Names the array, and shows no record.
     """

@@ -166,11 +166,7 @@ class Form(NamedTuple):
 
 
 def encode(message: Join | Visit | Reply) -> bytes:
-    """Writes a message.
-
-    Args:
-        message: Any of this module's.
-    """
+    """Writes a message."""
     facts: dict[str, str | int] = {}
     arrays: dict[str, np.ndarray] = {}
     kinds = _facts_of(type(message))
@@ -185,10 +181,6 @@ def encode(message: Join | Visit | Reply) -> bytes:
 def read_join(data: bytes, head: Head) -> Join:
     """Reads a :class:`Join`.
 
-    Args:
-        data: Its bytes.
-        head: What :func:`wire.read_head` found in them.
-
     Raises:
         MalformedError: If it is not one.
     """
@@ -197,11 +189,6 @@ def read_join(data: bytes, head: Head) -> Join:
 
 def read_visit(data: bytes, head: Head, form: Form) -> Visit:
     """Reads a :class:`Visit`.
-
-    Args:
-        data: Its bytes.
-        head: What :func:`wire.read_head` found in them.
-        form: The study's.
 
     Raises:
         MalformedError: If it is not one of this study.
@@ -215,10 +202,6 @@ def read_visit(data: bytes, head: Head, form: Form) -> Visit:
 
 def read_reply(data: bytes, form: Form) -> Reply:
     """Reads what a gateway has answered.
-
-    Args:
-        data: Its bytes.
-        form: The study's.
 
     Raises:
         MalformedError: If it is not a reply of this study.
@@ -239,9 +222,6 @@ def read_reply(data: bytes, form: Form) -> Reply:
 
 def read_ready(data: bytes) -> Ready:
     """Reads a :class:`Ready`, for which nothing has to be known of the study.
-
-    Args:
-        data: Its bytes.
 
     Raises:
         MalformedError: If it is not one.
@@ -268,11 +248,7 @@ def _read(kind: type[M], data: bytes, head: Head, like: Mapping[str, PyTree] = {
 
 
 def shapes(trees: Mapping[str, PyTree]) -> Shapes:
-    """What arrays a message of such trees holds.
-
-    Args:
-        trees: Trees of arrays, by name.
-    """
+    """What arrays a message of such trees holds."""
     found = {}
     for name, tree in trees.items():
         for place, leaf in _files.flatten(jax.tree.map(np.asarray, tree), name).items():

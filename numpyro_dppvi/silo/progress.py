@@ -69,11 +69,7 @@ class Progress(NamedTuple):
 
 
 def first(prepared: Prepared) -> Progress:
-    """What the server knows before anybody was asked.
-
-    Args:
-        prepared: The study.
-    """
+    """What the server knows before anybody was asked."""
     known = prepared.first_state().server
     return Progress(0, known, loop.no_history(known.natural), Counts(), {}, {}, ())
 
@@ -82,10 +78,6 @@ def ledger(prepared: Prepared, progress: Progress) -> Ledger:
     """The releases that have arrived, as the study plans them.
 
     A hospital's own ledger may have one more, whose reply never came.
-
-    Args:
-        prepared: The study.
-        progress: What the server knows.
     """
     plan = prepared.plan
     if plan is None:
@@ -96,13 +88,7 @@ def ledger(prepared: Prepared, progress: Progress) -> Ledger:
 
 
 def write(path: Path, prepared: Prepared, progress: Progress) -> None:
-    """Keeps what the server knows; on the disk when it returns.
-
-    Args:
-        path: The checkpoint.
-        prepared: The study.
-        progress: What to keep.
-    """
+    """Keeps what the server knows; on the disk when it returns."""
     facts = {
         "study": prepared.digest,
         "slot": progress.slot,
@@ -120,10 +106,6 @@ def write(path: Path, prepared: Prepared, progress: Progress) -> None:
 
 def read(path: Path, prepared: Prepared) -> Progress:
     """What :func:`write` has kept, or the beginning if there is no such file.
-
-    Args:
-        path: The checkpoint.
-        prepared: The study.
 
     Raises:
         ValueError: If the file is damaged, or of another study.

@@ -88,9 +88,6 @@ class Settings:
 def read(path: str | os.PathLike[str]) -> Settings:
     """Reads ``silo.toml``.
 
-    Args:
-        path: The file.
-
     Raises:
         FileNotFoundError: If there is none.
         ValueError: If it is not TOML, lacks an entry, or has an unknown one or a wrong value.

@@ -122,10 +122,6 @@ class Study:
 def check_name(argument: str, name: Any) -> str:
     """Returns a hospital's name, or refuses what could not be sent, or be a file's name.
 
-    Args:
-        argument: What holds the name.
-        name: The name.
-
     Raises:
         ValueError: If it is not a word of letters, digits, ``-`` and ``_``.
     """

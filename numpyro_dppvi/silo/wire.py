@@ -83,9 +83,6 @@ def encode(kind: str, facts: Facts, arrays: Mapping[str, np.ndarray]) -> bytes:
 def read_head(data: bytes) -> Head:
     """Reads what a message says before its arrays.
 
-    Args:
-        data: The message.
-
     Raises:
         MalformedError: If it is not a message, or damaged, too large or of another version.
     """
@@ -114,11 +111,6 @@ def read_head(data: bytes) -> Head:
 
 def read_arrays(data: bytes, head: Head, shapes: Shapes) -> dict[str, np.ndarray]:
     """Reads a message's arrays.
-
-    Args:
-        data: The message.
-        head: What :func:`read_head` found in it.
-        shapes: The arrays that it must hold.
 
     Returns:
         Copies, by name.
