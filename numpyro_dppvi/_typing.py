@@ -118,3 +118,15 @@ class Hits(NamedTuple):
 
 Product: TypeAlias = RowProduct | LowerProduct | LayerProduct | Hits
 """What stands in the place of an array that need not be laid out."""
+
+
+def is_product(leaf: Any) -> bool:
+    """Whether a leaf of a tree stands in the place of an array."""
+    return isinstance(leaf, Product)
+
+
+def laid_out(tree: PyTree) -> Any:
+    """A tree with arrays in the place of products."""
+    return jax.tree.map(
+        lambda leaf: leaf.laid_out() if is_product(leaf) else leaf, tree, is_leaf=is_product
+    )

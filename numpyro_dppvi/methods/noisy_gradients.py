@@ -152,12 +152,8 @@ class GlobalVI(values.Usual):
     Args:
         clip_norm: Bound on the joint L2 norm of one record's gradient.
         optimizer: Any optax optimiser; its state lives through all rounds. ``None`` is Adam.
-        sampler: ``FullBatch()``, ``PoissonSampling(sampling_prob)`` or
-            ``FixedSizeSampling(batch_size)``, at every client.
-        expectation: The rule for the expected log likelihood: quadrature where the model allows it,
-            else 10 draws.
-        microbatch_size: The most records of a client that are computed at once, which bounds memory
-            and changes no result. ``None`` for as many as stay in a core's cache.
+        sampler: As of :class:`DPOptimization`, at every client; ``expectation`` and
+            ``microbatch_size`` likewise.
 
     Raises:
         ValueError: If a number is outside its range.

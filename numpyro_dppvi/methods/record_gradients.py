@@ -20,9 +20,9 @@ from numpyro_dppvi._typing import (
     Gradient,
     LayerProduct,
     PRNGKey,
-    Product,
     PyTree,
     RowProduct,
+    laid_out,
 )
 from numpyro_dppvi.families import DiagonalNormal, MeanField, NormalCoordinates
 from numpyro_dppvi.latents import LatentSpace
@@ -169,7 +169,7 @@ def _draw_by_draw(
         own = _without(layers.names, noise)
         across = {name: RowProduct(share, leaf) for name, leaf in own.items()}
         gradient_of = jax.vmap(rest.linear_gradient, (None, 0, None, None))
-        return laid_out(Gradient(gradient_of(at, gradients, share, across))), behind
+        return Gradient(laid_out(gradient_of(at, gradients, share, across))), behind
 
     def add(total: Gradient, draw: tuple[Draws, Rows]) -> tuple[Gradient, Rows]:
         mine, behind = of_draw(*draw)
@@ -321,18 +321,6 @@ def _layers(space: LatentSpace, family: MeanField) -> FirstLayers:
         lambda base, row: {},
         lambda products, base, row: space.log_likelihood(space.constrain(base), row),
     )
-
-
-def laid_out(gradients: Gradient) -> Gradient:
-    """Gradients as arrays alone, in the coordinates' tree."""
-
-    def is_product(leaf: object) -> bool:
-        return isinstance(leaf, Product)
-
-    def as_array(leaf: Array | Product) -> Array:
-        return leaf.laid_out() if isinstance(leaf, Product) else leaf
-
-    return Gradient(jax.tree.map(as_array, gradients, is_leaf=is_product))
 
 
 def floats_per_record(

@@ -1,7 +1,7 @@
 """Clipping vectors to a joint norm, and exact sums of clipped vectors."""
 
 import math
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from numpyro_dppvi._typing import (
     Product,
     PyTree,
     RowProduct,
+    is_product,
+    laid_out,
 )
 from numpyro_dppvi.privacy import arithmetic, noise_laws
 
@@ -106,7 +108,7 @@ def clipped_sum(
         entries = jnp.round(_scaled(factor, leaf))
         return arithmetic.total_of_rounded(entries, grid).reshape(leaf.shape[1:])
 
-    return jax.tree.map(total, contributions, is_leaf=_is_product)
+    return jax.tree.map(total, contributions, is_leaf=is_product)
 
 
 def clipped_in_steps(
@@ -146,7 +148,7 @@ def _factors(
     contributions: PyTree, mask: Array, clip_norm: Array | float, one: Array | float = 1.0
 ) -> Array:
     """The factor that clips each vector, at most ``one``; 0 or NaN for what becomes zero."""
-    leaves = jax.tree.leaves(contributions, is_leaf=_is_product)
+    leaves = jax.tree.leaves(contributions, is_leaf=is_product)
     squared = arithmetic.squared_norms(leaves, _dtype(leaves))
     # min(1, C / |v|), in grid units. NaN or infinite entries make the norm so, and the factor NaN
     # or 0: one hostile record can then do no more than leave itself out.
@@ -181,18 +183,10 @@ def _scaled_product(factor: Array, leaf: _Product) -> _Product:
     return leaf._replace(left=left, right=right.reshape(leaf.right.shape))
 
 
-def _is_product(leaf: Any) -> bool:
-    return isinstance(leaf, Product)
-
-
 def _num_entries(contributions: PyTree) -> int:
     """The length of one vector."""
-
-    def laid_out() -> list[Array]:
-        leaves = jax.tree.leaves(contributions, is_leaf=_is_product)
-        return [leaf.laid_out() if _is_product(leaf) else leaf for leaf in leaves]
-
-    return sum(math.prod(leaf.shape[1:]) for leaf in jax.eval_shape(laid_out))
+    shapes = jax.eval_shape(laid_out, contributions)
+    return sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(shapes))
 
 
 def _dtype(contributions: PyTree) -> jnp.dtype:
