@@ -238,6 +238,31 @@ def test_the_level_is_found_in_noise_of_its_own_size():
     assert 0.05 < float(memory.level) < 0.2
 
 
+@grid("error", [0.1, 0.2, 0.3], quick=[1])
+def test_a_level_that_falls_is_as_unsure_as_it_lags(error):
+    """By 5 % a visit, to a third, as on the way to rare outcomes; the mean of twelve runs.
+
+    What is unknown of the level by noise alone is a fifth to a half of that.
+    """
+    axes, falls = coordinates(jnp.eye(SIZE)), 0.6 * 0.95 ** np.arange(1, 21)
+    squared, counted, least = [], [], []
+    for seed in range(12):
+        rng, memory = np.random.default_rng(seed), remembered(shape=np.eye(SIZE), level=0.6)
+        for level in falls:
+            now = jnp.asarray(level * np.eye(SIZE) + error * noise(rng))
+            memory, seen, known = learn(memory, axes, now, jnp.asarray(error), jnp.asarray(0.2))
+            memory = memory._replace(seen=seen, shape_known=known)
+        squared.append((float(memory.level) / falls[-1] - 1) ** 2)
+        # Of a shape that is known, on a short way: errors of second order are left.
+        way = 1e-3 * jnp.eye(SIZE)[0]
+        sure = memory._replace(shape_known=1e6 * jnp.eye(SIZE))
+        counted.append(float(error_of(sure, axes, way)[0, 0]) / 1e-6)
+        nothing_unknown = sure._replace(level_var=jnp.zeros(()))
+        least.append(float(error_of(nothing_unknown, axes, way)[0, 0]) / 1e-6)
+    assert 0.5 < np.mean(squared) / np.mean(counted) < 1.25
+    np.testing.assert_allclose(least, 0.01, rtol=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("unseen", [1, 3])
 def test_directions_that_no_record_speaks_of_do_not_make_the_level_fall(unseen):

@@ -19,7 +19,9 @@ from numpyro_dppvi.methods.white import White, coordinates
 
 # Chosen by simulation (docs/believe.md says on which studies).
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
-_LEVEL_DOUBT = 0.3  # how much of what is unknown of the level counts, where scores are moved
+# How much of what is unknown of the level counts, where scores are moved; by how much it lags, over
+# what is unknown of it, squared; and the most that counts of that.
+_LEVEL_DOUBT, _LEVEL_LAG, _MOST_LAG = 0.3, 40.0, 0.2
 _CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
 
 
@@ -72,7 +74,12 @@ def error_of(memory: Memory, unknown: Unknown, way: Array) -> Array:
     axes, left = unknown.axes, unknown.left
     white = way @ axes.back.T
     squared = jnp.sum(white**2)
-    unsure = _UNSURE**2 + _LEVEL_DOUBT * memory.level_var
+    # A noisy level is followed slowly: by the share g = var / (var + noise) of what a visit says.
+    # On a way along which it changes by r a visit it lags by r / g. With var^2 = drift noise, as
+    # where visits make up for the drift, that is in proportion to var, and its square to var^2.
+    lag = _LEVEL_LAG * memory.level_var**2
+    lag = lag / (1 + lag / _MOST_LAG)
+    unsure = _UNSURE**2 + _LEVEL_DOUBT * memory.level_var + lag
     alike = _CURVATURE * squared**2 / 2 + unsure * squared
     if left is None:
         wrong = (white @ unknown.noise @ white) * unknown.noise
