@@ -58,6 +58,14 @@ from numpyro_dppvi.latents.unseen import unseen_directions
 # The number of made-up records on which a model is run to see whether it mixes records.
 NUM_TOGETHER = 3
 
+# Of these, NumPyro draws outcomes as if nobody were censored.
+_CENSORED = (
+    dist.LeftCensoredDistribution,
+    dist.RightCensoredDistribution,
+    dist.IntervalCensoredDistribution,
+)
+# What distributions call the ones that they are made of.
+_INSIDE = "base_dist", "component_distribution", "component_distributions"
 # The most values of an outcome that are listed in place of draws.
 _FEW = 12
 
@@ -358,14 +366,15 @@ class LatentSpace:
         """Whether all outcomes of records can be drawn.
 
         A ``numpyro.factor`` has none, and a density that ``handlers.scale`` changes is not that of
-        what is drawn. And what is a function of latents (a residual, say) is no outcome: another
+        what is drawn; nor is that of a censored outcome, for which NumPyro draws what would have
+        been observed. And what is a function of latents (a residual, say) is no outcome: another
         value in its place would not move with them.
         """
-        factors: list[bool] = []
+        others: list[bool] = []
 
         def values(theta: Mapping[str, Array], row: Mapping[str, Array]) -> dict[str, Array]:
             trace = self.trace(theta, row)
-            factors.extend(isinstance(trace[name]["fn"], dist.Unit) for name in self.client_side)
+            others.extend(_draws_something_else(trace[name]["fn"]) for name in self.client_side)
             self.draw(theta, row, jax.random.key(0))
             return {name: trace[name]["value"] for name in self.client_side}
 
@@ -373,7 +382,7 @@ class LatentSpace:
             found = _causes(values, self.structs, dict(self.row))
         except (NotImplementedError, TypeError, AttributeError, ValueError):  # no such method
             return False
-        return not any(factors) and not any(names - {"$data"} for names in found.values())
+        return not any(others) and not any(names - {"$data"} for names in found.values())
 
     @functools.cached_property
     def few_outcomes(self) -> dict[str, np.ndarray] | None:
@@ -425,6 +434,18 @@ class LatentSpace:
             for latent in self.latents
         )
         return fingerprinted(replace(self, latents=latents))
+
+
+def _draws_something_else(fn: Any) -> bool:
+    """Whether draws of a site's distribution are not of its density.
+
+    That of a censored outcome may be inside another one (``to_event``, ``mask``, a mixture).
+    """
+    if isinstance(fn, (dist.Unit, *_CENSORED)):
+        return True
+    inside = (getattr(fn, name, None) for name in _INSIDE)
+    parts = (each if isinstance(each, (list, tuple)) else [each] for each in inside)
+    return any(_draws_something_else(each) for part in parts for each in part if each is not None)
 
 
 def _causes(function: Callable[[Any, Any], PyTree], theta: Mapping[str, Any], record: Any) -> Any:
