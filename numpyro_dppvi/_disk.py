@@ -91,23 +91,14 @@ def open_to_read(path: Path, *, through_links: bool) -> int:
 
 
 def lock(file: BinaryIO, *, shared: bool = False) -> None:
-    """Waits for the lock of an open file, and holds it until the file is closed.
-
-    Args:
-        file: The file.
-        shared: Whether others may hold it too, who share it.
-    """
+    """Waits for the lock of an open file, and holds it until the file is closed."""
     # Held by the open file and not by a name on the disk: a killed process leaves no lock behind.
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
 
 def try_lock(file: BinaryIO, patience: float = 0.0) -> bool:
-    """Takes the lock of an open file if it can, and holds it until the file is closed.
-
-    Args:
-        file: The file.
-        patience: Seconds to wait for another process that holds it.
+    """Takes the lock of an open file if it can in some seconds, and holds it until it is closed.
 
     Returns:
         Whether it has the lock.

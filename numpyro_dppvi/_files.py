@@ -349,12 +349,7 @@ def parts(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
 
 
 def unflatten(arrays: Mapping[str, np.ndarray], name: str, like: PyTree) -> PyTree:
-    """Inverse of :func:`flatten`.
-
-    Args:
-        arrays: All arrays of a file.
-        name: The tree's name.
-        like: A tree of the same structure, shapes and dtypes.
+    """Inverse of :func:`flatten`; ``like`` has the same structure, shapes and dtypes.
 
     Raises:
         ValueError: If an array is missing, unexpected, or of another shape or kind of dtype.

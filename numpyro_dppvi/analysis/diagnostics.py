@@ -269,15 +269,10 @@ def _shares(result: FitResult) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
 
 @in_own_precision
 def precision(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
-    """What a factor contributes to the precision of each entry, on average under q.
+    """What a factor, proper or not, contributes to the precision of each entry, on average under q.
 
     This is the expected negative second derivative of its logarithm, which adds up over factors.
     For a normal factor it is the factor's precision.
-
-    Args:
-        member: One latent's family.
-        q: The latent's natural parameters, proper.
-        factor: A factor of the latent, proper or not.
 
     Returns:
         An array in the shape of the latent's unconstrained value.

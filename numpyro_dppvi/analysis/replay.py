@@ -116,13 +116,7 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
 
 
 def replays(replay: Replay, rng_key: PRNGKey, power: float, num_replays: int) -> Natural:
-    """Replays a run; equal problems share a compilation.
-
-    Args:
-        replay: What to replay.
-        rng_key: No secret: this noise protects nothing.
-        power: What the targets are raised to.
-        num_replays: How many replays to make.
+    """Replays a run with targets to a power. The key is no secret: this noise protects nothing.
 
     Returns:
         Natural parameters of q after every round, leading axes ``(num_rounds, num_replays)``.

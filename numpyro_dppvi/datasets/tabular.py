@@ -41,11 +41,6 @@ class TabularData(NamedTuple):
 def balanced(X: Features, y: Labels, feature_names: tuple[str, ...]) -> TabularData:
     """Keep as many rows of the more frequent label as there are of the other; four fifths train.
 
-    Args:
-        X: Features of all rows.
-        y: Their labels in {0, 1}.
-        feature_names: Names of the columns.
-
     Returns:
         The data, in random order.
     """

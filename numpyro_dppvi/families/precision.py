@@ -52,12 +52,7 @@ def widened(tree: Tree) -> Tree:
 
 
 def rounded(tree: Tree, own: np.dtype | None = None) -> Tree:
-    """Real numbers of 64 bits in the program's own precision.
-
-    Args:
-        tree: Arrays.
-        own: The program's precision; by default that where this is called.
-    """
+    """Real numbers of 64 bits in the program's own precision, by default that of the caller."""
     own = jnp.result_type(float) if own is None else own
     return jax.tree.map(lambda leaf: _cast(leaf, own) if _is_wide(leaf) else leaf, tree)
 

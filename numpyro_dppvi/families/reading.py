@@ -37,9 +37,7 @@ def in_a_row(
 ) -> dist.Distribution | None:
     """The distribution of all entries in one row, if it is normal; others as they are.
 
-    Args:
-        distribution: Of a latent's base values.
-        shape: That of the latent, which the distribution's parameters may only broadcast to.
+    Its parameters may only broadcast to the latent's shape.
     """
     found, size = plain(distribution), math.prod(shape)
     if isinstance(found, dist.Normal):

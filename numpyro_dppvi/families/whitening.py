@@ -62,11 +62,6 @@ def weighted(white: Natural, location: Weights, spread: float) -> Natural:
     """Weights the parts of white coordinates that move a normal's location and its spread.
 
     Coordinates of other families do not separate this way and are kept.
-
-    Args:
-        white: White coordinates.
-        location: Weights by normal member, one per location.
-        spread: The weight of all spreads.
     """
     return Natural(
         {

@@ -74,11 +74,7 @@ class GridCourier:
 
     A node that was registered with a name and a key is the hospital of that name. Where no node
     has one, as in simulations, nodes are asked, and are what their gateways say.
-
-    Args:
-        grid: Flower's.
-        digest: Of the study.
-        patience: Seconds to wait for a hospital.
+    A hospital is waited for ``patience`` seconds.
     """
 
     def __init__(self, grid: Grid, digest: str, patience: float) -> None:

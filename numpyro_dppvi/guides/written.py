@@ -54,12 +54,6 @@ def read(
     The guide is run on rows of zeros. Values of its parameters do not matter, only the types of
     its distributions and what they depend on.
 
-    Args:
-        guide: A function with one ``numpyro.sample`` statement per latent.
-        space: The model's latent space.
-        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name.
-        model_kwargs: The model's public arguments.
-
     Raises:
         UnsupportedModelError: Names the latent that is not supported.
     """

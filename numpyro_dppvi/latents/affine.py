@@ -39,14 +39,10 @@ class Effect(NamedTuple):
 
 
 def solved(matrices: Array, vectors: Array) -> tuple[Array, Array]:
-    """Solves small systems by elimination, without pivoting; exact for triangular ones.
+    """Solves ``(..., k, k)`` systems by elimination, without pivoting; exact for triangular ones.
 
     JAX's own solver searches for pivots. What is linear in the vectors could not be told from the
     traced program then, in which ``methods.hierarchies`` looks for it.
-
-    Args:
-        matrices: Of shape ``(..., k, k)``.
-        vectors: Of shape ``(..., k)``.
 
     Returns:
         The solutions and the pivots, whose product is the determinant; both ``(..., k)``.

@@ -27,10 +27,6 @@ class Asked(NamedTuple):
 def asked_of(model: Model, known: Collection[str] = ()) -> Asked:
     """Reads the arguments of a model, and nothing else of it.
 
-    Args:
-        model: The model.
-        known: Arguments that it has already, such as public ones.
-
     Raises:
         UnsupportedModelError: If it has no signature, or takes an argument by position only.
     """

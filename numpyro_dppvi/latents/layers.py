@@ -41,11 +41,6 @@ def first_layers(
 ) -> FirstLayers | None:
     """Splits a log likelihood behind products of its record's values with latents.
 
-    Args:
-        log_likelihood: ``(base, row) -> scalar``, of unconstrained latents and one record.
-        base: Values of the latents, or their shapes and dtypes, which are all that matters.
-        row: A record, or its shapes and dtypes.
-
     Returns:
         What was found, or ``None`` if no latent enters by one such product alone.
     """

@@ -44,11 +44,6 @@ class _Reach(NamedTuple):
 def meeting(log_likelihood: LogLikelihood, base: Mapping[str, Any], row: PyTree) -> np.ndarray:
     """Which entries can matter to the density of one record together.
 
-    Args:
-        log_likelihood: ``(base, row) -> scalar``, of unconstrained latents and one record.
-        base: Values of the latents, or their shapes and dtypes, which are all that matters.
-        row: A record, or its shapes and dtypes.
-
     Returns:
         A symmetric matrix of truth values, true where it is not known, of the entries of all
         latents in the order of their names.

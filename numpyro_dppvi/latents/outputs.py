@@ -42,14 +42,7 @@ def unconditioned(model: Model) -> Model:
 def outcomes(
     model: Model, rows: Mapping[str, Any], constants: Mapping[str, Any], theta: Mapping[str, Array]
 ) -> dict[str, Outcome]:
-    """The sites that are not latents when the model is called with these arguments.
-
-    Args:
-        model: The model.
-        rows: Arguments with one entry per record.
-        constants: The other arguments.
-        theta: A value of every latent.
-    """
+    """The sites that are not latents when the model is called with these arguments."""
 
     def observed(**given: Any) -> dict[str, Array]:
         trace = _trace(model, {**constants, **given}, theta, jax.random.key(0))

@@ -78,11 +78,6 @@ def usual_range(
     It ends 5 below the median. The upper end is 0 for discrete outcomes, whose probabilities are at
     most 1, and else 1 above the highest.
 
-    Args:
-        space: The model's latent space; its ``can_draw`` must be true.
-        draws: As for :func:`scores`.
-        rng_key: A JAX key.
-
     Returns:
         Lower and upper end; not finite if the model gives no density at made-up rows.
     """

@@ -28,6 +28,7 @@ _LINEAR_IN_FIRST = frozenset({"div", "gather", "dynamic_slice", "pad"})
 _LINEAR_IN_EITHER = frozenset({"mul", "dot_general"})
 
 LogLikelihood: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Array]
+"""``(base, row) -> scalar``, of unconstrained latents and one record; read from shapes alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +48,6 @@ def scalar_predictor(
     log_likelihood: LogLikelihood, base: Mapping[str, Any], row: PyTree
 ) -> Predictor | None:
     """Splits a log likelihood at its scalar linear predictor.
-
-    Args:
-        log_likelihood: ``(base, row) -> scalar``, of unconstrained latents and one record.
-        base: Values of the latents, or their shapes and dtypes, which are all that matters.
-        row: A record, or its shapes and dtypes.
 
     Returns:
         The predictor, or ``None`` if the likelihood depends on the latents through more than one

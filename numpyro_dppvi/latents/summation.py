@@ -132,11 +132,6 @@ def read_summed(
 ) -> tuple[Summed, ...]:
     """Reads the latents to be summed out from runs of the model.
 
-    Args:
-        run: ``(theta, rows) -> trace``, of several rows.
-        row: One made-up record, without the records' axis.
-        sites: The latents.
-
     Raises:
         UnsupportedModelError: Names the latent whose values cannot be enumerated.
     """
@@ -168,11 +163,6 @@ def imputed(run: OneRow, row: Mapping[str, Array], structure: Structure) -> tupl
     """The entries that ``obs_mask`` leaves out and that something else depends on.
 
     The others integrate to one. These are integrated over if they are normal.
-
-    Args:
-        run: ``(theta, row) -> trace``.
-        row: One made-up record.
-        structure: The model's structure.
 
     Raises:
         UnsupportedModelError: Names those that are not normal, and the outcome.
@@ -210,14 +200,6 @@ def read_summation(
     summed: tuple[Summed, ...],
 ) -> Summation:
     """Reads what depends on a record's own latents, and plans how they are summed out.
-
-    Args:
-        run: ``(theta, row) -> trace``, also given values of the record's latents.
-        theta: Some value of every latent that records share.
-        row: One made-up record.
-        client_side: Observed sites that depend on records.
-        plates: The plates over records.
-        summed: The record's latents.
 
     Raises:
         UnsupportedModelError: If a range of integers depends on records or latents, a density is
@@ -312,12 +294,7 @@ def _too_many(names: Sequence[str], number: int, gaps: set[str]) -> str:
 def log_sum(
     log_densities: Callable[[Mapping[str, Array]], dict[str, Array]], summation: Summation
 ) -> Array:
-    """The logarithm of sum_z exp(sum over sites of their log densities at z).
-
-    Args:
-        log_densities: ``z -> {site: scalar}``, given a value of every summed latent.
-        summation: How to sum.
-    """
+    """The logarithm of sum_z exp(sum over sites of their log densities at z)."""
     depends, order = summation.depends, summation.order
     groups = _apart(summation.summed, depends)
     in_order = [one.name for group in groups for one in group]

@@ -109,10 +109,6 @@ def matrix_columns(
 ) -> dict[str, tuple[str, ...]]:
     """Names of the columns of arguments that are tables themselves, such as ``X``.
 
-    Args:
-        parts: Each client's records by argument.
-        clients: What to call the clients in error messages.
-
     Raises:
         ValueError: If clients' columns are not the same, in the same order: their matrices would
             mean different things.

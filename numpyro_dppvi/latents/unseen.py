@@ -32,11 +32,6 @@ def unseen_directions(
 ) -> np.ndarray:
     """Directions along which the density of no record changes.
 
-    Args:
-        log_likelihood: ``(base, row) -> scalar``, of unconstrained latents and one record.
-        base: Values of the latents, or their shapes and dtypes, which are all that matters.
-        row: A record, or its shapes and dtypes.
-
     Returns:
         A basis of those that were found, shape ``(d, m)``, of the entries of all latents in the
         order of their names.

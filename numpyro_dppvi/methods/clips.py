@@ -2,6 +2,7 @@
 
 A low clip costs information, a high one lets in noise. Where outcomes lie further out than the
 model says, a low one also bends the posterior, and no interval knows of it: then it has to rise.
+Shares are of all records: those behind the releases that wait.
 """
 
 import math
@@ -56,13 +57,7 @@ def near(memory: Memory, axes: White) -> Array:
 
 
 def misfit(memory: Memory, is_near: Array, share: Array) -> Memory:
-    """What is known of the misfit with the releases that wait, older ones for less.
-
-    Args:
-        memory: What is remembered.
-        is_near: Whether the model has come near the records.
-        share: Of all records, those behind the releases.
-    """
+    """What is known of the misfit with the releases that wait, older ones for less."""
     waiting = memory.waiting
     excess, variance = tails.excesses(waiting.flags, waiting.flags_var)
     records = jnp.maximum(waiting.records, 1)
@@ -81,12 +76,6 @@ def cut_off(memory: Memory, is_near: Array, share: Array, total_records: Array) 
     exceeds that pulls all one way, by up to a clip each: it must stay below a part of a round's
     noise. Only what is neither noise nor chance counts. Far from the records every outcome looks
     unlikely, and of more than far scores nothing is said.
-
-    Args:
-        memory: What is remembered; its misfit is the current one.
-        is_near: Whether the model has come near the records.
-        share: Of all records, those behind the releases that wait.
-        total_records: How many records there are.
     """
     waiting = memory.waiting
     chance = jnp.maximum(tails.by_chance(waiting.flags, waiting.records), 0) / waiting.records
@@ -107,18 +96,7 @@ def after(
     error: Array,
     share: Array,
 ) -> Memory:
-    """The next clips, which follow the released fractions, slowly where these are noisy.
-
-    Args:
-        memory: What is remembered; its misfit is the current one.
-        axes: The coordinates of the releases that wait.
-        bent: How many times as much as it may is cut off beyond the model.
-        shape: The new shape, in prior units.
-        seen: The mean of all released shapes, in ``axes``.
-        known: What is known of it, in ``axes``.
-        error: Noise on an entry of the information.
-        share: Of all records, those behind the releases.
-    """
+    """The next clips, which follow the released fractions, slowly where these are noisy."""
     size, waiting = memory.loc.size, memory.waiting
     records = jnp.maximum(waiting.records, 1)
     # Of drawn scores and of information, what was clipped; noise on the former.

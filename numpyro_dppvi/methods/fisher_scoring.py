@@ -426,10 +426,6 @@ def _as_observed(told: Told, score: Callable[[Array], Array]) -> PyTree:
     where Newton's steps by it would be thrown, and the latter cannot. Nothing says how many
     scores would be clipped under the model, so the clip follows those that come near it: if tails
     are like an exponential density's, a fraction p beyond a third of the clip is p^3 beyond it.
-
-    Args:
-        told: What the server said.
-        score: Of the observed outcome, a function of base values.
     """
     observed = score(told.loc)
     slope = jax.jacrev(score)(told.loc)  # a sum over discrete latents has no forward rule

@@ -35,12 +35,7 @@ class Kinds(NamedTuple):
     number: Array | None
 
     def of_first(self, function: Callable[..., Array], *rows: Array) -> Array:
-        """A function of rows of clients, for the first of each kind; zeros where none is.
-
-        Args:
-            function: It takes and returns arrays on a leading axis.
-            rows: Those of all clients.
-        """
+        """A function of rows of clients, for the first of each kind; zeros where none is."""
 
         def some(turn: Array) -> Array:
             (places,) = _some(turn, self.first)

@@ -241,13 +241,7 @@ def noisy_learning_rate(num_releases: int, damping: float) -> float:
 
 
 def noisy_step(method: Any, learning_rate: float, family: MeanField) -> float:
-    """How far the first step of a noisy solve takes a coordinate.
-
-    Args:
-        method: A method whose gradients are noisy.
-        learning_rate: Adam's, where the method names no optimiser.
-        family: The family of q, of which only shapes count.
-    """
+    """How far the first step of a noisy solve takes a coordinate."""
     # Adam's first step is its rate, whatever the gradient. Others are tried on a gradient of ones.
     if method.optimizer is None:
         return learning_rate

@@ -146,16 +146,7 @@ def record_loss(
     coordinates: Coordinates,
     row: Mapping[str, Array],
 ) -> Array:
-    """-E_q[log p(record | theta)] of one record, in nats.
-
-    Args:
-        space: The model.
-        family: The family of q.
-        expectation: The rule for the expectation.
-        rng_key: Key for draws; records that share it share their draws.
-        coordinates: Where q is.
-        row: One record: arrays without the records' axis.
-    """
+    """-E_q[log p(record | theta)] of one record, in nats; who shares the key shares draws."""
     rule = rule_for(expectation, space, family)
     rest = enumeration.continuous(family)
     if isinstance(rule, GaussHermite):
@@ -249,10 +240,6 @@ def finite_at_nodes(values: Array, weights: Array) -> Array:
 
     The outermost nodes lie 6 to 8 standard deviations away, where log(1 - exp(-rate)) is minus
     infinity in 32 bits, say. Their weights are below rounding, but times infinity are not.
-
-    Args:
-        values: By node on the first axis.
-        weights: Of the nodes.
     """
     heavy = (weights > _NEGLIGIBLE).reshape(-1, *[1] * (values.ndim - 1))
     return jnp.where(heavy | jnp.isfinite(values), values, 0)

@@ -135,13 +135,7 @@ def place(look: Look, scores: Array) -> Array:
 
 
 def first(scales: Array, alike: Array, clear: Array) -> Look:
-    """The first look, after histograms of the records' scales by octaves.
-
-    Args:
-        scales: Information of each latent, in units of the prior.
-        alike: Which latents' records have about one scale.
-        clear: All records in those histograms, over the deviation of a bin's noise.
-    """
+    """The first look, after histograms of the records' scales by octaves."""
     wider = jnp.clip(_CLEAR / clear, 1, _WIDER)
     return _of(alike, jnp.sqrt(scales), 0 * scales, _STEPS[0] * wider)
 
@@ -152,12 +146,6 @@ def narrow(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Ar
     The mean scale of drawn outcomes is that of a column. An outcome that cannot be drawn has a
     scale of its own, which scatters all latents' scales alike: what is narrow is the narrowest one
     elsewhere, rather than what a column about zero would make of it.
-
-    Args:
-        counts: The histograms.
-        counts_var: Variance of their noise.
-        counted: Records in them.
-        drawn: Whether outcomes can be drawn.
     """
     held, noise = jnp.max(_held(counts, 2), axis=1), jnp.sqrt(2 * counts_var)
     enough = jnp.maximum(_NARROW[0] * counted - _MISSED * noise, _NARROW[1] * counted)

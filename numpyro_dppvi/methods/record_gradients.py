@@ -53,15 +53,7 @@ def of_rows(
     coordinates: Coordinates,
     rows: Rows,
 ) -> Gradient:
-    """The gradient of every record's loss in the coordinates of q.
-
-    Args:
-        space: The model.
-        family: The family of q.
-        expectation: The rule for the expectation.
-        rng_key: Key for draws, which all records share.
-        coordinates: Where q is.
-        rows: Records, arrays with one leading axis.
+    """The gradient of every record's loss in the coordinates of q, by draws that records share.
 
     Returns:
         The coordinates' tree with the records' axis in front, and with products that are not laid

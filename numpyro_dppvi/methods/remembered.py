@@ -203,16 +203,7 @@ def nothing(
     drawn: bool,
     columns: np.ndarray,
 ) -> Memory:
-    """What is remembered before the first visit: the prior.
-
-    Args:
-        family: The family of q.
-        q: The prior.
-        num_factors: How many factors there are: the clients, or 1 with a trusted aggregator.
-        searches: Whether records vote for where the run begins.
-        drawn: Whether outcomes can be drawn.
-        columns: Which latents are multiplied by values of a record, shape ``(d,)``.
-    """
+    """What is remembered before the first visit: the prior."""
     ((name, normal),) = family.members
     size = normal.size
     zero, one, square = jnp.zeros(()), jnp.ones(()), jnp.zeros((size, size))

@@ -85,16 +85,7 @@ def of(
     columns: Array,
     peers: Array | None = None,
 ) -> Scales:
-    """What noisy histograms say of latents' scales.
-
-    Args:
-        counts: The histograms, shape ``(d, BINS)``.
-        counts_var: Variance of their noise.
-        counted: Records in them.
-        drawn: Whether outcomes can be drawn.
-        columns: Which latents are multiplied by values of a record.
-        peers: Sets of latents that count together (``Lookups.peers_by``).
-    """
+    """What noisy histograms say of latents' scales."""
     constant = ratios.narrow(counts, counts_var, counted, drawn)
     deviations = clear(drawn, counted, counts_var)
     noise = jnp.broadcast_to(jnp.sqrt(counts_var), len(counts))

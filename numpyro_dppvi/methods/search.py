@@ -76,10 +76,7 @@ def steps(search: Search, size: int) -> Array:
 def places(loc: Array, prior_sd: Array, steps: Array) -> Array:
     """Where a record votes: at ``loc`` and at steps up and down along each axis.
 
-    Args:
-        loc: Base values, shape ``(d,)``.
-        prior_sd: Standard deviations of the prior.
-        steps: Their lengths, in units of the prior.
+    Steps are in units of the prior.
 
     Returns:
         Base values, shape ``(1 + 2 * len(steps) * d, d)``.
@@ -102,13 +99,6 @@ def after(
     search: Search, sums: Array, var: Array, share: Array, most_visits: Array
 ) -> tuple[Search, Array]:
     """What is known after a group's votes, and the step to where the run begins.
-
-    Args:
-        search: What was known before.
-        sums: Sums of the group's votes.
-        var: Variance of their noise.
-        share: Of all records, those of the group.
-        most_visits: How often the client was visited that was visited most.
 
     Returns:
         What is known, and the step in units of the prior, shape ``(d,)``; zero to stay.

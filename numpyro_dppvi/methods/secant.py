@@ -116,14 +116,7 @@ def used(rounds: Rounds) -> Rounds:
 
 
 def response(rounds: Rounds, axes: White, level: Array, total_records: Array) -> Response:
-    """How scores responded from one whole round to the next.
-
-    Args:
-        rounds: Scores of the last rounds.
-        axes: White coordinates of the shape.
-        level: The average record's information over the shape.
-        total_records: How many records there are.
-    """
+    """How scores responded from one whole round to the next."""
     before, now = rounds.before, rounds.now
     way = now.loc - before.loc
     ahead = axes.back @ way
@@ -141,27 +134,17 @@ def response(rounds: Rounds, axes: White, level: Array, total_records: Array) ->
 
 
 def missed(said: Response, shape: Array) -> Array:
-    """What to add to the shape: a matrix of rank one, or zero if it explains how scores changed.
-
-    Args:
-        said: How scores responded.
-        shape: The new shape, without this, in the same coordinates.
-    """
+    """What to add to the shape: a matrix of rank one, or zero if it explains how scores changed."""
     ahead = said.ahead
     more = said.change - _SURE * said.error - ahead @ shape @ ahead
     return jnp.clip(more, 0, _MOST) * jnp.outer(ahead, ahead)
 
 
 def learnt(said: Response, seen: Array, known: Array) -> tuple[Array, Array]:
-    """The mean of all released shapes and what is known of it, with a response that is too small.
+    """The mean of all released shapes and ``known``, N^-1, with a response that is too small.
 
     An observation of the shape along one direction u, with error e: if noise is N^(1/2) e N^(1/2)
     with N = known^-1, the entry along u has variance 2 (u'Nu)^2, and all others follow as N u does.
-
-    Args:
-        said: How scores responded.
-        seen: The mean, in the same coordinates.
-        known: N^-1.
     """
     ahead = said.ahead
     noise = jnp.linalg.solve(known + 1e-9 * jnp.eye(len(known)), ahead)

@@ -1,6 +1,8 @@
 """What noise leaves of a released information matrix: the shape of an average record's.
 
 The server of :class:`~numpyro_dppvi.FisherScoring` believes what stands out from noise, no more.
+``axes`` are the coordinates of a release, in which the old shape is the identity. ``seen`` is the
+mean of all released shapes in these, and ``known`` what is known of it. Shapes are in prior units.
 """
 
 import math
@@ -26,11 +28,6 @@ def shrunk(axes: White, seen: Array, known: Array) -> Array:
     Noise hides an entry least, a direction that has to be searched for most. So entries of the
     diagonal are compared by themselves, then all columns' together, then what is left by
     eigenvalues, and last by pairs. The old shape is the identity in ``axes``.
-
-    Args:
-        axes: The coordinates of the release.
-        seen: The mean of all released shapes, in ``axes``.
-        known: What is known of it, in ``axes``.
     """
     p, turn = jnp.linalg.eigh(known)
     noise = (turn / p) @ turn.T
@@ -68,13 +65,7 @@ def _by_column(shape: Array, axes: White, seen: Array, noise: Array) -> Array:
 
 
 def raised(axes: White, seen: Array, known: Array) -> Array:
-    """The old shape in prior units, and what stands out far above it.
-
-    Args:
-        axes: The coordinates in which the old shape is the identity.
-        seen: The mean of all released shapes, in ``axes``.
-        known: What is known of it, in ``axes``.
-    """
+    """The old shape in prior units, and what stands out far above it."""
     p, turn = jnp.linalg.eigh(known)
     p = jnp.maximum(p, 1e-9)
     return axes.outside(_by_eigenvalue(jnp.eye(len(seen)), seen, p, turn, above=_FAR))
@@ -129,10 +120,6 @@ def apart(shape: Array, meeting: np.ndarray) -> tuple[Array, Array]:
     What noise has put there had made it positive definite: the other entries off the diagonal
     shrink until it is so again. Along some direction it is larger then than before. Where a column
     is the same for all records of a group, it is one of which no record tells.
-
-    Args:
-        shape: In prior units.
-        meeting: Which entries can matter to one record together.
     """
     root = jnp.sqrt(jnp.diagonal(shape))
     own = jnp.diag(jnp.diagonal(shape))
@@ -144,14 +131,7 @@ def apart(shape: Array, meeting: np.ndarray) -> tuple[Array, Array]:
 
 
 def longer(axes: White, shape: Array, seen: Array, known: Array) -> Array:
-    """How much longer scores are in the coordinates of a new shape, as far as is known.
-
-    Args:
-        axes: The coordinates of the release.
-        shape: The new shape, in prior units.
-        seen: The mean of all released shapes, in ``axes``.
-        known: What is known of it, in ``axes``.
-    """
+    """How much longer scores are in the coordinates of a new shape, as far as is known."""
     # By what was seen itself and not by its shape alone: if the clip followed the length of what it
     # clips, both would run away.
     turned = axes.back @ coordinates(shape).white

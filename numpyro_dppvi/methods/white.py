@@ -79,11 +79,6 @@ def symmetric(matrix: Array) -> Array:
 
 
 def seen(axes: White, unseen: Array) -> Array:
-    """The projection, in ``axes``, that takes off a vector what no record sees.
-
-    Args:
-        axes: Where the average record's information is believed to be the identity.
-        unseen: Directions of which no record tells, in prior units, shape ``(d, m)``.
-    """
+    """The projection, in ``axes``, that takes off a vector what no record sees."""
     basis, _ = jnp.linalg.qr(axes.back @ unseen)
     return jnp.eye(len(unseen)) - basis @ basis.T

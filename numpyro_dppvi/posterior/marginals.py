@@ -23,11 +23,7 @@ _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(64)
 
 
 class Drawn(dist.Distribution):
-    """The distribution of some draws, entry by entry.
-
-    Args:
-        values: The draws, on a leading axis.
-    """
+    """The distribution of some draws, entry by entry."""
 
     support = dist.constraints.real
     pytree_data_fields = ("values",)

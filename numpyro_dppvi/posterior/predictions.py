@@ -181,14 +181,6 @@ def check_arguments(
 ) -> dict[str, Any]:
     """Checks arguments against the model's signature and the shapes in the fit.
 
-    Args:
-        model: The model.
-        given: The arguments that were passed.
-        remembered: Public arguments that need not be passed again.
-        records: Shapes and dtypes of the fit's records.
-        caller: The function's name for error messages.
-        example: How an argument is passed, with ``{}`` for its name, for error messages.
-
     Returns:
         The arguments, those with an entry per record as arrays.
 

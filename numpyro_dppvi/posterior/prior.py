@@ -68,11 +68,6 @@ def listed(attrs: Mapping[str, str | float], name: str) -> list[str]:
 def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFactor:
     """The prior's factor of a fit: the model's own prior or an earlier posterior.
 
-    Args:
-        prior: A :class:`Prior`, or ``None`` for the model's.
-        family: The fit's family.
-        space: The fit's latents.
-
     Raises:
         TypeError: If ``prior`` is neither.
         UnsupportedModelError: If the earlier study had other latents or another guide, or the
@@ -114,11 +109,6 @@ def check_proper(
 ) -> None:
     """Refuses a prior whose precision or width is 0, infinite or NaN in this precision.
 
-    Args:
-        family: The family of q.
-        natural: The prior's factor.
-        leave_out: Members that are not proper yet, because they will be fitted.
-
     Raises:
         UnsupportedModelError: Names the latent.
     """
@@ -158,9 +148,6 @@ def widths_of(family: MeanField, natural: Natural) -> dict[str, Array]:
 def off_scale(widths: Mapping[str, Any]) -> tuple[str, float] | None:
     """A latent whose prior does not suit steps of one length, and the prior's standard deviation.
 
-    Args:
-        widths: The priors' standard deviations by latent, on the unconstrained scale.
-
     Returns:
         The latent with the widest prior, or else the narrowest; ``None`` if all of them suit.
     """
@@ -177,13 +164,7 @@ def off_scale(widths: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 def caution_of_width(family: MeanField, natural: Natural, method: str) -> str:
-    """A sentence on the widest prior, if steps of one length cannot come from it; else empty.
-
-    Args:
-        family: The family of q.
-        natural: The prior in it.
-        method: What the method is called.
-    """
+    """A sentence on the widest prior, if steps of one length cannot come from it; else empty."""
     name, width = off_scale(widths_of(family, natural)) or ("", 0.0)
     if width < _WIDEST:  # what is too narrow is refused, by the steps' own length
         return ""

@@ -224,13 +224,7 @@ class Grid(NamedTuple):
 
 
 def grid(clip_norm: Array | float, rounded: Array | bool, dtype: jnp.dtype) -> Grid:
-    """The grid of about ``clip_norm * 2**-20``, or one so fine that rounding to it changes nothing.
-
-    Args:
-        clip_norm: The clipping norm.
-        rounded: Whether the grid is the coarse one.
-        dtype: The dtype of the vectors.
-    """
+    """A grid of about ``clip_norm * 2**-20``, or one so fine that rounding changes nothing."""
     # Whole numbers of units are rounded fastest. Neither unit nor 1 / unit may be out of range of
     # the dtype, so that lengths are given in units of the power of two next to the norm.
     info = jnp.finfo(dtype)  # type: ignore[no-untyped-call]

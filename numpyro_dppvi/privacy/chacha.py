@@ -54,12 +54,7 @@ def implementation() -> Hashable:
 
 @jax.jit
 def blocks(key: Array, counters: Array, nonce: Array) -> Array:
-    """Blocks of the key stream.
-
-    Args:
-        key: Eight words.
-        counters: One word per block, shape ``(num_blocks,)``.
-        nonce: Three words.
+    """Blocks of the key stream: a key of eight words, a counter a block, a nonce of three words.
 
     Returns:
         Words, shape ``(num_blocks, 16)``.

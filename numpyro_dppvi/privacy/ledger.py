@@ -195,10 +195,6 @@ class Ledger:
 def check_names(names: tuple[Any, ...], num_clients: int) -> tuple[str, ...]:
     """Returns clients' names as they were, or refuses what a ledger file could not keep.
 
-    Args:
-        names: One per client.
-        num_clients: How many clients there are.
-
     Raises:
         ValueError: If there are more or fewer, two are the same, or one is not a short text.
     """

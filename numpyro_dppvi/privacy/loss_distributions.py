@@ -82,13 +82,7 @@ def takes_all_records(event: dpa.DpEvent) -> bool:
 def of_composition(
     composition: Iterable[tuple[dpa.DpEvent, int]], relation: Relation, grid: float
 ) -> pld.PrivacyLossDistribution:
-    """The privacy loss distribution of a composition, whose deltas are upper bounds.
-
-    Args:
-        composition: Events and their counts; all events have noise above 0.
-        relation: The neighbouring relation.
-        grid: The spacing at which losses are discretised.
-    """
+    """The loss distribution of a composition of noisy events, whose deltas are upper bounds."""
     total = pld.identity(value_discretization_interval=grid)
     # In a fixed order: a set's own would change the rounding from one process to the next.
     for event, count in sorted(composition, key=repr):

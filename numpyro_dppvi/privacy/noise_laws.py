@@ -169,14 +169,7 @@ def from_steps(steps: PyTree, step: Array, like: PyTree) -> PyTree:
 
 
 def released(steps: PyTree, noise: StepNoise, weight: Array, like: PyTree) -> PyTree:
-    """The weighted sum over the leading axis with noise; exact up to the final scaling.
-
-    Args:
-        steps: Tree of integer numbers of steps from :func:`in_steps`.
-        noise: The noise of one visit.
-        weight: The factor of the noisy sum, a scalar.
-        like: A tree with the dtypes of the result.
-    """
+    """The weighted sum over the leading axis with noise; exact up to the final scaling."""
     with jax.enable_x64(True):
         # All numbers are integers below 2^53, so 64-bit floats add them exactly. Noise comes in two
         # words of 32 bits, because JAX cuts 64-bit integers where x64 is off.

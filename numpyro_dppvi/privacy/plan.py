@@ -259,10 +259,6 @@ def with_worth(plan: PrivacyPlan, num_latents: int) -> PrivacyPlan:
     """The plan, which also says what the budgets buy at best.
 
     Where a budget protects whole clients, or nothing is left of it, nothing is known.
-
-    Args:
-        plan: The plan.
-        num_latents: Numbers that the posterior is of.
     """
     budgets = [client.budget for client in plan.clients]
     before = [client.before for client in plan.clients]
@@ -289,12 +285,7 @@ def _told(plan: PrivacyPlan, end: int) -> str:
 
 
 def cautions(plan: PrivacyPlan, epsilons: Sequence[float] | np.ndarray) -> list[str]:
-    """Sentences on budgets that promise little, and models that get little; mostly none.
-
-    Args:
-        plan: The plan.
-        epsilons: The epsilon of each client, planned or spent.
-    """
+    """Sentences on budgets that promise little, and models that get little; mostly none."""
     loose = [m for m, client in enumerate(plan.clients) if _published(client) >= 1]
     large = [m for m, epsilon in enumerate(epsilons) if epsilon > _LARGE_EPSILON]
     said = []

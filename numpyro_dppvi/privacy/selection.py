@@ -255,12 +255,7 @@ def _score_mechanism(
 
 
 def check_run(plan: SelectionPlan, mus: Sequence[float | None]) -> None:
-    """Raises a ValueError if a run released more than the plan allows.
-
-    Args:
-        plan: The plan.
-        mus: The distance of the run's releases for each client; ``None`` if batches were sampled.
-    """
+    """Raises a ValueError if a run released more than the plan allows, or batches were sampled."""
     if len(mus) != len(plan.fit_mus):
         raise ValueError(
             f"fit_one must fit the {len(plan.fit_mus)} clients of the plan, got {len(mus)}: pass "

@@ -136,14 +136,7 @@ def neighbours(relations: Iterable[str]) -> str:
 
 
 def to_participants(unit: str, num_shares: int, epsilon: float, delta: float) -> str:
-    """A sentence on the protection against clients that contribute to the noise of the same sums.
-
-    Args:
-        unit: What is protected, in words.
-        num_shares: The least number of clients whose noise adds up to that of a sum.
-        epsilon: The epsilon against one of them.
-        delta: The delta that goes with it.
-    """
+    """A sentence on the protection against clients who contribute to the noise of the same sums."""
     return (
         f"At least {num_shares} clients each add a share of a sum's noise and know their own "
         f"share: against one of the others, {unit} is protected by epsilon = "

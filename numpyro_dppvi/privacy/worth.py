@@ -124,12 +124,7 @@ def of_widths(bought: Worth) -> str:
 
 
 def of_joining(bought: Worth, names: Sequence[str] = ()) -> str:
-    """A sentence on whom joining cannot pay for, and when it could; empty for one client.
-
-    Args:
-        bought: What their budgets buy.
-        names: The clients' names; empty if they have none.
-    """
+    """A sentence on whom joining cannot pay for, and when it could; empty for one client."""
     if len(bought.alone) == 1:
         return ""
     who = bought.gainless

@@ -268,14 +268,7 @@ class Assembly(NamedTuple):
         num_records: Array,
         state: ClientState,
     ) -> Client:
-        """One of the clients by itself, with secret keys of its own.
-
-        Args:
-            number: Which one.
-            records: Its records, padded to as many rows as the largest client has.
-            num_records: How many rows count.
-            state: What it begins with.
-        """
+        """One of the clients by itself, with secret keys of its own."""
         plan = None if self.setup.plan is None else self.setup.plan.clients[number]
         return Client(
             number=number,
@@ -402,10 +395,6 @@ def _rows_at_once(client_sizes: Sequence[int], most: int | None = None) -> int |
 
     Each client wastes less than a chunk. So less than a fifth of what is computed is padding where
     clients have 124 records or more on average, and less than an eighteenth from 512 on.
-
-    Args:
-        client_sizes: All clients' records.
-        most: The largest chunk that the method allows.
     """
     mean = sum(client_sizes) / len(client_sizes)
     # Skipping padding pays where clients have a lot of it.

@@ -65,17 +65,7 @@ def visit(
     secret_key: PRNGKey,
     drawn: noise_laws.StepNoise | None = None,
 ) -> Outcome:
-    """What comes of a request, whatever stands behind the client's likelihood.
-
-    Args:
-        problem: What is compiled in.
-        params: The numbers of this client's mechanism.
-        state: What this client has kept.
-        request: What the server sent.
-        likelihood: Of its records or, in a replay, of a factor.
-        secret_key: The key of this visit.
-        drawn: Noise that was drawn on the host, in the place of the key's.
-    """
+    """What comes of a request, whatever stands behind the client's likelihood."""
     own = request.factor if state.private is None else state.private
     if own is None:
         raise ValueError("request must carry the factor of a client that keeps none to itself.")
@@ -238,14 +228,7 @@ class Client:
 def settle_many(
     state: ClientState, clients: Array, kept: Natural | None, answer: Answer
 ) -> ClientState:
-    """:func:`settled` for some of many clients.
-
-    Args:
-        state: All clients', on a leading axis.
-        clients: Numbers of those that the server has answered; numbers out of range are dropped.
-        kept: What they will keep of their releases, on a leading axis.
-        answer: The answer, the same to all of them.
-    """
+    """:func:`settled` for some of many clients; numbers out of range are dropped."""
     if not jax.tree.leaves(state):
         return state
     # Only those that were visited: the others neither moved nor pulled a new q.

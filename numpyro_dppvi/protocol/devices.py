@@ -55,13 +55,6 @@ def places(
 
     Clients who are solved side by side are about equally large, because a batch takes as long as
     its largest one.
-
-    Args:
-        group: Numbers of its clients.
-        sizes: Records of each of them.
-        num_devices: How many devices there are.
-        clients_each: How many clients a device holds.
-        at_once: How many clients a device visits side by side.
     """
     # All clients of the group may be on one device, so that every device gets room for as many as
     # can be: shapes must not follow who is in the group, or each group would be compiled anew.

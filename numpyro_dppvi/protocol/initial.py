@@ -63,13 +63,7 @@ def _narrow_normal(family: Any, prior: Any, rng_key: PRNGKey, init_scale: float)
 
 
 def of_clients(prior: Natural, begin: Natural | None, num_factors: int) -> Natural:
-    """The clients' first factors, on a leading axis: equal shares of the start.
-
-    Args:
-        prior: The prior's factor.
-        begin: The start; ``None`` for the prior, whose clients' factors are 1.
-        num_factors: How many there are, M: one a client, or one of all together.
-    """
+    """The clients' first factors, on a leading axis: equal shares of the start."""
     if begin is None:
         return factors.unit(prior, num_factors)
     # q = prior * (begin / prior)^(1/M * M) = begin.
@@ -78,14 +72,7 @@ def of_clients(prior: Natural, begin: Natural | None, num_factors: int) -> Natur
 
 
 def of_shards(prior: Natural, begin: Natural | None, shares: Array, num_shards: int) -> Natural:
-    """The first factors that shards keep to themselves, clients and shards on the leading axes.
-
-    Args:
-        prior: The prior's factor.
-        begin: The start; ``None`` for the prior.
-        shares: The power of the start over the prior that is a shard's, by client.
-        num_shards: Shards of the client that has most.
-    """
+    """The first factors that shards keep to themselves, clients and shards on the leading axes."""
     num_clients = shares.shape[0]
     if begin is None:
         return factors.unit(factors.unit(prior, num_shards), num_clients)

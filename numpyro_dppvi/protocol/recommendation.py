@@ -184,12 +184,7 @@ def of_space(
 
 
 def by_gradients(sizes: Sequence[int], trusted: bool) -> Method:
-    """The method for models and budgets that FisherScoring is not for.
-
-    Args:
-        sizes: Number of records of each client.
-        trusted: Whether there is a trusted aggregator, from which ``DPOptimization`` gains nothing.
-    """
+    """The method for models and budgets that FisherScoring is not for."""
     return VirtualClients(min(_SHARDS, *sizes)) if trusted else DPOptimization()
 
 

@@ -280,16 +280,8 @@ def one_round(
 ) -> tuple[RoundState, RoundInfo]:
     """A round of clients who do whatever ``respond`` says; else as :func:`run_round`.
 
-    Args:
-        problem: As there.
-        params: As there.
-        before: As there.
-        groups: As there.
-        keys: As there.
-        respond: What clients do.
-        drawn: As there.
-        begun: Where the round stands after the prior's own update, and the public key of the
-            groups; ``None`` if that is still to be done.
+    ``begun`` is where the round stands after the prior's own update, and the public key of the
+    groups; ``None`` if that is still to be done.
     """
     if begun is None:
         # The public key makes the draws of the latents, the secret one noise and batches. The two
@@ -350,17 +342,7 @@ def _visit(
     asked: Callable[[Array], Request] | Request,
     respond: Respond,
 ) -> Outcome:
-    """What comes of a group's visits, on a leading axis.
-
-    Args:
-        problem: As of :func:`run_round`.
-        params: As there.
-        clients: What all clients keep.
-        group: The group.
-        secret: The round's secret key.
-        asked: What each is asked: a function of its number, or on a leading axis.
-        respond: What clients do.
-    """
+    """What comes of a group's visits, on a leading axis."""
 
     def visit(at: tuple[Array, Any]) -> Outcome:
         number, (noise, request) = at

@@ -191,16 +191,7 @@ def request(
     client: Array | int,
     rng_key: PRNGKey,
 ) -> Request:
-    """What a client is asked.
-
-    Args:
-        problem: What is compiled in.
-        params: What is not.
-        state: What the server knows.
-        q: The current approximation, which is ``state.natural``.
-        client: Number of the client.
-        rng_key: The public key of its group's visits.
-    """
+    """What a client is asked."""
     rng_key = visit_key(problem, rng_key, client)
     # With an aggregator there is one factor, of all clients together, and one memory.
     place = 0 if problem.aggregated else client
@@ -427,16 +418,7 @@ def _prior_loss(
     rng_key: PRNGKey,
     coordinates: Coordinates,
 ) -> Array:
-    """The loss of a cavity and of the priors that lie outside the family.
-
-    Args:
-        problem: What is compiled in.
-        family: That of q, or of its marginal over the latents that these priors depend on.
-        parts: The prior.
-        cavity: The rest of q.
-        rng_key: Key for draws of the latents.
-        coordinates: Where q is.
-    """
+    """The loss of a cavity and of the priors that lie outside the family."""
     loss = objective.cavity_loss(family, cavity, coordinates)
     if not parts.refined:
         return loss
@@ -457,13 +439,6 @@ def refine_prior(
     rng_key: PRNGKey,
 ) -> Natural:
     """The change of the prior's factor: like a client's, with the prior as its "likelihood".
-
-    Args:
-        problem: What is compiled in.
-        params: What is not.
-        q: The current approximation.
-        prior: The prior's current factor, its exact part included.
-        rng_key: Key for draws of the latents.
 
     Returns:
         The change; zero for latents whose prior is exact, and where the solve failed.

@@ -147,10 +147,6 @@ def names_and_sizes(
 def names_of(names: Any, num_clients: int) -> tuple[str, ...]:
     """A name for each client, or none at all, as texts for tables, plots and files.
 
-    Args:
-        names: Texts or whole numbers, such as years.
-        num_clients: How many clients there are.
-
     Raises:
         ValueError: If a name is neither, is empty, long or of several lines, or stands twice; or if
             there are names for some clients only.

@@ -171,11 +171,6 @@ def record_arrays(
 
     There must be at least one record, and numbers must be finite after the cast.
 
-    Args:
-        data: Arrays by name.
-        name: What to call the data in error messages.
-        missing: The arrays that may hold NaN.
-
     Raises:
         ValueError: Names the array, but shows no record and no count of invalid ones.
     """
@@ -206,10 +201,6 @@ def record_arrays(
 
 def record_shapes(records: Any, name: str) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and dtypes of records, cast to JAX's dtypes, without looking at values.
-
-    Args:
-        records: Arrays or their shapes by name.
-        name: What to call the records in error messages.
 
     Raises:
         ValueError: If they are not arrays of numbers with an entry per record.
@@ -377,12 +368,7 @@ def _check_like_first(
 
 
 def end_to_end(sizes: npt.NDArray[Any], capacity: int) -> tuple[int, npt.NDArray[Any]]:
-    """How many blocks hold all clients' records, and the row where each client's begin.
-
-    Args:
-        sizes: Records of each client.
-        capacity: Rows of a block, at least the largest size.
-    """
+    """How many blocks hold all clients' records, and the row where each client's begin."""
     # The largest client comes last, so that from any client's first row on there is a whole block:
     # a slice that would end behind the last row is moved, and would be another client's.
     last = int(np.argmax(sizes))

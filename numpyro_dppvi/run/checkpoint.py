@@ -56,11 +56,7 @@ Description = Mapping[str, str]
 
 
 def read(path: Path, ledger_file: LedgerFile | None) -> parts.Past | None:
-    """What a checkpoint says before it is known what run it should be of; ``None`` without one.
-
-    Args:
-        path: The checkpoint, which is locked.
-        ledger_file: What says which result is the newest, where a run has one.
+    """What a locked checkpoint says before it is known of what run; ``None`` without one.
 
     Raises:
         ValueError: If the file is damaged.
@@ -140,16 +136,7 @@ class Continued(NamedTuple):
 
 @dataclass(frozen=True)
 class Journal:
-    """Where a run is kept.
-
-    Args:
-        path: The checkpoint.
-        description: What the run is. Another run is refused.
-        plan: The run's privacy plan; ``None`` without privacy.
-        groups: The clients that each round visits.
-        ledger_file: Where the run is charged, too; ``None`` for nowhere.
-        continued: The ended run in the file, if this call is the first to ask it for more rounds.
-    """
+    """Where a run is kept."""
 
     path: Path
     description: Description

@@ -19,13 +19,7 @@ _INSTEAD = (
 
 
 def facts(names: Sequence[str], ledger_run: str, prior: Prior | None) -> dict[str, str]:
-    """What a posterior's attributes say of whose records shaped it.
-
-    Args:
-        names: The clients' names; empty if they have none.
-        ledger_run: What a ledger file calls the run; empty without one.
-        prior: The earlier posterior that it began at, if any.
-    """
+    """What a posterior's attributes say of whose records shaped it."""
     # A prior may have begun at a prior: whose records shaped that one goes on with it.
     runs = list(dict.fromkeys([*([ledger_run] if ledger_run else []), *_runs(prior)]))
     earlier = list(dict.fromkeys(_names(prior)))
@@ -40,12 +34,6 @@ def check(
     ledger_file: LedgerFile | None,
 ) -> None:
     """Refuses or warns of a prior that some of a run's clients have shaped.
-
-    Args:
-        prior: The earlier posterior, if there is one.
-        names: The clients' names; empty if they have none.
-        visited: Numbers of the clients that the run visits.
-        ledger_file: Where it is charged, too.
 
     Raises:
         ValueError: If the ledger file says that the clients' records have shaped the prior.

@@ -62,13 +62,6 @@ def lay_out(
     A mapping is one party's records where its values are arrays, and clients by name where they
     are all mappings or tables; unless its keys are arguments of the model, whose tables are
     matrices then. Of a table's columns, those that the model has arguments for are records.
-
-    Args:
-        data: What ``fit`` takes.
-        clients: What ``fit`` takes.
-        rng_key: Splits one party's rows.
-        model: Its arguments are read, and nothing else.
-        model_kwargs: The model's public arguments.
     """
     asked = asked_of(model, model_kwargs)
     if is_one_party(data, asked):

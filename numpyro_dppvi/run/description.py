@@ -33,14 +33,6 @@ def description(
 
     Nothing of it depends on a record. The same records must be passed again, and this is not
     checked: a digest of them on the disk would tell something about them.
-
-    Args:
-        setup: What the run was asked for.
-        posterior: Any posterior of the run: its model, family, prior and shapes of data.
-        client_names: The clients' names, in order; empty if they have none.
-        rng_key: The run's key.
-        run: How the method is run.
-        plan: The privacy plan.
     """
     model, space, prior = posterior.model, posterior.space, posterior.prior
     start = posterior.family.standard()

@@ -127,13 +127,7 @@ def plan_of(
 ) -> PrivacyPlan:
     """The plan of a run, whether new, resumed or continued.
 
-    Args:
-        run: How the method is run.
-        budget: The newest part's.
-        sizes: Records of each client.
-        names: The clients' names; empty for those in the ledger file, if it has any.
-        past: What was kept; ``None`` for a new run.
-        ledger_file: Where other runs are charged, too.
+    Without names, those in the ledger file count, if it has any.
 
     Raises:
         BudgetExceededError: If too little of a budget is left for any release.

@@ -33,13 +33,6 @@ def excess(
 ) -> float | None:
     """How large a release is, over the most that an honest hospital sends.
 
-    Args:
-        problem: What is compiled in.
-        params: The numbers of the hospital's mechanism.
-        learning_rate: The study's.
-        q: What the hospital was sent.
-        value: What it released, finite.
-
     Returns:
         At most 1 for an honest one; ``None`` where nothing bounds it.
     """
@@ -71,11 +64,6 @@ def _of_sum(params: ClientParams, most: Array, value: PyTree) -> Array:
     """Norm and largest entry of a clipped sum with noise, each over the most that it can be.
 
     The norm alone would let a hospital put the noise of all entries into one.
-
-    Args:
-        params: The numbers of the hospital's mechanism.
-        most: The norm of a sum without noise, at most.
-        value: The sum.
     """
     leaves = jax.tree.leaves(value)
     size = sum(leaf.size for leaf in leaves)

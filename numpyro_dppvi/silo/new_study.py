@@ -18,14 +18,7 @@ _AT_A_HOSPITAL = ("hospital.py", "silo.toml")
 
 
 def write(folder: str | os.PathLike[str], hospitals: Mapping[str, int]) -> Path:
-    """Writes a study that runs once each hospital has completed its loader.
-
-    Args:
-        folder: A new folder, for the study's file, its server, and a folder for each hospital.
-        hospitals: Names, and numbers of records.
-
-    Returns:
-        The folder.
+    """Writes a study into a new folder; it runs once each hospital has completed its loader.
 
     Raises:
         ValueError: If the folder is there already, or a name or number is not valid.

@@ -67,13 +67,9 @@ def send(path: str | os.PathLike[str], message: bytes, timeout: float = 600.0) -
 def listening(
     path: Path, handle: Callable[[bytes], bytes], most: int, group: str | None = None
 ) -> Iterator[socketserver.BaseServer]:
-    """A server on a socket of its own.
+    """A server on a socket of its own; one that nobody listens on is replaced.
 
-    Args:
-        path: The socket; one that nobody listens on is replaced.
-        handle: What answers a message.
-        most: Bytes of the largest message that is read.
-        group: A group of users who may open it, too.
+    Messages of more than ``most`` bytes are not read.
 
     Yields:
         The server, whose ``serve_forever()`` is for the caller to call.

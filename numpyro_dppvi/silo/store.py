@@ -48,12 +48,7 @@ class Reserved(NamedTuple):
 
 @dataclass(frozen=True)
 class Store:
-    """A gateway's folder.
-
-    Args:
-        folder: It.
-        budget: What all studies together may spend.
-    """
+    """A gateway's folder."""
 
     folder: Path
     budget: PrivacyBudget
@@ -104,12 +99,6 @@ class Store:
         """Keeps a reply, and what the hospital's shards keep to themselves; on the disk when done.
 
         The private state goes first: it counts once the reply is there.
-
-        Args:
-            study: Digest of the study.
-            reserved: The step.
-            reply: What may be sent from then on.
-            private: A tree of arrays, or ``None``.
         """
         folder, step = self.folder / study, reserved.step
         _make(folder)
@@ -126,11 +115,6 @@ class Store:
 
     def private(self, study: str, step: int, like: PyTree) -> Any:
         """What shards kept to themselves with a step's reply.
-
-        Args:
-            study: Digest of the study.
-            step: The last one released.
-            like: A tree of the same structure.
 
         Raises:
             FileNotFoundError: If it is gone.
@@ -167,12 +151,7 @@ class Store:
 
 
 def label(study: str, reserved: Reserved) -> str:
-    """How the ledger file names a step: the name of a run of its own.
-
-    Args:
-        study: Digest of the study.
-        reserved: The step.
-    """
+    """How the ledger file names a step: the name of a run of its own."""
     return f"{study}/{reserved.step}/{reserved.answers}"
 
 

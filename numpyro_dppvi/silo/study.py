@@ -297,19 +297,11 @@ class Prepared(NamedTuple):
         return self.assembly.first_state(self.keys[0])
 
     def round_key(self, round_number: int) -> PRNGKey:
-        """The public key of a round.
-
-        Args:
-            round_number: From 0.
-        """
+        """The public key of a round."""
         return jax.random.fold_in(self.keys[1], round_number)
 
     def steps(self, number: int) -> tuple[Step, ...]:
-        """The visits that are planned for a hospital, in order; the first is step 1.
-
-        Args:
-            number: Of the hospital, in the study's order.
-        """
+        """The visits that are planned for a hospital, in order; the first is step 1."""
         return tuple(
             Step(r, g)
             for r, groups in enumerate(self.run.groups)
@@ -321,9 +313,7 @@ class Prepared(NamedTuple):
 def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prepared:
     """Reads the model, plans the noise, and settles what messages hold; looks at no record.
 
-    Args:
-        pinned: The study.
-        secret_keys: A hospital's own; the server's are never used.
+    The secret keys are a hospital's own; the server's are never used.
 
     Raises:
         UnsupportedModelError: If the model or guide cannot be fitted.
