@@ -77,7 +77,7 @@ _NEAR = 3.0  # scores beyond the clip over this are counted, where outcomes cann
 
 
 @dataclass(frozen=True)
-class FisherScoring(values.Usual):
+class FisherScoring(values.Method):
     """Private Fisher scoring with factors that know their noise; nothing to tune.
 
     For models whose latents are all continuous, with a posterior of full covariance (``guide=None``

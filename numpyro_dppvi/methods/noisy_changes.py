@@ -17,7 +17,7 @@ from numpyro_dppvi.privacy import Gaussian, Noise, PrivacyPlan, plan
 _SHARD_LEARNING_RATE = 0.02
 
 
-class _OfChanges(values.Usual):
+class _OfChanges(values.Method):
     """What these methods have in common: all but their shards and what they do with them."""
 
     releases: ClassVar[Releases] = "changes"

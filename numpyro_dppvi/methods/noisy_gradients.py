@@ -48,7 +48,7 @@ def plan_of_gradients(self: Any, study: Study) -> PrivacyPlan:
 
 
 @dataclass(frozen=True)
-class DPOptimization(values.Usual):
+class DPOptimization(values.Method):
     """Privacy by perturbing the local optimisation: DP-SGD at every client (paper, Theorem 1).
 
     In each local step the gradient of every sampled record's expected log likelihood is clipped,
@@ -105,7 +105,7 @@ class DPOptimization(values.Usual):
 
 
 @dataclass(frozen=True)
-class BayesianCommitteeMachine:
+class BayesianCommitteeMachine(values.AnyMethod):
     """A baseline with one communication: clients fit alone, and their posteriors are multiplied.
 
     Tresp (2000); the paper's BCM. It is one synchronous, undamped round, whatever schedule,
@@ -143,7 +143,7 @@ class BayesianCommitteeMachine:
 
 
 @dataclass(frozen=True)
-class GlobalVI(values.Usual):
+class GlobalVI(values.Method):
     """A baseline with one communication a step: central DP-VI under a trusted aggregator.
 
     Jälkö, Dikmen and Honkela (2017). In every round all clients send a clipped sum of gradients

@@ -17,7 +17,7 @@ from numpyro_dppvi.privacy import PrivacyPlan
 
 
 @dataclass(frozen=True)
-class NonPrivate(values.Usual):
+class NonPrivate(values.Method):
     """Partitioned variational inference without privacy (paper, Algorithm 1).
 
     Args:

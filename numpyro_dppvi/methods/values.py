@@ -4,21 +4,14 @@ Methods are frozen values. A method says what it releases (``plan``), what a cli
 is visited (``visit``), how its local problem is solved (``solver``), and how the server takes what
 is sent (``take``). Nothing outside asks which method it is.
 
-Methods are not related by inheritance. What several of them do alike is a function here or beside
-them, which each of them takes into its class body under the method's name.
+What most of them do alike they inherit from ``Method``. What only several of them do is a function
+here or beside them, which each of these takes into its class body under the method's name.
 """
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Protocol,
-    TypeAlias,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import optax
@@ -79,9 +72,22 @@ class Resolved(NamedTuple):
     splits_prior: bool = False
 
 
-@runtime_checkable
-class Method(Protocol):
+class AnyMethod(ABC):
+    """A method, or one that has its clients run another one, in a way of its own."""
+
+    releases: ClassVar[Releases]
+    aggregator: ClassVar[Aggregator]
+
+    @abstractmethod
+    def resolved(self) -> Resolved:
+        """How it is run."""
+
+
+class Method(AnyMethod):
     """What ``pvi`` asks of a method. Methods are frozen, and equal ones share a compilation.
+
+    What most methods are and do is inherited; a method says what is otherwise with it, and what has
+    no default here: ``solver``, ``learning_rate``, ``visit`` and ``plan``.
 
     Attributes:
         releases: What gets noise and leaves a client, if anything.
@@ -98,25 +104,31 @@ class Method(Protocol):
         expectation: The rule for the expected log likelihood.
     """
 
-    releases: ClassVar[Releases]
-    aggregator: ClassVar[Aggregator]
-    keeps_factors: ClassVar[bool]
-    central: ClassVar[bool]
-    damped: ClassVar[bool]
-    wide: ClassVar[bool]
-    matches: ClassVar[bool]
+    keeps_factors: ClassVar[bool] = False
+    central: ClassVar[bool] = False
+    damped: ClassVar[bool] = True
+    wide: ClassVar[bool] = False
+    matches: ClassVar[bool] = False
 
-    @property
-    def num_local_steps(self) -> int:
-        """Steps of a visit."""
+    if TYPE_CHECKING:  # fields of some methods, and constants of others
 
-    @property
-    def expectation(self) -> Expectation:
-        """The rule for the expected log likelihood."""
+        @property
+        def num_local_steps(self) -> int:
+            """Steps of a visit."""
 
+        @property
+        def expectation(self) -> Expectation:
+            """The rule for the expected log likelihood."""
+
+    def resolved(self) -> Resolved:
+        """As it is."""
+        return Resolved(self)
+
+    @abstractmethod
     def solver(self, learning_rate: Array | float) -> Solver:
         """How a local problem is solved; the learning rate is for Adam, where none is named."""
 
+    @abstractmethod
     def learning_rate(self, num_releases: int, damping: float) -> float:
         """Adam's learning rate where the user names no optimiser.
 
@@ -125,34 +137,50 @@ class Method(Protocol):
             damping: The share of a change that is merged.
         """
 
+    @abstractmethod
     def visit(self, visit: Visit, likelihood: Likelihood) -> Outcome:
         """What a client computes when it is visited; runs inside the compiled round."""
 
+    @abstractmethod
+    def plan(self, study: Study) -> PrivacyPlan:
+        """What a run will release and cost.
+
+        A run under a plan of other mechanisms, noise and budgets aside, or of other numbers of
+        releases is refused.
+        """
+
     def guide(self, guide: Any, model: Model) -> Any:
-        """The guide that is used where this one is asked for; ``None`` asks for none."""
+        """The guide that is used where this one is asked for (``None`` asks for none): it."""
+        return guide
 
     def coordinates(self, space: LatentSpace) -> LatentSpace:
-        """The model as it is best seen where no guide is asked for."""
+        """The model as it is best seen where no guide is asked for: as it is written."""
+        return space
 
     def check(self, space: LatentSpace, family: MeanField) -> None:
-        """Refuses a model or an approximation that it cannot work with."""
+        """Refuses a model or an approximation that it cannot work with.
+
+        Here, no more than a rule for expectations that model or guide do not allow.
+        """
+        objective.rule_for(self.expectation, space, family)
 
     def memory(self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int) -> PyTree:
-        """What the server remembers of releases, before any; ``None`` for nothing."""
+        """What the server remembers of releases, before any: ``None``, for nothing."""
 
     def told(self, memory: PyTree, place: Array | int) -> PyTree:
-        """What the server tells the client of a factor beside q; ``None`` for nothing."""
+        """What the server tells the client of a factor beside q: ``None``, for nothing."""
 
     def take(
         self, received: Received, releases: PyTree, memory: PyTree, places: Array
     ) -> tuple[Natural, PyTree]:
         """The changes of factors by a group's releases, and what the server remembers then.
 
-        Runs inside the compiled round. Releases and changes have a leading axis, and ``places``
-        are the factors'. What is remembered ``ByClient`` are the rows at these places. With a
-        trusted aggregator there is one release, the sum of all clients', and the factor is the one
-        of all together.
+        Here, the releases are the changes. Runs inside the compiled round. Releases and changes
+        have a leading axis, and ``places`` are the factors'. What is remembered ``ByClient`` are
+        the rows at these places. With a trusted aggregator there is one release, the sum of all
+        clients', and the factor is the one of all together.
         """
+        return releases, memory
 
     def said(
         self, space: LatentSpace, family: MeanField, q: Natural, memory: PyTree
@@ -162,37 +190,16 @@ class Method(Protocol):
         These are ``pull``, ``cut``, ``unseen`` and ``widened``; ``None``, or no entry, where nobody
         can tell.
         """
+        return {}
 
     def weights(self, num_shards: np.ndarray) -> np.ndarray:
-        """What each client's sum over shards is multiplied by, shape ``(num_clients,)``."""
-
-    def plan(self, study: Study) -> PrivacyPlan:
-        """What a run will release and cost.
-
-        A run under a plan of other mechanisms, noise and budgets aside, or of other numbers of
-        releases is refused.
-        """
-
-
-@runtime_checkable
-class Composite(Protocol):
-    """A method that has its clients run another one, in a way of its own."""
-
-    releases: ClassVar[Releases]
-    aggregator: ClassVar[Aggregator]
-
-    def resolved(self) -> Resolved:
-        """How it is run."""
-
-
-AnyMethod: TypeAlias = Method | Composite
+        """What each client's sum over shards is multiplied by, shape ``(num_clients,)``: 1."""
+        return np.ones(len(num_shards))
 
 
 def check(method: Any) -> None:
     """Refuses what is not a method."""
-    # A protocol looks at names of attributes, which a class has as well as its instances:
-    # DPOptimization without its parentheses would pass.
-    if isinstance(method, type) or not isinstance(method, Method | Composite):
+    if not isinstance(method, AnyMethod):
         raise TypeError(
             "method must be one of DPOptimization, NonPrivate, ParameterPerturbation, "
             "LocalAveraging, VirtualClients, FisherScoring, BayesianCommitteeMachine, GlobalVI, or "
@@ -208,11 +215,6 @@ def check_assembled(method: Any) -> None:
             f"method must be one that visits clients in rounds, got {_validate.shown(method)}: "
             f"write fit(..., method={type(method).__name__}()), which does the rest."
         )
-
-
-def resolved(method: AnyMethod) -> Resolved:
-    """How a method is run: most of them as they are."""
-    return method.resolved() if isinstance(method, Composite) else Resolved(method)
 
 
 def draws_exactly(method: Any) -> bool:
@@ -308,52 +310,3 @@ def solver(self: Any, learning_rate: Array | float) -> Solver:
     if isinstance(self.optimizer, NaturalGradient):
         return self.optimizer
     return Descent(optax.adam(learning_rate) if self.optimizer is None else self.optimizer)
-
-
-class Usual:
-    """What most methods are and do, to be inherited; a method says what is otherwise with it.
-
-    Any guide and model will do. The server tells its clients nothing but q, takes their releases,
-    sums with weight one, as the changes of their factors, and cannot tell from them whether the
-    run has arrived.
-    """
-
-    keeps_factors: ClassVar[bool] = False
-    central: ClassVar[bool] = False
-    damped: ClassVar[bool] = True
-    wide: ClassVar[bool] = False
-    matches: ClassVar[bool] = False
-
-    def guide(self, guide: Any, model: Model) -> Any:
-        """The one that is asked for."""
-        return guide
-
-    def coordinates(self, space: LatentSpace) -> LatentSpace:
-        """As it is written."""
-        return space
-
-    def check(self: Any, space: LatentSpace, family: MeanField) -> None:
-        """Refuses no more than a rule for expectations that model or guide do not allow."""
-        objective.rule_for(self.expectation, space, family)
-
-    def memory(self, space: LatentSpace, family: MeanField, q: Natural, num_factors: int) -> PyTree:
-        """Nothing."""
-
-    def told(self, memory: PyTree, place: Array | int) -> PyTree:
-        """Nothing."""
-
-    def said(
-        self, space: LatentSpace, family: MeanField, q: Natural, memory: PyTree
-    ) -> Mapping[str, float | None]:
-        """Nobody can tell."""
-        return {}
-
-    def take(
-        self, received: Received, releases: PyTree, memory: PyTree, places: Array
-    ) -> tuple[Natural, PyTree]:
-        """The releases are the changes."""
-        return releases, memory
-
-    def weights(self, num_shards: np.ndarray) -> np.ndarray:
-        """All 1: what is released is the sum."""
-        return np.ones(len(num_shards))

@@ -302,7 +302,7 @@ def resolve(
     checks.check_aggregator(method, trusted)
     damping = None if damping is None else _validate.damping(damping)
     init_scale = initial.check(init_scale)
-    resolved = values.resolved(method)
+    resolved = method.resolved()
     # An aggregator adds up all clients' releases, and so does each of a central method's steps.
     if resolved.local.central or (schedule is None and trusted is not None):
         schedule = schedules.synchronous
