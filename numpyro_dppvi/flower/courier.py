@@ -15,8 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from numpyro_dppvi.flower.node import TYPE, packed, unpacked
 from numpyro_dppvi.run import FitResult
-from numpyro_dppvi.silo import load_study, messages, run_study
-from numpyro_dppvi.silo.messages import Join
+from numpyro_dppvi.silo import load_study, messages, run_study, wire
+from numpyro_dppvi.silo.messages import Join, Ready
 from numpyro_dppvi.silo.wire import MalformedError
 
 _LOG = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class GridCourier:
         join = messages.encode(Join(self.digest))
         for node, reply in self._replies(dict.fromkeys(nodes, join), _LOOK_SECONDS).items():
             try:
-                self._said[node] = messages.read_ready(reply).hospital
+                self._said[node] = messages.read(Ready, reply, wire.read_head(reply)).hospital
             except MalformedError:
                 _LOG.warning("a node does not take part")
 

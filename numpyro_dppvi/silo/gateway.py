@@ -26,7 +26,7 @@ from numpyro_dppvi.protocol import server
 from numpyro_dppvi.protocol.client import Client, ClientState
 from numpyro_dppvi.protocol.messages import Answer, Request
 from numpyro_dppvi.silo import loading, messages, settings, store, wire
-from numpyro_dppvi.silo.messages import Code, Ready, Refused, Released, Visit
+from numpyro_dppvi.silo.messages import Code, Join, Ready, Refused, Released, Visit
 from numpyro_dppvi.silo.settings import Caps, Settings
 from numpyro_dppvi.silo.store import Reserved, Store
 from numpyro_dppvi.silo.study import Prepared, Step, load_study, prepare
@@ -127,7 +127,7 @@ class Gateway:
             raise RefusedError(Code.UNKNOWN_STUDY)
         digest = opened.prepared.digest
         if head.kind == "join":
-            messages.read_join(message, head)
+            messages.read(Join, message, head)
             return messages.encode(Ready(digest, self.name, self.store.released(digest)))
         visit = messages.read_visit(message, head, opened.prepared.form)
         # Of the bytes and not of what they say: there is one way to write a message (wire).

@@ -178,13 +178,20 @@ def encode(message: Join | Visit | Reply) -> bytes:
     return wire.encode(type(message).__name__.lower(), facts, arrays)
 
 
-def read_join(data: bytes, head: Head) -> Join:
-    """Reads a :class:`Join`.
+def read(kind: type[M], data: bytes, head: Head, like: Mapping[str, PyTree] = {}) -> M:
+    """A message of some kind, with trees of arrays like these and no other bytes.
 
     Raises:
         MalformedError: If it is not one.
     """
-    return _read(Join, data, head)
+    found = {name: type(value) for name, value in head.facts.items()}
+    # Exactly these facts, of exactly these types: True does not pass for 1.
+    if head.kind != kind.__name__.lower() or found != _facts_of(kind):
+        raise MalformedError("the message is of another kind, or says other things")
+    arrays = wire.read_arrays(data, head, shapes(like))
+    trees = {name: _files.unflatten(arrays, name, tree) for name, tree in like.items()}
+    # What this study's messages do not have is None.
+    return kind(**{**dict.fromkeys(kind.__annotations__), **head.facts, **trees})
 
 
 def read_visit(data: bytes, head: Head, form: Form) -> Visit:
@@ -193,7 +200,7 @@ def read_visit(data: bytes, head: Head, form: Form) -> Visit:
     Raises:
         MalformedError: If it is not one of this study.
     """
-    visit = _read(Visit, data, head, form.visit)
+    visit = read(Visit, data, head, form.visit)
     # A share of 5 would move private factors by five times what was released.
     if not 0 <= visit.share <= 1:
         raise MalformedError("the share is not between 0 and 1")
@@ -210,41 +217,20 @@ def read_reply(data: bytes, form: Form) -> Reply:
         raise MalformedError("the message is larger than any reply of this study")
     head = wire.read_head(data)
     if head.kind == "ready":
-        return _read(Ready, data, head)
+        return read(Ready, data, head)
     if head.kind == "released":
-        return _read(Released, data, head, form.release)
-    refused = _read(Refused, data, head)
+        return read(Released, data, head, form.release)
+    refused = read(Refused, data, head)
     try:
         return refused._replace(code=Code(refused.code))
     except ValueError:
         raise MalformedError("the reason is unknown") from None
 
 
-def read_ready(data: bytes) -> Ready:
-    """Reads a :class:`Ready`, for which nothing has to be known of the study.
-
-    Raises:
-        MalformedError: If it is not one.
-    """
-    return _read(Ready, data, wire.read_head(data))
-
-
 def _facts_of(kind: type) -> dict[str, type]:
     """The fields of a message that are facts of the header, with their types; others are trees."""
     kinds = kind.__annotations__.items()
     return {name: str if of is Code else of for name, of in kinds if of in (str, int, Code)}
-
-
-def _read(kind: type[M], data: bytes, head: Head, like: Mapping[str, PyTree] = {}) -> M:
-    """A message of some kind, with trees of arrays like these and no other bytes."""
-    found = {name: type(value) for name, value in head.facts.items()}
-    # Exactly these facts, of exactly these types: True does not pass for 1.
-    if head.kind != kind.__name__.lower() or found != _facts_of(kind):
-        raise MalformedError("the message is of another kind, or says other things")
-    arrays = wire.read_arrays(data, head, shapes(like))
-    trees = {name: _files.unflatten(arrays, name, tree) for name, tree in like.items()}
-    # What this study's messages do not have is None.
-    return kind(**{**dict.fromkeys(kind.__annotations__), **head.facts, **trees})
 
 
 def shapes(trees: Mapping[str, PyTree]) -> Shapes:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from numpyro_dppvi import silo
-from numpyro_dppvi.silo import messages
+from numpyro_dppvi.silo import messages, wire
 from numpyro_dppvi.silo.command import main
+from numpyro_dppvi.silo.messages import Ready
 from tests.silo import hospitals
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +174,7 @@ def test_run_answers_until_it_is_stopped(path):
         digest = silo.digest_of(path.parents[1] / "study.py")
         socket = path.parent / "store" / "silo.sock"
         reply = silo.send(socket, messages.encode(messages.Join(digest)))
-        assert messages.read_ready(reply) == messages.Ready(digest, "north", 0)
+        assert messages.read(Ready, reply, wire.read_head(reply)) == Ready(digest, "north", 0)
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

@@ -62,7 +62,7 @@ def test_a_reply_comes_back(reply):
 def test_a_request_comes_back():
     same(VISIT, read_visit(messages.encode(VISIT)))
     join = messages.encode(Join(STUDY))
-    assert messages.read_join(join, wire.read_head(join)) == Join(STUDY)
+    assert messages.read(Join, join, wire.read_head(join)) == Join(STUDY)
 
 
 def test_equal_messages_have_equal_bytes():
