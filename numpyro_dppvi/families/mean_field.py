@@ -18,7 +18,7 @@ from numpyro_dppvi._typing import (
     PyTree,
     RowProduct,
 )
-from numpyro_dppvi.families import factors, joint
+from numpyro_dppvi.families import factors, full_normal
 from numpyro_dppvi.families.base import LocatedFamily, NormalFamily
 from numpyro_dppvi.families.compiled import compiled
 from numpyro_dppvi.families.full_normal import FullNormal
@@ -214,7 +214,7 @@ class MeanField:
         return {
             place.latent: place.family.distribution(coordinates[place.member])
             if place.entries is None
-            else joint.marginal(coordinates[place.member], place.entries, place.shape)
+            else full_normal.marginal(coordinates[place.member], place.entries, place.shape)
             for place in self._places()
         }
 
@@ -283,7 +283,7 @@ class MeanField:
         at = self._coordinates(natural)
         return Natural(
             {
-                n: joint.marginal_of(at[n], cut[n]) if n in cut else leaf
+                n: full_normal.marginal_of(at[n], cut[n]) if n in cut else leaf
                 for n, leaf in natural.items()
             }
         )
@@ -292,7 +292,7 @@ class MeanField:
         """A factor that says nothing about the other latents, in such a family."""
         cut = self._entries_of(part)
         return Natural(
-            {n: joint.block(leaf, cut[n]) if n in cut else leaf for n, leaf in factor.items()}
+            {n: full_normal.block(leaf, cut[n]) if n in cut else leaf for n, leaf in factor.items()}
         )
 
     def embedded(self, factor: Natural, part: "MeanField") -> Natural:
@@ -300,7 +300,7 @@ class MeanField:
         cut, members = self._entries_of(part), dict(self.members)
         return Natural(
             {
-                n: joint.embedded(leaf, cut[n], members[n]) if n in cut else leaf
+                n: full_normal.embedded(leaf, cut[n], members[n]) if n in cut else leaf
                 for n, leaf in factor.items()
             }
         )
@@ -362,7 +362,7 @@ def _product(family: MeanField, by_latent: Mapping[str, MemberNatural]) -> Natur
     for place in family._places():
         natural = by_latent.get(place.latent)
         if natural is not None and place.entries is not None:
-            natural = joint.embedded(natural, place.entries, place.family)
+            natural = full_normal.embedded(natural, place.entries, place.family)
         if natural is not None:
             whole[place.member] = factors.multiply(whole[place.member], natural)
     return whole
