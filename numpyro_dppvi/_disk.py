@@ -98,11 +98,7 @@ def lock(file: BinaryIO, *, shared: bool = False) -> None:
 
 
 def try_lock(file: BinaryIO, patience: float = 0.0) -> bool:
-    """Takes the lock of an open file if it can in some seconds, and holds it until it is closed.
-
-    Returns:
-        Whether it has the lock.
-    """
+    """Takes an open file's lock until it is closed, if it can in some seconds; says whether."""
     end = time.monotonic() + patience
     while fcntl is not None:
         try:

@@ -273,9 +273,6 @@ def precision(member: Any, q: MemberNatural, factor: MemberNatural) -> Array:
 
     This is the expected negative second derivative of its logarithm, which adds up over factors.
     For a normal factor it is the factor's precision.
-
-    Returns:
-        An array in the shape of the latent's unconstrained value.
     """
     if isinstance(member, DiagonalNormal):
         return -2 * factor.quadratic

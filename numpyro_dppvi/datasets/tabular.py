@@ -39,11 +39,7 @@ class TabularData(NamedTuple):
 
 
 def balanced(X: Features, y: Labels, feature_names: tuple[str, ...]) -> TabularData:
-    """Keep as many rows of the more frequent label as there are of the other; four fifths train.
-
-    Returns:
-        The data, in random order.
-    """
+    """Keep as many rows of the more frequent label as there are of the other; four fifths train."""
     rng = np.random.RandomState(0)  # frozen: the same rows under every version of NumPy
     by_label = [rng.permutation(np.flatnonzero(y == label)) for label in (0, 1)]
     fewest = min(len(rows) for rows in by_label)

@@ -106,10 +106,7 @@ def log_odds(
 ) -> Array | None:
     """Log odds of 1, ..., ``num_values - 1`` against 0; ``None`` for a continuous distribution.
 
-    The support must be 0, ..., ``num_values - 1``.
-
-    Returns:
-        Shape ``(*shape, num_values - 1)``.
+    The support must be 0, ..., ``num_values - 1``; the shape is ``(*shape, num_values - 1)``.
     """
     distribution = plain(distribution)
     if distribution is None or not distribution.support.is_discrete:

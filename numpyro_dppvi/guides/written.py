@@ -31,14 +31,7 @@ _EXAMPLE = "numpyro.sample({!r}, dist.Normal(loc, scale))"
 
 
 class _Drawn(NamedTuple):
-    """The distribution from which a guide draws a latent.
-
-    Attributes:
-        shape: Shape of a value.
-        base: The type of the base distribution.
-        transforms: The bijections applied to it.
-        support: Support of a value.
-    """
+    """The distribution from which a guide draws a latent."""
 
     shape: tuple[int, ...]
     base: type[dist.Distribution]
@@ -53,9 +46,6 @@ def read(
 
     The guide is run on rows of zeros. Values of its parameters do not matter, only the types of
     its distributions and what they depend on.
-
-    Raises:
-        UnsupportedModelError: Names the latent that is not supported.
     """
     rows = shapes(records)
 

@@ -25,11 +25,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(model: Model, known: Collection[str] = ()) -> Asked:
-    """Reads the arguments of a model, and nothing else of it.
-
-    Raises:
-        UnsupportedModelError: If it has no signature, or takes an argument by position only.
-    """
+    """Reads the arguments of a model, and nothing else of it."""
     try:
         parameters = inspect.signature(model).parameters.values()
     except (TypeError, ValueError):  # some functions written in C have no signature

@@ -39,11 +39,7 @@ class FirstLayers:
 def first_layers(
     log_likelihood: LogLikelihood, base: Mapping[str, Any], row: PyTree
 ) -> FirstLayers | None:
-    """Splits a log likelihood behind products of its record's values with latents.
-
-    Returns:
-        What was found, or ``None`` if no latent enters by one such product alone.
-    """
+    """Splits a log likelihood behind products of its record's values with latents, if it can."""
     program = programs.traced(log_likelihood, base, row)
     if program is None:
         return None

@@ -38,15 +38,12 @@ class Scores(NamedTuple):
 
 
 def scores(space: LatentSpace, draws: Mapping[str, Array], rows: Mapping[str, Array]) -> Scores:
-    """Scores of records under draws of the latents.
+    """Scores of records under draws of the latents, shape ``(num_rows,)``.
 
     Args:
         space: The model's latent space.
         draws: Values of all latents in their supports, shape ``(num_draws, *latent shape)``.
         rows: Arrays of shape ``(num_rows, ...)``.
-
-    Returns:
-        Arrays of shape ``(num_rows,)``.
     """
     values = classes(space)
 

@@ -130,11 +130,7 @@ def read_summed(
     row: Mapping[str, Array],
     sites: Sequence[Site],
 ) -> tuple[Summed, ...]:
-    """Reads the latents to be summed out from runs of the model.
-
-    Raises:
-        UnsupportedModelError: Names the latent whose values cannot be enumerated.
-    """
+    """Reads the latents to be summed out from runs of the model."""
     if not sites:
         return ()
     names = [site.name for site in sites]

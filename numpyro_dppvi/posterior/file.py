@@ -69,11 +69,7 @@ class Pieces(NamedTuple):
 
 
 def write(path: Path, model: Model, pieces: Pieces) -> None:
-    """Writes a posterior. The file holds the shapes of the data's arrays, but no records.
-
-    Raises:
-        ValueError: If the posterior is too large.
-    """
+    """Writes a posterior. The file holds the shapes of the data's arrays, but no records."""
     stored = {name: _plain(value) for name, value in pieces.model_kwargs.items()}
     # Each public argument goes to where it can be read without running code; what cannot is named,
     # and asked for again by load.

@@ -81,10 +81,7 @@ def log_likelihood_of_records(
 ) -> Array:
     """Log density of every record, all of its outcomes together, its discrete latents summed out.
 
-    Arguments as for :func:`predict`.
-
-    Returns:
-        An array of shape ``(num_draws, num_rows)``.
+    Arguments as for :func:`predict`; the shape is ``(num_draws, num_rows)``.
     """
     # Of the public rows: their number may differ from the fit's.
     space = from_model(model, rows, constants)
@@ -180,9 +177,6 @@ def check_arguments(
     example: str,
 ) -> dict[str, Any]:
     """Checks arguments against the model's signature and the shapes in the fit.
-
-    Returns:
-        The arguments, those with an entry per record as arrays.
 
     Raises:
         TypeError: If an argument is unknown or missing.

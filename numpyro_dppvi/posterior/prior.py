@@ -107,11 +107,7 @@ _BESIDE = 0.2
 def check_proper(
     family: MeanField, natural: Natural, leave_out: frozenset[str] = frozenset()
 ) -> None:
-    """Refuses a prior whose precision or width is 0, infinite or NaN in this precision.
-
-    Raises:
-        UnsupportedModelError: Names the latent.
-    """
+    """Refuses a prior whose precision or width is 0, infinite or NaN in this precision."""
     for name, (good, _) in _widths(family, natural).items():
         if name not in leave_out and not good:
             raise UnsupportedModelError(
@@ -126,9 +122,6 @@ def check_width(family: MeanField, parts: PriorFactor, step: float) -> None:
 
     An optimiser such as Adam takes steps of a fixed length even if gradients are pure noise. These
     would end many standard deviations away from such a prior.
-
-    Raises:
-        UnsupportedModelError: Names the latent.
     """
     for name, (_, narrowest) in _widths(family, parts.exact).items():
         if name not in parts.refined and float(narrowest) < _NARROWEST * step:

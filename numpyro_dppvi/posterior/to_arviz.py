@@ -56,9 +56,6 @@ def to_arviz(
 
     Returns:
         ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ 1.x.
-
-    Raises:
-        ValueError: If dims or coords do not fit the variables.
     """
     import arviz  # slow to import, and needed only here
     import xarray

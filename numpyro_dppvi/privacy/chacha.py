@@ -28,11 +28,7 @@ _BITS, _SPLIT, _FOLD = 1, 2, 3
 
 @functools.cache
 def implementation() -> Hashable:
-    """The value for ``impl`` in ``jax.random.wrap_key_data``.
-
-    Raises:
-        RuntimeError: If this JAX version does not accept custom generators.
-    """
+    """The value for ``impl`` in ``jax.random.wrap_key_data``."""
     try:
         # A semi-public function of JAX, so it is imported only when needed.
         return importlib.import_module("jax.extend.random").define_prng_impl(

@@ -18,11 +18,7 @@ from numpyro_dppvi.privacy.budget import Relation, unit_sensitivity
 
 
 def noise_multiplier(event: dpa.DpEvent) -> float:
-    """The noise of an event, in units of the clipping norm.
-
-    Raises:
-        TypeError: If no pair of distributions is proven for such events.
-    """
+    """The noise of an event, in units of the clipping norm."""
     if isinstance(event, (dpa.PoissonSampledDpEvent, dpa.SampledWithoutReplacementDpEvent)):
         return noise_multiplier(event.event)
     if isinstance(event, (dpa.GaussianDpEvent, dpa.TruncatedSubsampledGaussianDpEvent)):
@@ -31,11 +27,7 @@ def noise_multiplier(event: dpa.DpEvent) -> float:
 
 
 def with_noise(event: dpa.DpEvent, factor: float) -> dpa.DpEvent:
-    """The same event with its Gaussian noise multiplied by a factor.
-
-    Raises:
-        TypeError: If no pair of distributions is proven for such events.
-    """
+    """The same event with its Gaussian noise multiplied by a factor."""
     if isinstance(event, dpa.ZCDpEvent):  # discrete noise is never shared between clients
         return event
     noise, fields = factor * noise_multiplier(event), fields_of(event)

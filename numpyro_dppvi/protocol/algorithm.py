@@ -223,13 +223,7 @@ class Setup(NamedTuple):
 
 
 class Assembly(NamedTuple):
-    """What :func:`pvi` finds out before any round.
-
-    Attributes:
-        problem: What a round is compiled from.
-        params: What its program is handed.
-        setup: What it was asked for.
-    """
+    """What :func:`pvi` finds out before any round."""
 
     problem: Problem
     params: RoundParams

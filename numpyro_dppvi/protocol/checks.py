@@ -16,11 +16,7 @@ from numpyro_dppvi.records import Shards, SpreadShards
 
 
 def check_aggregator(method: Any, trusted: TrustedAggregator | None) -> None:
-    """Refuses an aggregator that is missing, gains nothing, or whose noise would not add up.
-
-    Raises:
-        ValueError: In these cases.
-    """
+    """Refuses an aggregator that is missing, gains nothing, or whose noise would not add up."""
     name = type(method).__name__
     if values.draws_exactly(method) and trusted is not None:
         raise ValueError(

@@ -126,14 +126,7 @@ def run_round(
 
 
 class Visits(NamedTuple):
-    """What is sent to the devices; each gets its own clients' part.
-
-    Attributes:
-        asked: The requests.
-        numbers: The clients' numbers.
-        taken: Whether there is a client at a place.
-        drawn: Noise that was drawn on the host, or ``None``.
-    """
+    """What is sent to the devices; each gets its own clients' part."""
 
     asked: Request
     numbers: Array

@@ -38,9 +38,6 @@ def narrow(
         init_scale: How far normal members move from the prior's location, and how wide they then
             are, in the prior's standard deviations (in its Cholesky factor where they have full
             covariance). Other members stay at the prior. ``None`` for no start.
-
-    Returns:
-        Its natural parameters.
     """
     if init_scale is None:
         return None

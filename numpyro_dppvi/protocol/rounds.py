@@ -173,9 +173,6 @@ def run_round(
         keys: The round's key and its secret key.
         drawn: The noise of the round's visits where it is drawn on the host, leading axes as of
             ``groups``; ``None`` where it comes from the secret key.
-
-    Returns:
-        What they have after it, and what happened.
     """
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((before, keys)))
     turns = problem.method.wide and groups.shape[0] <= _FEW_GROUPS

@@ -89,11 +89,7 @@ class TrustedAggregator:
 
 
 def aggregator(trusted: bool | TrustedAggregator) -> TrustedAggregator | None:
-    """What ``trusted_aggregator=`` means: ``True`` allows no client to drop out.
-
-    Raises:
-        TypeError: If it is anything but True, False or a :class:`TrustedAggregator`.
-    """
+    """What ``trusted_aggregator=`` means: ``True`` allows no client to drop out."""
     if isinstance(trusted, TrustedAggregator):
         return trusted
     return TrustedAggregator() if _validate.flag("trusted_aggregator", trusted) else None
@@ -233,9 +229,6 @@ def take(
         rng_key: The public key of the group's visits.
         totals: The ``factors.block_totals`` of the clients' factors, where they are known: then a
             visit costs as much however many clients there are.
-
-    Returns:
-        What the server knows now, what it answers to each of them, and what the merge did.
     """
     method, value, targets = problem.method, releases.value, clients
     each = params.clients

@@ -132,12 +132,7 @@ def split_evenly(rng_key: jax.Array, num_rows: int, num_clients: int) -> Partiti
 def names_and_sizes(
     client_sizes: Sequence[int] | Mapping[str, int],
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The clients' names, if they have any, and how many records each holds.
-
-    Raises:
-        ValueError: If a name is not a short text, or a size not a whole number of at least 1.
-        TypeError: If there are no sizes.
-    """
+    """The clients' names, if they have any, and how many records each holds."""
     if isinstance(client_sizes, Mapping):
         names = names_of(list(client_sizes), len(client_sizes))
         return names, _validate.client_sizes(list(client_sizes.values()))

@@ -56,11 +56,7 @@ Description = Mapping[str, str]
 
 
 def read(path: Path, ledger_file: LedgerFile | None) -> parts.Past | None:
-    """What a locked checkpoint says before it is known of what run; ``None`` without one.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
+    """What a locked checkpoint says before it is known of what run; ``None`` without one."""
     beside = _beside(path)
     if beside.exists():
         if ledger_file is not None:
@@ -82,11 +78,7 @@ def read(path: Path, ledger_file: LedgerFile | None) -> parts.Past | None:
 
 
 def past(path: Path) -> parts.Past | None:
-    """The same of a checkpoint that another process may be writing.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
+    """The same of a checkpoint that another process may be writing."""
     if not path.exists():
         return None
     facts = _files.read_facts(path, _KIND, kinds=_FACTS, owner_only=True)
@@ -123,12 +115,7 @@ def _beside(path: Path) -> Path:
 
 
 class Continued(NamedTuple):
-    """An ended run that is about to be continued.
-
-    Attributes:
-        description: What it was.
-        num_rounds: How many rounds it had.
-    """
+    """An ended run that is about to be continued."""
 
     description: Description
     num_rounds: int
@@ -152,9 +139,6 @@ class Journal:
 
     def keep(self, state: Any, history: History) -> Any:
         """Writes a state, and the charge of the round that comes next, before it starts.
-
-        Returns:
-            The state to go on with.
 
         Raises:
             ValueError: If another process has gone on from a copy of the checkpoint, so that this

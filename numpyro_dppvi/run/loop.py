@@ -63,9 +63,6 @@ def run_rounds(
         journal: Where to keep everything; ``None`` for nowhere.
         show: Called after each round with its number and movement.
         course: How the run arrives, and whether it ends then; ``None`` where nobody can tell.
-
-    Raises:
-        BudgetExceededError: If not even the first round fits a budget.
     """
     rows: list[History] = []
     state, interrupted, refused = first, False, False

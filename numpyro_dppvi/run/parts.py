@@ -128,10 +128,6 @@ def plan_of(
     """The plan of a run, whether new, resumed or continued.
 
     Without names, those in the ledger file count, if it has any.
-
-    Raises:
-        BudgetExceededError: If too little of a budget is left for any release.
-        ValueError: As of :func:`~numpyro_dppvi.protocol.planning.plan_run`.
     """
     spent: planning.Spent | None = None
     if ledger_file is not None:

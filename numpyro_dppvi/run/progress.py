@@ -29,9 +29,6 @@ def progress(
         spent: What the ledger holds already: of this run, and of others that share it.
         shown: Whether to show anything; ``None`` for: on a terminal or in a notebook.
 
-    Raises:
-        TypeError: If ``shown`` is neither a flag nor ``None``.
-
     Yields:
         A function to be called after each round with its number, from 0, and its movement. It does
         nothing where nothing is shown.

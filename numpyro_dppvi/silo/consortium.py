@@ -178,13 +178,7 @@ def _next(arrivals: _Arrivals) -> tuple[str, _Came]:
 
 @dataclass(frozen=True)
 class _Server:
-    """The server's side of a run.
-
-    Attributes:
-        prepared: The study.
-        deliver: The courier.
-        path: The checkpoint, or ``None``.
-    """
+    """The server's side of a run."""
 
     prepared: Prepared
     deliver: Deliver

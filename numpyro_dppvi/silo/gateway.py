@@ -241,11 +241,7 @@ def open_gateway(
 
 
 def open_studies(mine: Settings, insecure_noise_seed: int | None = None) -> dict[str, OpenStudy]:
-    """The studies that a hospital allows, with its records.
-
-    Raises:
-        ValueError: If a study or the records are not as they should be; says which.
-    """
+    """The studies that a hospital allows, with its records."""
     records = loading.load(mine)
     keys = SecretKeys(insecure_noise_seed)
     opened = {}

@@ -53,11 +53,7 @@ _SENTENCES = {
 
 
 class Join(NamedTuple):
-    """The server asks who this is, and whether it takes part.
-
-    Attributes:
-        study: Digest of the study.
-    """
+    """The server asks who this is, and whether it takes part."""
 
     study: str
 
@@ -195,11 +191,7 @@ def read(kind: type[M], data: bytes, head: Head, like: Mapping[str, PyTree] = {}
 
 
 def read_visit(data: bytes, head: Head, form: Form) -> Visit:
-    """Reads a :class:`Visit`.
-
-    Raises:
-        MalformedError: If it is not one of this study.
-    """
+    """Reads a :class:`Visit`."""
     visit = read(Visit, data, head, form.visit)
     # A share of 5 would move private factors by five times what was released.
     if not 0 <= visit.share <= 1:
@@ -208,11 +200,7 @@ def read_visit(data: bytes, head: Head, form: Form) -> Visit:
 
 
 def read_reply(data: bytes, form: Form) -> Reply:
-    """Reads what a gateway has answered.
-
-    Raises:
-        MalformedError: If it is not a reply of this study.
-    """
+    """Reads what a gateway has answered."""
     if len(data) > _BESIDES + wire.num_bytes(shapes(form.release)):  # before any of it is read
         raise MalformedError("the message is larger than any reply of this study")
     head = wire.read_head(data)

@@ -18,11 +18,7 @@ _AT_A_HOSPITAL = ("hospital.py", "silo.toml")
 
 
 def write(folder: str | os.PathLike[str], hospitals: Mapping[str, int]) -> Path:
-    """Writes a study into a new folder; it runs once each hospital has completed its loader.
-
-    Raises:
-        ValueError: If the folder is there already, or a name or number is not valid.
-    """
+    """Writes a study into a new folder; it runs once each hospital has completed its loader."""
     place = _validate.path("folder", folder)
     for name in hospitals:
         check_name("hospitals", name)

@@ -105,11 +105,7 @@ def write(path: Path, prepared: Prepared, progress: Progress) -> None:
 
 
 def read(path: Path, prepared: Prepared) -> Progress:
-    """What :func:`write` has kept, or the beginning if there is no such file.
-
-    Raises:
-        ValueError: If the file is damaged, or of another study.
-    """
+    """What :func:`write` has kept, or the beginning if there is no such file."""
     begin = first(prepared)
     if not path.exists():
         return begin

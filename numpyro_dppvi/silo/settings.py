@@ -47,12 +47,7 @@ class Checks:
 
 
 class AllowedStudy(NamedTuple):
-    """A study that was reviewed.
-
-    Attributes:
-        file: Its Python file.
-        sha256: The digest that it had.
-    """
+    """A study that was reviewed."""
 
     file: Path
     sha256: str

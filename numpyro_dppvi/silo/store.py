@@ -72,11 +72,7 @@ class Store:
         }
 
     def reply(self, study: str, reserved: Reserved) -> bytes | None:
-        """The reply that was kept for a step; ``None`` if it was not computed to its end.
-
-        Raises:
-            ValueError: If the file is damaged.
-        """
+        """The reply that was kept for a step; ``None`` if it was not computed to its end."""
         path = self._reply(study, reserved.step)
         if not path.exists():
             return None
@@ -114,12 +110,7 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def private(self, study: str, step: int, like: PyTree) -> Any:
-        """What shards kept to themselves with a step's reply.
-
-        Raises:
-            FileNotFoundError: If it is gone.
-            ValueError: If it is damaged.
-        """
+        """What shards kept to themselves with a step's reply."""
         most = _files.Most(facts=2**16, arrays=_files.size(like))
         path = self._private(study, step)
         _, arrays = _files.read(path, _PRIVATE, kinds=_FACTS, most=most, owner_only=True)

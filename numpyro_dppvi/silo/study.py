@@ -314,10 +314,6 @@ def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prep
     """Reads the model, plans the noise, and settles what messages hold; looks at no record.
 
     The secret keys are a hospital's own; the server's are never used.
-
-    Raises:
-        UnsupportedModelError: If the model or guide cannot be fitted.
-        ValueError: If the study's arguments do not go together.
     """
     study, sizes = pinned.study, tuple(pinned.study.hospitals.values())
     run = planning.resolve(
