@@ -166,7 +166,7 @@ def one_at_a_time(assembly, shards):
     for number in range(NUM_ROUNDS):
         known, key = begin_round(problem, params, known, jax.random.fold_in(KEY, number))
         for index, group in enumerate(assembly.groups(number)):
-            shared, q = server.group_key(problem, key, index), known.natural
+            shared, q = server.public_key(problem, key, index), known.natural
             released = []
             for m in group:
                 asked = request(problem, params, known, q, int(m), shared)

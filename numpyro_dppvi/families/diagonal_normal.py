@@ -38,48 +38,50 @@ class NormalCoordinates(NamedTuple):
     log_scale: Array
 
 
-# What normal families do alike, for them to take into their class bodies: x = m + L z.
-
-
-def mirrored(rng_key: PRNGKey, num_draws: int, like: Array) -> Array:
-    """Standard normal draws of shape ``(num_draws, *like.shape)`` in antithetic pairs."""
-    # A pair's mean is exact for every odd function of the noise, so that linear terms have no
-    # Monte Carlo error. An odd number of draws leaves the last one without its mirror image.
-    half = (num_draws + 1) // 2
-    noise = jax.random.normal(rng_key, (half, *like.shape), like.dtype)
-    return jnp.stack([noise, -noise], axis=1).reshape(2 * half, *like.shape)[:num_draws]
-
-
-def draws(self: Any, rng_key: PRNGKey, coordinates: Any, num_draws: int) -> Array:
-    """Antithetic draws: every second one is the one before it, reflected in the mean."""
-    return self.from_white(coordinates, mirrored(rng_key, num_draws, coordinates.loc))
-
-
-def sigma_points(self: Any, coordinates: Any, offset: int, dimension: int) -> Array:
-    """Mean plus and minus sqrt(dimension) columns of L, the Cholesky factor of the covariance."""
-    # Axes of other families' entries do not move this one: their rows are zero here.
-    axes = math.sqrt(dimension) * jnp.eye(dimension, dtype=coordinates.loc.dtype)
-    mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
-    return self.from_white(coordinates, jnp.concatenate([mine, -mine]))
-
-
-def location(self: Any, coordinates: Any) -> Array:
-    """The mean."""
-    return coordinates.loc
-
-
 @dataclass(frozen=True)
-class DiagonalNormal:
-    """Normal distributions with diagonal covariance over arrays of ``shape``."""
+class AnyNormal:
+    """What normal families do alike: x = m + L z."""
 
-    # -(x - m)^2 / (2 s^2) = (m / s^2) x - x^2 / (2 s^2) + const, hence the natural parameters
-    # (m / s^2, -1 / (2 s^2)) of the statistics (x, x^2).
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
         """Number of entries."""
         return math.prod(self.shape)
+
+    def entropy(self, coordinates: Any) -> Array:
+        """The sum of logarithms of the diagonal of L, plus (1 + log 2 pi) / 2 per entry."""
+        scales: Array = jnp.sum(coordinates.log_scale)
+        return scales + 0.5 * self.size * (1 + math.log(2 * math.pi))
+
+    def location(self, coordinates: Any) -> Array:
+        """The mean."""
+        location: Array = coordinates.loc
+        return location
+
+    def draws(self: Any, rng_key: PRNGKey, coordinates: Any, num_draws: int) -> Array:
+        """Antithetic draws: every second one is the one before it, reflected in the mean."""
+        # A pair's mean is exact for every odd function of the noise, so that linear terms have no
+        # Monte Carlo error. An odd number of draws leaves the last one without its mirror image.
+        half, like = (num_draws + 1) // 2, coordinates.loc
+        noise = jax.random.normal(rng_key, (half, *like.shape), like.dtype)
+        pairs = jnp.stack([noise, -noise], axis=1).reshape(2 * half, *like.shape)
+        return self.from_white(coordinates, pairs[:num_draws])
+
+    def sigma_points(self: Any, coordinates: Any, offset: int, dimension: int) -> Array:
+        """Mean plus and minus sqrt(dimension) columns of L."""
+        # Axes of other families' entries do not move this one: their rows are zero here.
+        axes = math.sqrt(dimension) * jnp.eye(dimension, dtype=coordinates.loc.dtype)
+        mine = axes[:, offset : offset + self.size].reshape(dimension, *self.shape)
+        return self.from_white(coordinates, jnp.concatenate([mine, -mine]))
+
+
+@dataclass(frozen=True)
+class DiagonalNormal(AnyNormal):
+    """Normal distributions with diagonal covariance over arrays of ``shape``."""
+
+    # -(x - m)^2 / (2 s^2) = (m / s^2) x - x^2 / (2 s^2) + const, hence the natural parameters
+    # (m / s^2, -1 / (2 s^2)) of the statistics (x, x^2).
 
     def standard(self) -> NormalCoordinates:
         """The standard normal."""
@@ -105,10 +107,6 @@ class DiagonalNormal:
         second = coordinates.loc**2 + jnp.exp(2 * coordinates.log_scale)
         return NormalNatural(coordinates.loc, second)
 
-    def entropy(self, coordinates: NormalCoordinates) -> Array:
-        """The sum of log scale + (1 + log 2 pi) / 2."""
-        return jnp.sum(coordinates.log_scale) + 0.5 * self.size * (1 + math.log(2 * math.pi))
-
     def log_partition(self, natural: NormalNatural) -> Array:
         """The sum of m^2 / (2 s^2) + log s + log(2 pi) / 2."""
         # m^2 / (2 s^2) = -linear^2 / (4 quadratic), and s^-2 = -2 quadratic.
@@ -131,9 +129,6 @@ class DiagonalNormal:
         """Sets negative precisions and the linear part of these entries to zero."""
         linear = jnp.where(natural.quadratic > 0, 0, natural.linear)
         return self.project(natural)._replace(linear=linear)
-
-    # The draws are m + s z with z fixed, so that their gradient is (1, s z) in (m, log s).
-    draws, sigma_points, location = draws, sigma_points, location
 
     def from_white(self, coordinates: NormalCoordinates, noise: Array) -> Array:
         """M + s z."""

@@ -22,12 +22,7 @@ from numpyro.distributions.util import cholesky_of_inverse
 from numpyro_dppvi._typing import Array, LowerProduct, RowProduct
 from numpyro_dppvi.families import factors
 from numpyro_dppvi.families.compiled import compiled
-from numpyro_dppvi.families.diagonal_normal import (
-    NormalNatural,
-    draws,
-    location,
-    sigma_points,
-)
+from numpyro_dppvi.families.diagonal_normal import AnyNormal, NormalNatural
 from numpyro_dppvi.families.precision import in_own_precision
 from numpyro_dppvi.families.reading import full, plain
 
@@ -51,15 +46,8 @@ class FullNormalCoordinates(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FullNormal:
+class FullNormal(AnyNormal):
     """Multivariate normals along the last axis of ``shape``, independent over the others."""
-
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return math.prod(self.shape)
 
     def standard(self) -> FullNormalCoordinates:
         """The standard normal."""
@@ -98,10 +86,6 @@ class FullNormal:
         second = _einsum("...ik,...jk", tril, tril) + loc[..., :, None] * loc[..., None, :]
         return NormalNatural(loc, pack(second))
 
-    def entropy(self, coordinates: FullNormalCoordinates) -> Array:
-        """Half the log determinant of the covariance, plus (1 + log 2 pi) / 2 per entry."""
-        return jnp.sum(coordinates.log_scale) + 0.5 * self.size * (1 + math.log(2 * math.pi))
-
     def log_partition(self, natural: NormalNatural) -> Array:
         """Half of m' P m - log det(P), plus log(2 pi) / 2 per entry."""
         # With P = C C' and eta = P m: m' P m = eta' P^-1 eta = |C^-1 eta|^2.
@@ -131,8 +115,6 @@ class FullNormal:
         white = jnp.where(values > 0, _einsum("...ik,...i->...k", vectors, natural.linear), 0)
         unsure = _einsum("...ik,...k->...i", vectors, white)
         return self.project(natural)._replace(linear=natural.linear - unsure)
-
-    draws, sigma_points, location = draws, sigma_points, location
 
     def from_white(self, coordinates: FullNormalCoordinates, noise: Array) -> Array:
         """M + L z."""

@@ -299,7 +299,7 @@ def _summed(
 def _group_key(problem: Problem, rng_key: PRNGKey, index: Array | int) -> PRNGKey:
     """The public key of a group's visits, from the round's."""
     _, key = server.round_keys(problem, rng_key)
-    return server.group_key(problem, key, index)
+    return server.public_key(problem, key, index)
 
 
 def _num_rows(tree: PyTree) -> int:

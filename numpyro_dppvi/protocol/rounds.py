@@ -324,7 +324,7 @@ def _ask(
     problem: Problem, params: RoundParams, turn: Turn, group: Group, public: PRNGKey
 ) -> Callable[[Array], Request]:
     """What the server asks of each client of a group."""
-    known, key = turn.now.server, server.group_key(problem, public, group.place)
+    known, key = turn.now.server, server.public_key(problem, public, group.place)
     # All clients of a group start from this q, which has the changes of the groups before it.
     q = server.from_totals(known.prior, turn.totals)
     return lambda number: server.request(problem, params, known, q, number, key)
@@ -369,7 +369,7 @@ def _take(
     now, totals, numbers = turn.now, turn.totals, group.numbers
     q, key = (
         server.from_totals(now.server.prior, totals),
-        server.group_key(problem, public, group.place),
+        server.public_key(problem, public, group.place),
     )
     # From here to the answer nothing is seen but what was released.
     releases = Release(outcomes.release, outcomes.failed)

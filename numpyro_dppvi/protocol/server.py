@@ -167,16 +167,10 @@ def round_keys(problem: Problem, rng_key: PRNGKey) -> tuple[PRNGKey | None, PRNG
     return prior_key, rng_key
 
 
-def group_key(problem: Problem, round_key: PRNGKey, group: Array | int) -> PRNGKey:
-    """The public key of a group's visits, from a round's."""
-    # A server that takes the steps has one group a round.
-    return round_key if problem.method.central else jax.random.fold_in(round_key, group)
-
-
-def visit_key(problem: Problem, rng_key: PRNGKey, client: Array | int) -> PRNGKey:
-    """The public key of a visit, from its group's."""
-    # Clients of a server that takes the steps draw latents alike.
-    return rng_key if problem.method.central else jax.random.fold_in(rng_key, client)
+def public_key(problem: Problem, rng_key: PRNGKey, number: Array | int) -> PRNGKey:
+    """The public key of a group's visits from its round's, or of a client's from its group's."""
+    # A server that takes the steps has one group a round, whose clients draw latents alike.
+    return rng_key if problem.method.central else jax.random.fold_in(rng_key, number)
 
 
 def request(
@@ -188,7 +182,7 @@ def request(
     rng_key: PRNGKey,
 ) -> Request:
     """What a client is asked."""
-    rng_key = visit_key(problem, rng_key, client)
+    rng_key = public_key(problem, rng_key, client)
     # With an aggregator there is one factor, of all clients together, and one memory.
     place = 0 if problem.aggregated else client
     own = params.precision

@@ -419,7 +419,7 @@ class _Server:
         _, key = server.round_keys(problem, self.prepared.round_key(at.round))
         # The same keys as in one process, so that a study over hospitals and fit(...) on their data
         # give the same posterior for the same noise.
-        key, q = server.group_key(problem, key, at.group), now.known.natural
+        key, q = server.public_key(problem, key, at.group), now.known.natural
         known, answer, info = _take(
             problem, params, now.known, jnp.asarray(numbers), q, stacked, key
         )

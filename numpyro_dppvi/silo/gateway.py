@@ -67,7 +67,7 @@ class OpenStudy:
         step = self.steps[visit.step - 1]
         problem, params = self.prepared.assembly.problem, self.prepared.assembly.params
         _, key = server.round_keys(problem, self.prepared.round_key(step.round))
-        key = server.visit_key(problem, server.group_key(problem, key, step.group), self.number)
+        key = server.public_key(problem, server.public_key(problem, key, step.group), self.number)
         q, factor, told = jax.tree.map(jnp.asarray, (visit.q, visit.factor, visit.told))
         return Request(q, factor, key, params.learning_rate, told, step.round, step.group)
 
