@@ -472,13 +472,8 @@ def _sum_in_chunks(
 ) -> Gradient:
     """Adds up ``sum_of`` over equal chunks of rows, without rounding.
 
-    Args:
-        sum_of: The sum over some rows.
-        rows: All rows.
-        mask: Which of them count.
-        largest_chunk: The most rows of a chunk.
-        used: How many rows at the front are not padding, a public number: chunks behind them are
-            left out. ``None`` for all.
+    ``used`` is how many rows at the front are not padding, a public number: chunks behind them are
+    left out. ``None`` is for all.
     """
     num_rows = mask.shape[0]
     if num_rows <= largest_chunk:

@@ -33,16 +33,7 @@ def of_public_data(
     given: Mapping[str, Any],
     rng_key: PRNGKey,
 ) -> dict[str, Group]:
-    """The groups that are computed from data which the caller declares public.
-
-    Args:
-        model: The model.
-        space: Its latents, in the fit.
-        draws: Posterior draws of all latents, on a leading axis.
-        rows: Arguments with one entry per record.
-        constants: The model's other arguments.
-        given: The arguments that the caller passed, which the export includes.
-        rng_key: A JAX key.
+    """The groups that are computed from data which the caller declares public: ``given``.
 
     Returns:
         ``posterior_predictive``; if there are outcomes, ``log_likelihood`` and ``observed_data``;

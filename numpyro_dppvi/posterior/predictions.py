@@ -34,13 +34,7 @@ def predict(
 ) -> dict[str, Array]:
     """Draws everything that the model observes or computes, once per draw of the latents.
 
-    Args:
-        model: The model.
-        draws: Draws of all latents, on a leading axis.
-        rows: Arguments with one entry per record, which are processed in batches.
-        constants: The other arguments.
-        rng_key: A JAX key.
-        batch_size: Rows per batch; by default as many as fit 256 MiB of predictions.
+    Rows are processed in batches, by default of as many as fit 256 MiB of predictions.
 
     Returns:
         Arrays by site, shape ``(num_draws, ...)``; NumPy arrays if there was more than one batch.

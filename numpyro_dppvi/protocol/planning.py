@@ -174,15 +174,9 @@ def plan_run(
 ) -> PrivacyPlan:
     """What :func:`plan_privacy` does, once it is settled how the method is run.
 
-    Args:
-        run: How the method is run.
-        budget: One for all clients, or one per client.
-        sizes: Records of each client.
-        spent: What other runs on the same ledger file have released.
-        names: The clients' names; empty if they have none.
-        continues: The plan of the rounds before, where a run is continued. Noise is calibrated so
-            that these, other runs and the rounds to come keep to the budget together.
-        first_round: The first round that the plan is of.
+    Noise is calibrated so that other runs on the ledger file (``spent``), the rounds before those
+    of this plan (``continues``) and the rounds to come, from ``first_round`` on, keep to the budget
+    together.
 
     Raises:
         BudgetExceededError: If too little of a budget is left for any release.

@@ -98,13 +98,8 @@ def first_state(
 ) -> RoundState:
     """What server and clients begin with.
 
-    Args:
-        problem: What is compiled in.
-        params: What is not.
-        prior: The prior's first factor.
-        begin: The public start; ``None`` for the prior. Clients' factors hold it, but for those of
-            clients who fit alone.
-        asynchronous: Whether clients start from the q that they pulled when they last sent.
+    Clients' factors hold the public start ``begin``, but for those of clients who fit alone.
+    Asynchronous clients start from the q that they pulled when they last sent.
     """
     num_clients, layout = params.clients.num_shards.shape[0], problem.layout
     held = None if problem.starts_ahead else begin
@@ -164,15 +159,9 @@ def run_round(
 ) -> tuple[RoundState, RoundInfo]:
     """One round, compiled: the prior's factor, then group after group of clients.
 
-    Args:
-        problem: What is compiled in.
-        params: What is not.
-        before: What server and clients have.
-        shards: All clients' records.
-        groups: Client numbers, shape ``(num_groups, group_size)``.
-        keys: The round's key and its secret key.
-        drawn: The noise of the round's visits where it is drawn on the host, leading axes as of
-            ``groups``; ``None`` where it comes from the secret key.
+    ``groups`` are client numbers, shape ``(num_groups, group_size)``, and ``keys`` the round's key
+    and its secret key. ``drawn`` is the noise of the visits where it is drawn on the host, leading
+    axes as of ``groups``; ``None`` where it comes from the secret key.
     """
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((before, keys)))
     turns = problem.method.wide and groups.shape[0] <= _FEW_GROUPS

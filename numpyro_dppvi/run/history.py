@@ -396,15 +396,9 @@ def status_of(
 ) -> Status:
     """How a run with this history ended.
 
-    Args:
-        history: What happened.
-        num_rounds: Rounds that were to run.
-        private: Whether rounds cost privacy.
-        interrupted: Whether somebody stopped it.
-        num_latents: Entries of all latents.
-        arrived_since: The first round of the path that says that it has arrived; ``None`` if it has
-            not, or nobody can tell.
-        **told: Other fields of :class:`Status`, those that do not follow from the history.
+    ``arrived_since`` is the first round of the path that says that it has arrived; ``None`` if it
+    has not, or nobody can tell. ``told`` are fields of :class:`Status` that do not follow from the
+    history.
     """
     projected, rejected, failed = (
         int(np.sum(counts)) for counts in (history.projected, history.rejected, history.failed)

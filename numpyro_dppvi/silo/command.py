@@ -26,9 +26,6 @@ from numpyro_dppvi.silo.study import Prepared, digest_of
 def main(arguments: Sequence[str] | None = None) -> int:
     """What the console script ``dppvi`` does.
 
-    Args:
-        arguments: Of the command line; ``None`` for those of the process.
-
     Returns:
         The exit status: 0, or 1 with a sentence on the standard error.
     """

@@ -57,12 +57,7 @@ class Head(NamedTuple):
 
 
 def encode(kind: str, facts: Facts, arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Writes a message.
-
-    Args:
-        kind: In one word.
-        facts: Short words, and counts from 0.
-        arrays: Arrays of numbers or booleans by name.
+    """Writes a message: its kind in one word, short words and counts from 0, and arrays.
 
     Returns:
         Its bytes; equal messages have equal ones.
