@@ -159,27 +159,20 @@ def compare(
     alone = {f"nonprivate_{called[m]}": part for m, part in enumerate(parts[:max_clients])}
     # All with one key, so that they differ in their records alone.
     for name, records in {VI_NAME: pooled, **alone}.items():
-        found = _variational(posterior, guide, records, key)
+        # Fixed settings and not the fit's: what variational inference can do here without noise.
+        found = fit(
+            posterior.model,
+            guide,
+            records,
+            rng_key=key,
+            method=NonPrivate(),
+            damping=_DAMPING,
+            model_kwargs=posterior.model_kwargs,
+            prior=posterior.prior,
+            progress_bar=False,
+        ).posterior
         mean[name], stddev[name] = _arrays(found.mean), _arrays(found.stddev)
     return Comparison(mean, stddev)
-
-
-def _variational(
-    posterior: Posterior, guide: Any, records: Mapping[str, Any], key: PRNGKey
-) -> Posterior:
-    """Non-private variational inference on some records."""
-    # Fixed settings and not the fit's: what variational inference can do here without noise.
-    return fit(
-        posterior.model,
-        guide,
-        records,
-        rng_key=key,
-        method=NonPrivate(),
-        damping=_DAMPING,
-        model_kwargs=posterior.model_kwargs,
-        prior=posterior.prior,
-        progress_bar=False,
-    ).posterior
 
 
 def _nuts(
