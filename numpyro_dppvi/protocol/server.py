@@ -211,18 +211,10 @@ def take(
     rng_key: PRNGKey,
     totals: Natural | None = None,
 ) -> tuple[ServerState, Answer, MergeInfo]:
-    """Takes what a group of clients has released.
+    """Takes what a group of clients has released, on a leading axis, when it was sent q.
 
-    Args:
-        problem: What is compiled in.
-        params: What is not.
-        state: What the server knew before.
-        clients: Their numbers, shape ``(group_size,)``.
-        q: The approximation that they were sent.
-        releases: What they released, on a leading axis.
-        rng_key: The public key of the group's visits.
-        totals: The ``factors.block_totals`` of the clients' factors, where they are known: then a
-            visit costs as much however many clients there are.
+    ``totals`` are the ``factors.block_totals`` of the clients' factors, where they are known: a
+    visit costs as much then however many clients there are.
     """
     method, value, targets = problem.method, releases.value, clients
     each = params.clients
@@ -356,18 +348,11 @@ def merge(
 
     Where the prior is refined itself, as in a hierarchy, what is raised to zero also loses its
     location: a group's effect of no precision but some location would widen the prior of all
-    effects, which lets go of that effect further, and so on without end.
+    effects, which lets go of that effect further, and so on without end (``whole``: these members).
 
-    Args:
-        family: The family of q.
-        prior: The prior's factor.
-        client_factors: Factors of all clients, on a leading axis.
-        totals: Their ``factors.block_totals``.
-        clients: Numbers of the clients that sent something, shape ``(group_size,)``.
-        changes: Their changes, on a leading axis.
-        damping: In (0, 1].
-        project: Whether to repair factors; without noise they may rightly be improper.
-        whole: Members of the family whose entries lose their location where they are repaired.
+    Without noise factors may rightly be improper, and are not repaired. ``totals`` are the
+    ``factors.block_totals`` of all clients' factors; these and the changes, of ``clients`` alone,
+    have a leading axis.
 
     Returns:
         The new factors, their ``factors.block_totals``, and what happened.

@@ -51,18 +51,9 @@ def run_rounds(
     """Runs the rounds that are left.
 
     With a journal the charge of a round is on the disk before the round starts, and what the round
-    gave is on the disk before anything of it is shown.
-
-    Args:
-        algorithm: What a round is.
-        first: The state to go on from.
-        past: What happened before it.
-        rng_key: Key of all rounds.
-        shards: All clients' records.
-        num_rounds: Rounds in all, those before ``first`` included.
-        journal: Where to keep everything; ``None`` for nowhere.
-        show: Called after each round with its number and movement.
-        course: How the run arrives, and whether it ends then; ``None`` where nobody can tell.
+    gave is on the disk before anything of it is shown. ``show`` is called after each round with its
+    number and movement. ``num_rounds`` are all, with those before ``first``. Without a ``course``
+    nobody can tell how the run arrives.
     """
     rows: list[History] = []
     state, interrupted, refused = first, False, False
