@@ -64,12 +64,7 @@ _ARRAY_HEADER_SIZE = 2**11
 
 
 class Most(NamedTuple):
-    """Size limits of a file.
-
-    Attributes:
-        facts: Bytes of the header.
-        arrays: Bytes of all arrays.
-    """
+    """Size limits of a file: bytes of the header, and of all arrays."""
 
     facts: int
     arrays: int

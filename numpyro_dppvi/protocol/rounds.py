@@ -40,12 +40,7 @@ _FEW_GROUPS = 64
 
 
 class RoundState(NamedTuple):
-    """What a round changes.
-
-    Attributes:
-        server: What the server knows.
-        clients: What each client keeps to itself, on a leading axis.
-    """
+    """What a round changes; what each client keeps to itself is on a leading axis."""
 
     server: ServerState
     clients: ClientState
@@ -135,13 +130,7 @@ class Turn(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group of a round.
-
-    Attributes:
-        place: Which one it is.
-        numbers: Its clients.
-        drawn: The noise of their visits where it is drawn on the host, or ``None``.
-    """
+    """A group of a round: which one, its clients, and their noise if it is drawn on the host."""
 
     place: Array
     numbers: Array

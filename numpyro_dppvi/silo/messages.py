@@ -83,13 +83,7 @@ class Visit(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The hospital takes part.
-
-    Attributes:
-        study: Digest of the study.
-        hospital: Its name.
-        released: The last step of the study that it has released, 0 for none.
-    """
+    """The hospital takes part; ``released`` is the last step that it has released, 0 for none."""
 
     study: str
     hospital: str
@@ -117,12 +111,7 @@ class Released(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """What a gateway says in the place of a release.
-
-    Attributes:
-        code: Why.
-        answers: Digest of the bytes that it refuses.
-    """
+    """What a gateway says in the place of a release: why, and the digest of what it refuses."""
 
     code: Code
     answers: str

@@ -27,12 +27,7 @@ _MOST_FACTS = 2**26
 
 
 class Taken(NamedTuple):
-    """What a hospital is told about its last release that arrived.
-
-    Attributes:
-        step: Which it was, 0 for none.
-        share: The share of its change that was accepted.
-    """
+    """The last step whose release arrived, 0 for none, and the share of it that was accepted."""
 
     step: int = 0
     share: float = 0.0

@@ -35,12 +35,7 @@ _OWNER_ONLY = 0o700
 
 
 class Reserved(NamedTuple):
-    """A step that was charged.
-
-    Attributes:
-        step: Its number.
-        answers: Digest of the visit that it answers.
-    """
+    """A step that was charged: its number, and the digest of the visit that it answers."""
 
     step: int
     answers: str

@@ -260,12 +260,7 @@ def _bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 class Step(NamedTuple):
-    """A visit that a study plans for a hospital.
-
-    Attributes:
-        round: Number of the round, from 0.
-        group: Which of the round's groups.
-    """
+    """A visit that a study plans for a hospital: the round, from 0, and which of its groups."""
 
     round: int
     group: int
