@@ -321,6 +321,35 @@ def test_a_run_says_it_of_effects(law, epsilon, said):
     assert (result.status.untold == (("effects", ("tau",)),)) is said
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"pull": 36.0, "widened": 8.03},
+        {"widened": 8.03, "narrowed": 0.97},
+        {"narrowed": 0.97},
+        {"untold": (("effects", ("mu", "tau")),)},
+        {"caution": "", "left": None},
+    ],
+    ids=", ".join,
+)
+def test_where_no_noise_was_added_it_is_not_to_blame(told):
+    """An infinite epsilon cannot be raised, and nothing of it is spent: more rounds may help."""
+    moving = history(movement=(1.0, 1.0) if "left" in told else (1.0, 0.01))
+    status = status_of(moving, 2, True, False, noiseless=True, **told)
+    assert not re.search("nois|epsilon|budget", str(status), re.IGNORECASE)
+    assert "Write num_rounds=4" in str(status)
+    assert re.search("nois|epsilon", str(status_of(moving, 2, True, False, **told)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [dppvi.DPOptimization(), dppvi.FisherScoring()])
+def test_a_run_under_an_infinite_epsilon_knows_of_no_noise(method):
+    result = run(method, budget=dppvi.PrivacyBudget(np.inf), num_rounds=2)
+    assert result.status.noiseless
+    assert not re.search("nois|epsilon|budget", str(dppvi.diagnose(result)), re.IGNORECASE)
+    assert not run(method, budget=dppvi.PrivacyBudget(1e3), num_rounds=2).status.noiseless
+
+
 @pytest.mark.slow
 def test_steps_that_cannot_come_from_the_prior_are_no_success():
     """The caution before the run is told again after it."""

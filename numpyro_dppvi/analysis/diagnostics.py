@@ -78,7 +78,7 @@ class Diagnostics:
         facts = [("status", str(self.status)), ("movement", self._settled())]
         if self.sharpness is not None:
             facts.append(("width", self._width(self.sharpness)))
-        if self.status.widened is not None:
+        if self.status.widened is not None and not self.status.noiseless:
             facts.append(("privacy", self._widened(self.status.widened)))
         if self.share:
             facts.append(("precision", self._shares()))
@@ -102,10 +102,11 @@ class Diagnostics:
     def _width(self, sharpness: float) -> str:
         if sharpness < _SHARPER:
             return "q is about as wide as its records and prior make it"
+        more = "rounds or steps" if self.status.noiseless else "rounds, steps or budget"
         return (
             f"the records would give about {sharpness:.2g} times the precision that "
             f"the factors hold: q is up to {math.sqrt(sharpness):.2g} times too wide, and more "
-            "rounds, steps or budget would narrow it"
+            f"{more} would narrow it"
         )
 
     def _widened(self, widened: float) -> str:
@@ -166,12 +167,14 @@ def diagnose(
         merged = settling.shares(result.history, family, damping)
     contributors, share = _shares(result)
     noise_residual, sharpness, noise = None, None, {}
-    # A run that no replay can stand for, or that added no noise, has no effect of noise to measure.
+    # A run that no replay can stand for, or that added no noise, has no effect of noise to measure;
+    # how wide its records would make q can be measured without noise, too.
     if result.run.repeatable and result.plan is not None and result.state.round:
         replayed = replay.replay_of(result, key)
         found, sharpness = _replayed(replayed, natural, key, num_replays)
-        noise = _spread(result.posterior, jax.tree.map(lambda leaf: leaf[-1], found))
-        noise_residual = _last_residual(family, found, size, damping)
+        if not result.status.noiseless:
+            noise = _spread(result.posterior, jax.tree.map(lambda leaf: leaf[-1], found))
+            noise_residual = _last_residual(family, found, size, damping)
     return Diagnostics(
         status=result.status,
         movement=result.history.movement,

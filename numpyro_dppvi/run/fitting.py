@@ -550,6 +550,7 @@ def result_of(
         if run.local.matches and hierarchies.applies(posterior.space, posterior.family)
         else _untold(relative, posterior.space.parents),
         caution="" if plan is None else plan.of_model.removeprefix("Caution: "),
+        noiseless=plan is not None and not plan.noise_std.any(),
         **run.local.said(posterior.space, posterior.family, posterior.natural, state.server.memory),
     )
     result = FitResult(posterior, plan, done.history, status, state, run, **fields)

@@ -129,6 +129,8 @@ class Status:
         untold: With privacy, latents that records hardly narrow, each with those that its prior
             depends on, whose widths cannot be believed. None where effects are integrated out.
         caution: Why the method's steps cannot come from the model's prior; empty if they can.
+        noiseless: Whether rounds that cost privacy added no noise, as under an infinite epsilon:
+            what is amiss is none of the budget's doing then.
     """
 
     outcome: Outcome
@@ -154,6 +156,7 @@ class Status:
     narrowed: float | None = None
     untold: tuple[tuple[str, tuple[str, ...]], ...] = ()
     caution: str = ""
+    noiseless: bool = False
 
     def __str__(self) -> str:
         """The sentences."""
@@ -174,20 +177,21 @@ class Status:
             if self.cut:
                 start = "Besides," if said else f"{self._all_ran}, but"
                 said.append(f"{start} {self._far}")
-            if self._noisy and not self._idle:
+            if self._noisy and not self._idle and not self.noiseless:
                 said.append(f"Noise makes its intervals {self._times}.{self._of_prior}")
         elif self.untold:
             names = " and ".join(repr(name) for name, _ in self.untold)
             above = sorted({parent for _, parents in self.untold for parent in parents})
+            hides = "little was learnt" if self.noiseless else "noise hides what records say"
             said = [
-                f"{self._all_ran}, but noise hides what records say of {names}, and so of "
+                f"{self._all_ran}, but {hides} of {names}, and so of "
                 f"{' and '.join(map(repr, above))} above. Do not believe these: their intervals "
-                "are too narrow. Allow a larger epsilon, bring more records, or write the model "
+                f"are too narrow. {self._allow}, bring more records, or write the model "
                 "decentred (numpyro.infer.reparam.LocScaleReparam)."
             ]
         elif self._noisy:
             said = [
-                f"{self._all_ran}, but {self._little}{self._of_prior} Allow a larger epsilon, "
+                f"{self._all_ran}, but {self._little}{self._of_prior} {self._allow}, "
                 "bring more records, or write a model of fewer latents or narrower priors."
             ]
         else:
@@ -229,7 +233,8 @@ class Status:
                 f"{_counted(self.rejected, 'merge')} would have left the family's domain (numbers "
                 "that are not finite, or a precision that is not above 0) and had to be refused, "
                 f"so that the last good posterior was kept (see history.rejected).{cost} Use a "
-                "smaller damping, less noise or fewer clients a group."
+                f"smaller damping{'' if self.noiseless else ', less noise'} or fewer clients a "
+                "group."
             )
         if self.failed:
             said.append(
@@ -309,7 +314,8 @@ class Status:
         if self._idle:
             return "little was learnt."
         are = "intervals must be" if self._hopeless else "intervals are"
-        return f"most of what was released is noise: {are} {self._times}."
+        what = "little was learnt" if self.noiseless else "most of what was released is noise"
+        return f"{what}: {are} {self._times}."
 
     @property
     def _of_prior(self) -> str:
@@ -320,6 +326,12 @@ class Status:
             " The posterior hardly differs from the prior: three quarters of its latents are at "
             f"least {100 * self.narrowed:.0f} % as wide."
         )
+
+    @property
+    def _allow(self) -> str:
+        """What gives latents that little was learnt of more to learn from, without more records."""
+        more = f"Write num_rounds={2 * self.num_rounds}"
+        return more if self.noiseless else "Allow a larger epsilon"
 
     @property
     def _unsettled(self) -> bool:
@@ -339,10 +351,12 @@ class Status:
         more = f"Write num_rounds={2 * self.num_rounds}"
         # Who runs again at once spends twice, and no statement of one run says so.
         again = " Another run on the same records spends its budget on top of this one's."
+        explains = f", {math.sqrt(self.pull or 0.0):.2g} times as strongly as noise explains"
+        if self.noiseless:
+            again = explains = ""
         if self.pulled:
             return (
-                f"{ran}: what clients released last still pulls it away, "
-                f"{math.sqrt(self.pull or 0.0):.2g} times as strongly as noise explains. Its "
+                f"{ran}: what clients released last still pulls it away{explains}. Its "
                 f"intervals may be far from the truth. {more}, or priors and units under which the "
                 "records are likely at the prior's mean (times in years, say, and not in days)."
                 f"{again}"
@@ -350,7 +364,8 @@ class Status:
         if self.caution:
             return f"{self._all_ran}, but the posterior has not arrived: {self.caution}"
         if self.private:
-            return f"{ran}: {moved}. {more}, or allow a larger epsilon.{again}"
+            less = "" if self.noiseless else ", or allow a larger epsilon"
+            return f"{ran}: {moved}. {more}{less}.{again}"
         if self.left is None:
             return f"{ran}: {moved}. {more}, or leave it out."
         if not self._creeps:
