@@ -326,6 +326,10 @@ def linear_probability(X, y):
     numpyro.sample("y", dist.Bernoulli(probs=X @ weights()), obs=y)
 
 
+def linear_rate(X, y):
+    numpyro.sample("y", dist.Poisson(X @ weights()), obs=y)
+
+
 def unordered(X, y):
     cutpoints = numpyro.sample("cutpoints", dist.Normal(0, 1).expand([3]).to_event(1))
     numpyro.sample("y", dist.OrderedLogistic(X @ weights(), cutpoints), obs=y)
@@ -342,6 +346,11 @@ MOVING = {
     uniform_up_to_a_latent: ["support of the outcome 'y'", "latent 'high'", "public constant"],
     negative_scale: ["scale of 'y'", "numbers above 0", "draws from the priors", "HalfNormal"],
     linear_probability: ["probs of 'y'", "[0, 1]", "dist.Beta", "jax.nn.sigmoid"],
+    linear_rate: [
+        "rate of 'y' (dist.Poisson) is outside of the numbers above 0",
+        "if it is a latent, give it a prior on that range, dist.HalfNormal(1)",
+        "say; if it is computed, write jnp.exp(...).",
+    ],
     unordered: ["cutpoints of 'y'", "increasing numbers", "OrderedTransform"],
     negative_scale_of_a_latent: ["scale of 'w'", "numbers above 0", "HalfNormal"],
 }

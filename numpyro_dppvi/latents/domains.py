@@ -146,7 +146,13 @@ _OTHER = Kind(_NORMAL, "its support", holds=lambda c, x: ~_never(c, x))
 
 def kind(constraint: Constraint) -> Kind:
     """How to check and describe a constraint, or that of an array's entries."""
-    return _KINDS.get(type(plain(constraint)), _OTHER)
+    constraint = plain(constraint)
+    lower, _ = ends(constraint)
+    above = isinstance(constraint, constraints.greater_than | constraints.greater_than_eq)
+    # Some of NumPyro's distributions write so what others call positive.
+    if above and isinstance(lower, numbers.Number) and lower == 0:
+        constraint = constraints.positive
+    return _KINDS.get(type(constraint), _OTHER)
 
 
 def plain(constraint: Any) -> Any:

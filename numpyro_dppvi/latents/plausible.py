@@ -175,7 +175,9 @@ def _broken(space: LatentSpace) -> str | None:
                 label = f"{name} {len(broken)}"
                 known = domains.kind(constraint)
                 what = f"{parameter} of {name!r} (dist.{domains.name_of(fn)})"
-                instead = known.instead + f" say, or write {known.link}" * bool(known.link)
+                instead = f"give it a prior on that range, {known.instead} say"
+                if known.link:
+                    instead = f"if it is a latent, {instead}; if it is computed, write {known.link}"
                 about[label] = what, domains.in_words(constraint), instead
                 broken[label] = flags
         return broken
@@ -201,8 +203,7 @@ def _broken(space: LatentSpace) -> str | None:
             what, words, instead = about[label]
             return (
                 f"the parameter {what} is outside of {words} for {share:.0%} of draws from the "
-                f"priors, so records have no density there: give it a prior on that range, "
-                f"{instead}."
+                f"priors, so records have no density there: {instead}."
             )
     return None
 
