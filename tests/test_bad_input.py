@@ -185,6 +185,14 @@ CLIENTS = {
     "labels": Bad(
         ["clients", "whole number", "float64 of shape (12,)", "from_labels"], {"clients": y}
     ),
+    "clients' data": Bad(
+        ["clients", "got a dict", "data={...}", "leave clients= out"],
+        {"clients": {"Turku": WHOLE, "Oulu": WHOLE}},
+    ),
+    "called like arguments": Bad(
+        ["data must not call clients as the model calls its arguments", "got 'X' for both"],
+        {"data": {"X": WHOLE, "y": WHOLE}, **PER_CLIENT},
+    ),
     "data is per client": Bad(
         ["one mapping per client", "clients", "got 2", "leave it out"],
         {"data": [WHOLE, WHOLE], "clients": 2},
@@ -245,6 +253,12 @@ RUN = {
         ["epsilon must be a part of the budget", "budget=PrivacyBudget("],
         {"epsilon": 1.0},
         TypeError,
+    ),
+    "rounds as others call them": Bad(
+        ["fit has no argument 'rounds'", "write num_rounds= instead"], {"rounds": 20}, TypeError
+    ),
+    "a misspelt argument": Bad(
+        ["fit has no argument 'num_round'", "write num_rounds="], {"num_round": 20}, TypeError
     ),
     "data in the place of the guide": Bad(
         ["guide", "got a dict", "third", "fit(model, None, data, ...)"],
@@ -820,6 +834,18 @@ def by_position_only(X, y, /):
     numpyro.sample("y", dist.Normal(X @ weights(), 1), obs=y)
 
 
+def takes_all_at_once(data):
+    linear(data["X"], data["y"])
+
+
+def takes_some_at_once(covariates, y=None):
+    linear(covariates["X"], y)
+
+
+def takes_a_tuple(*arrays):
+    linear(*arrays)
+
+
 class BadModel(NamedTuple):
     """A model that cannot be fitted, words of the answer, and a data argument more."""
 
@@ -894,6 +920,22 @@ MODELS = [
     BadModel(imputes_a_column, ["'y'", "'age_unobserved'", "obs_mask", "normal distribution"]),
     BadModel(imputes_a_category, ["'y'", "'sex_unobserved'", *MARK_IT]),
     BadModel(asks_for_a_table, [".values", "pandas", "write X instead", "to_numpy()"]),
+    BadModel(linear, ["no argument 'age'", "it takes X, y", "rename", "leave it out"], {"age": y}),
+    BadModel(
+        takes_all_at_once,
+        [
+            "no argument 'X'",
+            "it takes data",
+            "if 'data' is a mapping of these",
+            "def flat(X, y): model({'X': X, 'y': y})",
+        ],
+    ),
+    BadModel(
+        takes_some_at_once,
+        ["no argument 'X'", "def flat(X, age, y): model({'X': X, 'age': age}, y=y)"],
+        {"X": X, "age": y},
+    ),
+    BadModel(takes_a_tuple, ["no argument by name", "as in def model(X, y=None)"]),
     BadModel(by_position_only, ["'X'", "by position only", "remove the '/'"]),
 ]
 

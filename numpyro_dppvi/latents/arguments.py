@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError, shown
 
+# So many names are listed in a message.
+_SHOWN = 4
+
 
 class Asked(NamedTuple):
     """The arguments that a model asks for.
@@ -41,11 +44,17 @@ def asked_of(model: Model, known: Collection[str] = ()) -> Asked:
             )
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     left = [p for p in named if p.name not in known]
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if not named and not anything:
+        raise UnsupportedModelError(
+            "the model takes no argument by name, but data is passed by name: write a name for "
+            "each array into its signature, as in def model(X, y=None)."
+        )
     return Asked(
         names=tuple(p.name for p in named),
         needed=tuple(p.name for p in left if p.default is p.empty),
         unset=tuple(p.name for p in left if p.default is None),
-        anything=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        anything=anything,
     )
 
 
@@ -68,7 +77,7 @@ def check_arguments(
         if unknown:
             raise UnsupportedModelError(
                 f"the model has no argument {unknown[0]!r}, which is in {where}; it takes "
-                f"{', '.join(asked.names)}: rename the entry of {where}."
+                f"{', '.join(asked.names)}: {_instead(unknown, where, given, asked)}."
             )
     if asked.needed:
         missing = asked.needed[0]
@@ -77,3 +86,17 @@ def check_arguments(
             f"model_kwargs: add data={{{missing!r}: ...}} if it holds records, or "
             f"model_kwargs={{{missing!r}: ...}} if it is public."
         )
+
+
+def _instead(unknown: list[str], where: str, given: Collection[str], asked: Asked) -> str:
+    """What to write where the model has no arguments of these names."""
+    others = [name for name in asked.names if name not in asked.needed]
+    # One argument that lacks and several arrays without one: it is to be a mapping of them.
+    if len(asked.needed) == 1 < len(unknown) and set(others) <= set(given):
+        nested = ", ".join(f"{name!r}: {name}" for name in unknown[:_SHOWN])
+        passed = "".join(f", {name}={name}" for name in others)
+        return (
+            f"if {asked.needed[0]!r} is a mapping of these, fit a model that nests them, such as "
+            f"def flat({', '.join([*unknown[:_SHOWN], *others])}): model({{{nested}}}{passed})"
+        )
+    return f"rename the entry of {where}, or leave it out"

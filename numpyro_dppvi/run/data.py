@@ -104,9 +104,12 @@ def _split(
         num_rows = len(next(iter(pooled.values())))
         clients = 1 if clients is None else clients
         if not isinstance(clients, int | np.integer):
+            instead = 'write clients=10, or clients=Partition.from_labels(table["city"])'
+            if isinstance(clients, Mapping):
+                instead = "pass clients' own data as data={...}, and leave clients= out"
             raise ValueError(
                 f"clients must be a whole number or a Partition, got {_validate.shown(clients)}: "
-                'write clients=10, or clients=Partition.from_labels(table["city"]).'
+                f"{instead}."
             )
         check_counts(num_rows, clients, "clients")
         clients = split_evenly(rng_key, num_rows, clients)
@@ -120,6 +123,15 @@ def _check_one_party(data: Any, asked: Asked) -> None:
     # A model that takes any argument may mean its keys so: nobody can tell.
     if is_table(data) or asked.anything:
         return
+    # Parts that have what the whole has are no matrices.
+    if len(data) > 1 and all(
+        is_records(part) and set(data) <= _names(part) for part in data.values()
+    ):
+        raise ValueError(
+            "data must not call clients as the model calls its arguments, got "
+            f"{_validate.shown(next(iter(data)))} for both: write other names, or a list of the "
+            "clients' data."
+        )
     clients = [name for name, part in data.items() if is_records(part) and name not in asked.names]
     if clients:
         array = next(name for name, part in data.items() if not is_records(part))
@@ -129,6 +141,11 @@ def _check_one_party(data: Any, asked: Asked) -> None:
             f"and {_validate.shown(array)} is neither: put each client's arrays into a "
             "mapping of its own."
         )
+
+
+def _names(part: Records | Table) -> set[str]:
+    """The names of a client's arrays or columns."""
+    return set(part.columns if is_table(part) else part)
 
 
 def _check_per_client(data: Any) -> None:

@@ -1,5 +1,7 @@
 """Says so where a call lacks one of a model, a guide and data, or has them in another order."""
 
+import difflib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,12 @@ from numpyro_dppvi.latents.tables import is_records
 _FIRST = ("model", "guide", "data")
 # What is an argument of a budget, and not of a fit.
 _OF_BUDGET = ("epsilon", "delta")
+# What others call an argument, and what it is called here.
+_CALLED = {
+    **dict.fromkeys(("rounds", "num_steps", "num_iterations", "num_epochs"), "num_rounds"),
+    **dict.fromkeys(("key", "seed", "random_state"), "rng_key"),
+    **dict.fromkeys(("partition", "num_clients"), "clients"),
+}
 
 
 def _check(function: Callable[..., Any], given: dict[str, Any]) -> None:
@@ -38,6 +46,12 @@ def _check(function: Callable[..., Any], given: dict[str, Any]) -> None:
                 f"{argument} must be a part of the budget, got {argument}= as an argument of its "
                 "own: write budget=PrivacyBudget(epsilon=1.0, delta=1e-5)."
             )
+    known = list(inspect.signature(function).parameters)
+    for argument in given:
+        like = difflib.get_close_matches(argument, known)
+        instead = _CALLED.get(argument, like[0] if like else None)
+        if argument not in known and instead is not None:
+            raise TypeError(f"{name} has no argument {argument!r}: write {instead}= instead.")
 
 
 in_order = _validate.called_by(_check)
