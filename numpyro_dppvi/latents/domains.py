@@ -150,7 +150,7 @@ def kind(constraint: Constraint) -> Kind:
     lower, _ = ends(constraint)
     above = isinstance(constraint, constraints.greater_than | constraints.greater_than_eq)
     # Some of NumPyro's distributions write so what others call positive.
-    if above and isinstance(lower, numbers.Number) and lower == 0:
+    if above and isinstance(lower, int | float) and lower == 0:
         constraint = constraints.positive
     return _KINDS.get(type(constraint), _OTHER)
 

@@ -145,7 +145,7 @@ def _check_one_party(data: Any, asked: Asked) -> None:
 
 def _names(part: Records | Table) -> set[str]:
     """The names of a client's arrays or columns."""
-    return set(part.columns if is_table(part) else part)
+    return set(part if isinstance(part, Mapping) else part.columns)
 
 
 def _check_per_client(data: Any) -> None:
