@@ -509,6 +509,30 @@ def reshapes(X, y):
     numpyro.sample("y", dist.Normal((X @ weights()).reshape(12), 1), obs=y)
 
 
+def indexes_with_floats(X, y, g):
+    numpyro.sample("y", dist.Normal(weights()[g / 2.0], 1), obs=y)
+
+
+def by_flags(X, y, g):
+    numpyro.sample("y", dist.Normal(weights()[g > 0], 1), obs=y)
+
+
+def has_a_plate_of_another_size(X, y):
+    w = weights()
+    with numpyro.plate("records", 7):
+        numpyro.sample("y", dist.Normal(X @ w, 1), obs=y)
+
+
+def has_a_plate_of_another_size_alone(X, y):
+    a = numpyro.sample("a", dist.Normal(0, 1))
+    with numpyro.plate("records", 7):
+        numpyro.sample("y", dist.Normal(a, 1), obs=y)
+
+
+def has_indicators_for_an_outcome(X, y):
+    numpyro.sample("y", dist.Categorical(logits=X @ weights()[:, None] * jnp.ones(3)), obs=X > 0)
+
+
 NUMPY = ["calls NumPy", "write jnp instead of np", "jnp.asarray(u)[g]"]
 ONE_ROW = ["runs on 12 rows only"]
 LOOP = ["a sample statement for each record", "'y_", "numpyro.plate"]
@@ -526,6 +550,22 @@ REASONS = {
     a_latent_a_row: [*ONE_ROW, "latent 'u' has shape (12,)", "one value per record"],
     counts_time: [*ONE_ROW, "jnp.arange(12)", "an argument in data"],
     closes_over_records: [*ONE_ROW, "array of shape (12, 2)", "not one of its arguments"],
+    indexes_with_floats: ["indexes with floats (line", "write g.astype(int)", "in data or in the"],
+    by_flags: ["indexes with booleans", "write g.astype(int) for groups"],
+    has_a_plate_of_another_size: [
+        "'y' has shape (12,)",
+        "the plate 'records' of size 7",
+        "X.shape[0]",
+    ],
+    has_a_plate_of_another_size_alone: [
+        "values of 'y' have shape (12,)",
+        "(7,) of dist.Normal",
+        "X.shape[0]",
+    ],
+    has_indicators_for_an_outcome: [
+        "values of 'y' have shape (12, 2), which does not fit the shape (12,) of dist.Categorical",
+        "y.argmax(axis=1)",
+    ],
     reshapes: [*ONE_ROW, "of reshapes)", "X.shape[0]"],
 }
 

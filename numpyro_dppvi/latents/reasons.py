@@ -9,7 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 
+from numpyro_dppvi.latents.domains import name_of
 from numpyro_dppvi.latents.fingerprint import constants
 from numpyro_dppvi.latents.programs import operations
 
@@ -24,6 +27,9 @@ CONCRETE_VALUE_ERRORS = (
 # JAX's message when a traced array is used as the index of a list.
 _LIST_INDEX = "Only integer scalar arrays can be converted to a scalar index"
 
+# JAX's message when an array is indexed with one of floats.
+_FLOAT_INDEX = "Indexer must have integer or boolean type"
+
 # Python's message when a traced array meets a list in a sum or a product.
 _LIST = re.compile(r"unsupported operand type.*'\w*Tracer' and 'list'|'list' and '\w*Tracer'")
 
@@ -33,6 +39,10 @@ _ATTRIBUTE = re.compile(r"Tracer'? .*has no attribute '?(\w+)")
 # What a model may raise if it runs on a number of rows that it was not written for.
 WRONG_NUMBER_ERRORS = (AssertionError, IndexError, KeyError, TypeError, ValueError)
 
+# What to write where shapes do not fit.
+_ROWS = (
+    "make them of one size, which of records is X.shape[0]: numpyro.plate('records', X.shape[0])"
+)
 # What to write for entries that records lack.
 IMPUTE = (
     "to impute missing entries of x, leave them NaN and write x = numpyro.sample('x', ..., obs=x, "
@@ -56,9 +66,9 @@ def _looks_at_values(error: BaseException) -> str:
         )
     if isinstance(error, jax.errors.NonConcreteBooleanIndexError):
         return (
-            f"the model indexes with booleans{_place(error)}, whose number of True depends on the "
-            f"values of its data: write jnp.where(keep, a, b), or .mask(keep) on the distribution; "
-            f"{IMPUTE}."
+            f"the model indexes with booleans{_place(error)}, which depends on the values of its "
+            "data: write g.astype(int) for groups, jnp.where(keep, a, b) or .mask(keep) for "
+            f"records; {IMPUTE}."
         )
     if _by_numpy(error):
         return (
@@ -89,6 +99,11 @@ def slip(error: BaseException) -> str | None:
             f"takes{_place(error)}: begin with one value a record and of that type, "
             "jnp.zeros(len(y), int) and not 0, say."
         )
+    if _FLOAT_INDEX in text:
+        return (
+            f"the model indexes with floats{_place(error)}, but only whole numbers are indices: "
+            "write g.astype(int) in the place of g, in data or in the model."
+        )
     if _LIST.search(text):
         return (
             f"the model computes with a list{_place(error)}: write jnp.array([1.0, 2.0]) in the "
@@ -100,6 +115,35 @@ def slip(error: BaseException) -> str | None:
             f"the model uses .{missing.group(1)} of an argument, which only pandas tables have, "
             f"but arguments are arrays with one row per record: write X instead of "
             f"X.{missing.group(1)}, and pass columns as data={{'X': table.to_numpy()}}."
+        )
+    return None
+
+
+def misfit(error: BaseException) -> str | None:
+    """A message about a site that does not fit a plate around it; ``None`` if that is not it."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        # It is the plate that finds it out, while it looks at the site.
+        plate, site = (frame.f_locals.get(name) for name in ("self", "msg"))
+        if isinstance(plate, numpyro.plate) and isinstance(site, dict) and "fn" in site:
+            return (
+                f"{site['name']!r} has shape {site['fn'].batch_shape}, which does not fit the "
+                f"plate {plate.name!r} of size {plate.size} around it: {_ROWS}."
+            )
+    return None
+
+
+def misfit_outcome(name: str, fn: dist.Distribution, value: Any) -> str | None:
+    """A message about an outcome that does not fit its distribution; ``None`` if it does."""
+    shape = fn.batch_shape + fn.event_shape
+    try:
+        jnp.broadcast_shapes(shape, jnp.shape(value))
+    except ValueError:
+        instead = _ROWS if jnp.ndim(value) == len(shape) else "pass values of that shape"
+        if jnp.ndim(value) > len(shape):
+            instead += ", such as y.argmax(axis=1) in the place of a category's columns"
+        return (
+            f"the values of {name!r} have shape {jnp.shape(value)}, which does not fit the shape "
+            f"{shape} of dist.{name_of(fn)} there: {instead}."
         )
     return None
 

@@ -24,6 +24,8 @@ from numpyro_dppvi.latents.reasons import (
     WRONG_NUMBER_ERRORS,
     a_site_a_record,
     a_state_a_record,
+    misfit,
+    misfit_outcome,
     one_row_only,
     slip,
 )
@@ -323,7 +325,7 @@ def static_facts(
                 )
             if site["type"] == "sample":
                 if site["is_observed"]:
-                    site["fn"].log_prob(site["value"])  # raises if a plate has the wrong size
+                    _check_shape(site)
                 found.append(_site(site, trace))
 
     try:
@@ -337,6 +339,17 @@ def static_facts(
             raise
         raise UnsupportedModelError(said) from error
     return tuple(found)
+
+
+def _check_shape(site: dict[str, Any]) -> None:
+    """Refuses values that do not fit their distribution, as if a plate has the wrong size."""
+    try:
+        site["fn"].log_prob(site["value"])
+    except (TypeError, ValueError) as error:
+        said = misfit_outcome(site["name"], site["fn"], site["value"])
+        if said is None:
+            raise
+        raise UnsupportedModelError(said) from error
 
 
 def _site(site: dict[str, Any], trace: Trace) -> Site:
@@ -368,6 +381,9 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
     except UnsupportedModelError:
         raise
     except Exception as error:  # an error in the user's code; its own message is the best
+        said = misfit(error)
+        if said is not None:
+            raise UnsupportedModelError(said) from error
         given = ", ".join(f"{name} {s.shape}" for name, s in shapes.items())
         error.add_note(f"The model was run on arrays of these shapes: {given}.")
         raise
