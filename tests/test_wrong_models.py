@@ -283,6 +283,16 @@ def test_an_outcome_that_the_model_can_give_is_accepted(case):
     check(model, data)
 
 
+@pytest.mark.parametrize("weight", [np.where(np.arange(N) == 3, -0.5, 1.0), -np.ones(N)])
+def test_a_negative_weight_is_refused(weight):
+    said = refusal(weighted, {"X": X, "y": FINE, "weight": weight})
+    assert said == (
+        "weights of 'y' (handlers.scale) must not be negative, got some below 0: write 0 to leave "
+        "a record out."
+    )
+    check(weighted, {"X": X, "y": FINE, "weight": np.abs(weight)})
+
+
 @pytest.mark.slow
 def test_the_same_is_masked_and_not():
     data = {"X": X, "y": with_one(2.0, 3), "seen": np.arange(N) != 4}

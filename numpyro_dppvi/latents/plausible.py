@@ -28,7 +28,7 @@ _SHARE = 0.05
 
 
 def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array) -> None:
-    """Refuses records with outcomes outside the model's support.
+    """Refuses records with outcomes outside the model's support, or with negative weights.
 
     Masked outcomes and those of weight zero may be anything. The check is pass or fail and happens
     before any release; its message is public and shows no record.
@@ -39,7 +39,7 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
         mask: Which rows are records, shape ``(num_blocks, capacity)``.
 
     Raises:
-        ValueError: Names the observed site and its support.
+        ValueError: Names the observed site, and its support or that its weights are wrong.
     """
     # What depends on a latent (a residual) has no value before inference, and is left out.
     names = space.fixed_outcomes
@@ -47,8 +47,13 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
         return
     # One flag for all clients together, before anything is released: a refusal says that some
     # record does not fit the model, and not whose.
-    supported = _supported(space, names, dict(records), mask)
+    supported, weighted = _supported(space, names, dict(records), mask)
     for name in names:
+        if not weighted[name]:
+            raise ValueError(
+                f"weights of {name!r} (handlers.scale) must not be negative, got some below 0: "
+                "write 0 to leave a record out."
+            )
         if not supported[name]:
             fn, support = _described(space, name)
             raise ValueError(
@@ -61,27 +66,27 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
 @compiled("space", "names")
 def _supported(
     space: LatentSpace, names: tuple[str, ...], records: Mapping[str, Array], mask: Array
-) -> dict[str, Array]:
-    """Whether all records of all clients are in the support, by site."""
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Whether all records of all clients are in the support, and no weight is negative, by site."""
     theta = {latent.name: _some_value(latent) for latent in space.latents}
 
     # Where the support follows a discrete latent of the record, some of its values must allow it.
     bounded = space.summation.bounded.intersection(names)
 
-    def of_row(row: Mapping[str, Array]) -> dict[str, Array]:
+    def of_row(row: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         trace = space.trace(theta, row)
+        weighted = {name: _has_weight(trace[name]) for name in names}
         found = {name: _is_supported(trace[name]) for name in names if name not in bounded}
         if bounded:
             found |= dict.fromkeys(bounded, space.log_likelihood(theta, row) != -jnp.inf)
-        return found
+        return found, weighted
 
-    def of_block(block: tuple[Mapping[str, Array], Array]) -> dict[str, Array]:
+    def of_block(block: tuple[Mapping[str, Array], Array]) -> Any:
         rows, is_record = block
-        found = jax.vmap(of_row)(rows)
-        return {name: jnp.all(found[name] | ~is_record) for name in names}
+        return jax.tree.map(lambda good: jnp.all(good | ~is_record), jax.vmap(of_row)(rows))
 
     # A block at a time, because densities of all records at once could fill the memory.
-    return {name: jnp.all(x) for name, x in jax.lax.map(of_block, (records, mask)).items()}
+    return jax.tree.map(jnp.all, jax.lax.map(of_block, (records, mask)))
 
 
 def _is_supported(site: Mapping[str, Any]) -> Array:
@@ -89,6 +94,10 @@ def _is_supported(site: Mapping[str, Any]) -> Array:
     if site["scale"] is not None:  # outcomes of weight zero do not count
         good |= jnp.asarray(site["scale"]) == 0
     return jnp.all(good)
+
+
+def _has_weight(site: Mapping[str, Any]) -> Array:
+    return jnp.all(jnp.asarray(1.0 if site["scale"] is None else site["scale"]) >= 0)
 
 
 def _some_value(latent: Latent) -> Array:
