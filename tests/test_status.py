@@ -195,6 +195,9 @@ def test_a_pull_that_noise_does_not_explain_is_said():
     assert status.outcome is dppvi.run.Outcome.UNSETTLED
     assert "pulls it away, 6 times as strongly as noise explains" in str(status)
     assert "Write num_rounds=4, or priors and units" in str(status)
+    assert "synchronous" not in str(status)
+    in_turn = status_of(history(), 2, True, False, num_latents=4, pull=36.0, in_turn=True)
+    assert "(each one outcome, say), write schedule=dppvi.synchronous." in str(in_turn)
     # The mean of four squares of standard normal numbers exceeds 5.88 once in ten thousand times.
     for pull, pulled in ((5.8, False), (5.95, True)):
         assert status_of(history(), 2, True, False, num_latents=4, pull=pull).pulled is pulled
@@ -348,6 +351,29 @@ def test_a_run_under_an_infinite_epsilon_knows_of_no_noise(method):
     assert result.status.noiseless
     assert not re.search("nois|epsilon|budget", str(dppvi.diagnose(result)), re.IGNORECASE)
     assert not run(method, budget=dppvi.PrivacyBudget(1e3), num_rounds=2).status.noiseless
+
+
+@pytest.mark.slow
+def test_clients_of_one_outcome_each_are_told_of_another_schedule():
+    """One visited after the other, each leads where its own outcome is likely."""
+
+    def model(X, y):
+        a = numpyro.sample("a", dist.Normal(0, 5))
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("records", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=a + X @ w), obs=y)
+
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(3000, 3))
+    y = rng.binomial(1, 1 / (1 + np.exp(0.3 - x @ [1.0, -0.5, 0.3])))
+    data = [{"X": x[y == outcome], "y": y[y == outcome]} for outcome in (0, 1)]
+    arguments = {"rng_key": jax.random.key(0), "progress_bar": False, "insecure_noise_seed": 0}
+    arguments |= {"method": dppvi.FisherScoring(), "budget": dppvi.PrivacyBudget(3.0)}
+    status = dppvi.fit(model, None, data, **arguments).status
+    assert "write schedule=dppvi.synchronous." in str(status)
+    result = dppvi.fit(model, None, data, schedule=dppvi.synchronous, **arguments)
+    assert "synchronous" not in str(result.status)
+    np.testing.assert_allclose(result.posterior.mean["w"], [1.0, -0.5, 0.3], atol=0.2)
 
 
 @pytest.mark.slow

@@ -551,6 +551,7 @@ def result_of(
         else _untold(relative, posterior.space.parents),
         caution="" if plan is None else plan.of_model.removeprefix("Caution: "),
         noiseless=plan is not None and not plan.noise_std.any(),
+        in_turn=run.num_clients > 1 and all(groups.shape[1] == 1 for groups in run.groups),
         **run.local.said(posterior.space, posterior.family, posterior.natural, state.server.memory),
     )
     result = FitResult(posterior, plan, done.history, status, state, run, **fields)

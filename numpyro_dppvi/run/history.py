@@ -131,6 +131,7 @@ class Status:
         caution: Why the method's steps cannot come from the model's prior; empty if they can.
         noiseless: Whether rounds that cost privacy added no noise, as under an infinite epsilon:
             what is amiss is none of the budget's doing then.
+        in_turn: Whether several clients were visited one after the other.
     """
 
     outcome: Outcome
@@ -157,6 +158,7 @@ class Status:
     untold: tuple[tuple[str, tuple[str, ...]], ...] = ()
     caution: str = ""
     noiseless: bool = False
+    in_turn: bool = False
 
     def __str__(self) -> str:
         """The sentences."""
@@ -354,12 +356,19 @@ class Status:
         explains = f", {math.sqrt(self.pull or 0.0):.2g} times as strongly as noise explains"
         if self.noiseless:
             again = explains = ""
+        # What one client says of its own kind of records alone leads the next ones astray.
+        differ = (
+            " If clients hold different kinds of records (each one outcome, say), write "
+            "schedule=dppvi.synchronous."
+            if self.in_turn
+            else ""
+        )
         if self.pulled:
             return (
                 f"{ran}: what clients released last still pulls it away{explains}. Its "
                 f"intervals may be far from the truth. {more}, or priors and units under which the "
                 "records are likely at the prior's mean (times in years, say, and not in days)."
-                f"{again}"
+                f"{differ}{again}"
             )
         if self.caution:
             return f"{self._all_ran}, but the posterior has not arrived: {self.caution}"
