@@ -39,6 +39,12 @@ def operations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         yield from operations(inner)
 
 
+def solves(function: Callable[..., PyTree], *arguments: PyTree) -> bool:
+    """Whether a function factors matrices or solves with them."""
+    names = {eqn.primitive.name for eqn in operations(jax.make_jaxpr(function)(*arguments).jaxpr)}
+    return bool(names & {"cholesky", "triangular_solve", "lu", "qr", "eigh", "svd"})
+
+
 def among(value: Any, values: Set[Any]) -> bool:
     """Whether an input of an operation is one of some variables."""
     # Literals cannot be hashed, and depend on nothing.

@@ -203,7 +203,11 @@ def moments(
             here = middle[normal]
             return of(here), jax.grad(of)(here), -jax.hessian(of)(here)
 
-        value, slope, curve = jax.vmap(at)(places)
+        # Priors that take roots of matrices take them one place after another: jaxlib 0.10 shares a
+        # batch of matrices among a processor's threads and waits for them on one of these, and two
+        # batches at once wait for ever where there are two threads (0.11.2 no longer does).
+        one_by_one = programs.solves(at, places[0])
+        value, slope, curve = jax.lax.map(at, places) if one_by_one else jax.vmap(at)(places)
         vectors = jnp.broadcast_to(middle, (len(places), middle.size)).at[:, others].set(places)
         tril = jnp.linalg.cholesky(curve + square[normal][:, normal])
         slope = slope + (linear - vectors @ square)[:, normal]
