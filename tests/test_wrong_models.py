@@ -283,6 +283,64 @@ def test_an_outcome_that_the_model_can_give_is_accepted(case):
     check(model, data)
 
 
+def looking_up(mean):
+    """Outcomes about what is found of three groups' effects at the places that records name."""
+
+    def model(g, y=None):
+        with numpyro.plate("groups", 3):
+            a = numpyro.sample("a", dist.Normal(0, 5))
+        with numpyro.plate("n", len(g)):
+            numpyro.sample("y", dist.Normal(mean(a, g), 1), obs=y)
+
+    return model
+
+
+GROUP_OF = jnp.array([0, 0, 1, 2])
+GROUPS = np.arange(N) % 3
+LOOKUPS = {
+    "an entry": (lambda a, g: a[g], GROUPS, "0 to 2"),
+    "taken": (jnp.take, GROUPS, "0 to 2"),
+    "at what is found elsewhere": (lambda a, g: a[GROUP_OF[g]], np.arange(N) % 4, "0 to 3"),
+    "several": (lambda a, g: a[g].sum(-1), np.stack([GROUPS, GROUPS[::-1]], axis=1), "0 to 2"),
+    "beside another": (lambda a, g: a[g] * GROUP_OF[g % 4], GROUPS, "0 to 2"),
+    "of a scale": (lambda a, g: jnp.exp(a)[g] + 1.0, GROUPS, "0 to 2"),
+}
+
+
+@grid("case", LOOKUPS.values(), ids=LOOKUPS, quick=[0, 2, 3])
+@pytest.mark.parametrize("wrong", [lambda g: g + 1, lambda g: g - 1, lambda g: g + 100])
+def test_a_place_that_is_not_there_is_refused(case, wrong):
+    # JAX takes the nearest one, or counts from the end: groups numbered from 1 would be others.
+    mean, g, places = case
+    model, y = looking_up(mean), np.zeros(N)
+    check(model, {"g": g, "y": y})
+    said = refusal(model, {"g": wrong(g), "y": y})
+    assert said == (
+        "data must hold indices within what the model looks up, got values of 'g' outside of "
+        f"{places}: number groups from 0, and leave out records without one."
+    )
+
+
+def test_a_place_that_is_not_there_is_accepted_where_it_is_not_used():
+    without = looking_up(lambda a, g: jnp.where(g >= 0, a[g], 0.0))
+    check(without, {"g": GROUPS - 1, "y": np.zeros(N)})
+
+
+def test_the_lookup_that_goes_wrong_is_named():
+    def model(g, item, y=None):
+        with numpyro.plate("groups", 3):
+            a = numpyro.sample("a", dist.Normal(0, 5))
+        with numpyro.plate("items", 5):
+            b = numpyro.sample("b", dist.Normal(0, 5))
+        with numpyro.plate("n", len(g)):
+            numpyro.sample("y", dist.Normal(a[g] + b[item], 1), obs=y)
+
+    data = {"g": GROUPS, "item": np.arange(N) % 5, "y": np.zeros(N)}
+    check(model, data)
+    assert "got values of 'item' outside of 0 to 4:" in refusal(model, data | {"item": GROUPS + 3})
+    assert "got values of 'g' outside of 0 to 2:" in refusal(model, data | {"g": GROUPS + 3})
+
+
 @pytest.mark.parametrize("weight", [np.where(np.arange(N) == 3, -0.5, 1.0), -np.ones(N)])
 def test_a_negative_weight_is_refused(weight):
     said = refusal(weighted, {"X": X, "y": FINE, "weight": weight})

@@ -16,7 +16,7 @@ import numpy as np
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.compiled import Compiled, compiled
-from numpyro_dppvi.latents import domains
+from numpyro_dppvi.latents import domains, indices
 from numpyro_dppvi.latents.additive import made_up
 from numpyro_dppvi.latents.space import Latent, LatentSpace, several
 from numpyro_dppvi.latents.trace import Trace
@@ -28,7 +28,10 @@ _SHARE = 0.05
 
 
 def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array) -> None:
-    """Refuses records with outcomes outside the model's support, or with negative weights.
+    """Refuses records that the model has no place for.
+
+    These are outcomes outside its support, negative weights, and numbers of groups that there are
+    not.
 
     Masked outcomes and those of weight zero may be anything. The check is pass or fail and happens
     before any release; its message is public and shows no record.
@@ -39,8 +42,10 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
         mask: Which rows are records, shape ``(num_blocks, capacity)``.
 
     Raises:
-        ValueError: Names the observed site, and its support or that its weights are wrong.
+        ValueError: Names the observed site, and its support or that its weights are wrong; or the
+            argument that names places, and how many there are.
     """
+    _check_places(space, records, mask)
     # What depends on a latent (a residual) has no value before inference, and is left out.
     names = space.fixed_outcomes
     if not names:
@@ -61,6 +66,38 @@ def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array)
                 f"of {support}: recode or drop such records, or observe them from a distribution "
                 f"other than dist.{fn}."
             )
+
+
+def _check_places(space: LatentSpace, records: Mapping[str, Array], mask: Array) -> None:
+    """Refuses records that name places which there are not."""
+    found = indices.lookups(space)
+    if found is None:
+        return
+    outside = _outside(space, dict(records), mask)
+    # The last is to blame: what it found wrong is wrong of those before it, too.
+    for each, wrong in reversed(list(zip(found.found, outside, strict=True))):
+        if wrong:
+            names = " and ".join(map(repr, each.arguments))
+            ends = " and ".join(f"0 to {size - 1}" for size in each.sizes)
+            raise ValueError(
+                f"data must hold indices within what the model looks up, got values of {names} "
+                f"outside of {ends}: number groups from 0, and leave out records without one."
+            )
+
+
+@compiled("space")
+def _outside(space: LatentSpace, records: Mapping[str, Array], mask: Array) -> tuple[Array, ...]:
+    """Whether any record of any client rests on a place that is not there, by lookup."""
+    theta = {latent.name: _some_value(latent) for latent in space.latents}
+    found = indices.lookups(space)
+    assert found is not None  # as it is not called without
+
+    def of_block(block: tuple[Mapping[str, Array], Array]) -> Any:
+        rows, is_record = block
+        outside = jax.vmap(lambda row: found.outside(theta, row))(rows)
+        return jax.tree.map(lambda each: jnp.any(each & is_record), outside)
+
+    return jax.tree.map(jnp.any, jax.lax.map(of_block, (records, mask)))
 
 
 @compiled("space", "names")
