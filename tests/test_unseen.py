@@ -24,6 +24,14 @@ def density(mean, row):
     return -jnp.sum((row["y"] - mean) ** 2)
 
 
+def _log_softmax(logits, row):
+    return jax.nn.log_softmax(logits)[row["g"]]
+
+
+def _with_zero(logits):
+    return jnp.concatenate([logits, jnp.zeros(1)])
+
+
 PREDICTORS = {
     "an intercept and groups": (1, lambda t, r: t["a"] + t["u"][r["g"]]),
     "a slice for intercept": (1, lambda t, r: t["b"][0] + t["u"][r["g"]] + r["x"][0] * t["b"][1]),
@@ -36,6 +44,15 @@ PREDICTORS = {
     "two numbers a group": (2, lambda t, r: t["w"][r["g"]] - t["b"]),
     "taken": (1, lambda t, r: t["a"] + jnp.take(t["u"], r["g"])),
     "once and for all": (1, lambda t, r: t["a"] + t["u"][1]),
+    "slopes of all and of each": (1, lambda t, r: (t["a"] + t["u"][r["g"]]) * r["x"][0]),
+    "slopes by two names": (1, lambda t, r: t["a"] * r["x"][0] + t["u"][r["g"]] * r["x"][0]),
+    "columns repeated": (0, lambda t, r: r["x"] @ t["b"]),
+    "a sum of two weights": (1, lambda t, r: r["x"][0] * (t["b"][0] + t["b"][1])),
+    "one column twice": (1, lambda t, r: jnp.sum(r["x"][0] * t["b"])),
+    "logits of classes": (2, lambda t, r: _log_softmax(r["x"] @ t["w"].T, r)),
+    "logits about a mean": (1, lambda t, r: _log_softmax(t["u"] - t["a"], r)),
+    "logits beside one of zero": (0, lambda t, r: _log_softmax(_with_zero(t["b"]), r)),
+    "the largest": (1, lambda t, r: jnp.max(t["u"]) - t["a"]),
     "a product beside": (1, lambda t, r: t["a"] + t["u"][r["g"]] + jnp.exp(t["b"][0]) * t["b"][1]),
     # No record tells less than all here.
     "groups and nothing else": (0, lambda t, r: t["u"][r["g"]]),

@@ -143,9 +143,14 @@ def _reshape(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
     return array.reshape(*shape_of(eqn.outvars[0]), array.shape[-1])
 
 
+def _transpose(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
+    return array.transpose(*eqn.params["permutation"], array.ndim - 1)
+
+
 LAYOUTS: Mapping[str, Callable[[JaxprEqn, np.ndarray], np.ndarray]] = {
     "broadcast_in_dim": _broadcast,
     "slice": _slice,
+    "transpose": _transpose,
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
 }
 """What operations that lay entries out anew make of such an array."""
