@@ -23,6 +23,7 @@ from numpyro_dppvi.families import NormalCoordinates
 from numpyro_dppvi.guides import family_of
 from numpyro_dppvi.latents import from_model
 from numpyro_dppvi.posterior import predictions as predictions_module
+from numpyro_dppvi.posterior.exported import of_public_data
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.posterior.predictions import check_missing, predict
 from tests.grids import grid
@@ -282,6 +283,121 @@ class TestPredictive:
     def test_a_key_is_required(self, posterior):
         with pytest.raises(TypeError, match="rng_key"):
             posterior.predictive(None, X=X_TEST)
+
+
+# A line, 2 + 3 x, with next to no noise, and covariates around -1.
+LINE = {
+    "a": np.full(2000, 2.0, np.float32),
+    "b": np.full(2000, 3.0, np.float32),
+    "c": np.full(2000, -1.0, np.float32),
+}
+GIVEN = np.array([5.0, -5.0, np.nan], np.float32)
+
+
+def line():
+    return (numpyro.sample(name, dist.Normal(0, 1)) for name in "abc")
+
+
+def missing_entries(x, y=None):
+    a, b, c = line()
+    with numpyro.plate("records", len(x)):
+        full = numpyro.sample("x", dist.Normal(c, 1), obs=x, obs_mask=~jnp.isnan(x))
+        numpyro.sample("y", dist.Normal(a + b * full, 0.01), obs=y)
+
+
+def chained(X, x=None, y=None, z=None):
+    a, b, c = line()
+    with numpyro.plate("records", len(X)):
+        x = numpyro.sample("x", dist.Normal(c, 1), obs=x)
+        y = numpyro.sample("y", dist.Normal(a + b * x, 0.01), obs=y)
+        numpyro.sample("z", dist.Normal(-y, 0.01), obs=z)
+
+
+def side_by_side(X, x=None, y=None, z=None):
+    """Whether x is above zero decides on a mask and on nothing else."""
+    a, b, c = line()
+    with numpyro.plate("records", len(X)):
+        above = numpyro.sample("above", dist.Bernoulli(0.5), obs=None if x is None else x > 0)
+        numpyro.sample("y", dist.Normal(a, 1).mask(above), obs=y)
+        numpyro.sample("z", dist.Normal(b + c, 1), obs=z)
+
+
+class TestPredictiveAtObservedCovariates:
+    """What outcomes are computed from stays as it is passed; what nothing depends on is drawn."""
+
+    @grid("y", [None, np.zeros(3, np.float32)], quick=[1])
+    def test_missing_entries_are_drawn_and_others_stay(self, y):
+        rows = {"x": GIVEN} if y is None else {"x": GIVEN, "y": y}
+        found = predict(missing_entries, LINE, rows, {}, KEY)
+        np.testing.assert_allclose(np.mean(found["y"], 0), [17.0, -13.0, -1.0], atol=0.3)
+        np.testing.assert_allclose(np.std(found["y"], 0), [0.01, 0.01, 3.0], rtol=0.1)
+        np.testing.assert_array_equal(found["x"][:, :2], np.tile(GIVEN[:2], (2000, 1)))
+
+    @pytest.mark.parametrize(
+        ("passed", "expected", "spread"),
+        [
+            ((), [-1.0, -1.0, 1.0], [1.0, 3.0, 3.0]),
+            (("x",), [5.0, 17.0, -17.0], [0.0, 0.01, 0.014]),
+            (("x", "y"), [5.0, 0.0, 0.0], [0.0, 0.0, 0.01]),
+            # x and y are not drawn from the z that is passed: it is ignored.
+            (("z",), [-1.0, -1.0, 1.0], [1.0, 3.0, 3.0]),
+        ],
+    )
+    def test_of_several_outcomes_earlier_ones_stay(self, passed, expected, spread):
+        values = {"x": np.full(2, 5.0), "y": np.zeros(2), "z": np.full(2, 99.0)}
+        rows = {"X": np.zeros(2), **{n: values[n].astype(np.float32) for n in passed}}
+        found = predict(chained, LINE, rows, {}, KEY)
+        for name, mean, sd in zip("xyz", expected, spread, strict=True):
+            np.testing.assert_allclose(np.mean(found[name], 0), mean, atol=0.3)
+            np.testing.assert_allclose(np.std(found[name], 0), sd, rtol=0.1, atol=1e-4)
+
+    def test_outcomes_side_by_side_are_all_drawn(self):
+        rows = {"X": np.zeros(2), "x": np.ones(2), "y": np.full(2, 9.0), "z": np.full(2, 9.0)}
+        found = predict(side_by_side, LINE, rows, {}, KEY)
+        np.testing.assert_allclose(np.mean(found["above"], 0), 0.5, atol=0.05)
+        np.testing.assert_allclose(np.mean(found["y"], 0), 2.0, atol=0.2)
+        np.testing.assert_allclose(np.mean(found["z"], 0), 2.0, atol=0.2)
+
+    def test_they_may_not_be_nan_where_no_mask_says_that_they_are_missing(self):
+        rows = {"X": np.zeros(3, np.float32), "x": GIVEN, "y": np.full(3, np.nan, np.float32)}
+        space = from_model(chained, {**rows, "z": rows["X"]})
+        with pytest.raises(ValueError, match="x must hold finite numbers"):
+            check_missing(space, chained, LINE, rows, {})
+        check_missing(space, chained, LINE, {**rows, "x": rows["X"], "y": rows["X"]}, {})
+
+    def test_public_data_is_predicted_the_same_way(self):
+        rows = {"x": GIVEN, "y": np.zeros(3, np.float32)}
+        space = from_model(missing_entries, rows)
+        groups = of_public_data(missing_entries, space, LINE, rows, {}, rows, KEY)
+        mean = np.mean(groups["posterior_predictive"]["y"].values, 0)
+        np.testing.assert_allclose(mean, [17.0, -13.0, -1.0], atol=0.3)
+
+
+def subsampled(x, y=None):
+    a, b, _ = line()
+    with numpyro.plate("records", len(x), subsample_size=4) as index:
+        mean = a + b * numpyro.subsample(x, 0)
+        numpyro.sample("y", dist.Normal(mean, 0.01), obs=None if y is None else y[index])
+
+
+class TestPredictiveOfSubsamples:
+    """All rows are predicted, where the model would draw a subsample of them."""
+
+    @grid("number", [2, 4], quick=[9])
+    def test_they_come_in_the_order_given(self, number):
+        x = np.linspace(-1, 1, number, dtype=np.float32)
+        for rows in ({"x": x}, {"x": x, "y": x}):
+            found = predict(subsampled, LINE, rows, {}, KEY)["y"]
+            np.testing.assert_allclose(np.mean(found, 0), 2 + 3 * x, atol=0.01)
+
+    def test_public_data_too(self):
+        rows = dict.fromkeys("xy", np.linspace(-1, 1, 9, dtype=np.float32))
+        space = from_model(subsampled, rows)
+        groups = of_public_data(subsampled, space, LINE, rows, {}, rows, KEY)
+        assert groups["posterior_predictive"]["y"].values.shape == (2000, 9)
+        density = groups["log_likelihood"]["y"].values[0]
+        expected = stats.norm(2 + 3 * rows["x"], 0.01).logpdf(rows["y"])
+        np.testing.assert_allclose(density, expected, rtol=1e-3)
 
 
 class TestPredictiveInBatches:

@@ -11,7 +11,7 @@ from numpyro import handlers
 from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, Model, PRNGKey
-from numpyro_dppvi.latents.trace import HANDLERS, dims_of, indexable, resized
+from numpyro_dppvi.latents.trace import HANDLERS, all_rows, dims_of, indexable, resized
 
 Dims = tuple[str | None, ...]
 
@@ -34,15 +34,52 @@ class Outcome(NamedTuple):
     inputs: frozenset[str]
 
 
-def unconditioned(model: Model) -> Model:
-    """The model with observations removed, so that it draws its outcomes."""
-    return handlers.uncondition(model)
+class _Unconditioned(handlers.uncondition):
+    """Removes all observations but those of the named sites."""
+
+    def __init__(self, fn: Model, kept: frozenset[str]) -> None:
+        super().__init__(fn)
+        self.kept = kept
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg.get("name") not in self.kept:
+            super().process_message(msg)
+
+
+def unconditioned(model: Model, kept: frozenset[str]) -> Model:
+    """The model without its observations, so that it draws its outcomes; but those kept stay."""
+    return _Unconditioned(model, kept)
+
+
+def observed_covariates(
+    model: Model, rows: Mapping[str, Any], constants: Mapping[str, Any], theta: Mapping[str, Array]
+) -> frozenset[str]:
+    """The observed sites on whose values draws of other sites depend; arguments as a call's."""
+    model = all_rows(model, rows)
+
+    def trace(given: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+        arguments = {**constants, **rows}
+        return _outcomes(_trace(model, arguments, {**theta, **given}, jax.random.key(0)), theta)
+
+    def values() -> dict[str, Array]:
+        return {n: jnp.asarray(s["value"]) for n, s in trace({}) if s["is_observed"]}
+
+    # Draws and not densities: a mask makes no difference to what is drawn.
+    def draws(**given: Any) -> dict[str, Array]:
+        return {name: site["fn"].sample(jax.random.key(0)) for name, site in trace(given)}
+
+    observed = jax.eval_shape(values)
+    if not observed:
+        return frozenset()
+    causes = eval_provenance(draws, **observed)
+    return frozenset(n for n in observed if any(n in c for name, c in causes.items() if name != n))
 
 
 def outcomes(
     model: Model, rows: Mapping[str, Any], constants: Mapping[str, Any], theta: Mapping[str, Array]
 ) -> dict[str, Outcome]:
     """The sites that are not latents when the model is called with these arguments."""
+    model = all_rows(model, rows)
 
     def observed(**given: Any) -> dict[str, Array]:
         trace = _trace(model, {**constants, **given}, theta, jax.random.key(0))

@@ -120,19 +120,33 @@ class _ProperPriors(Messenger):
 
 
 class _ForcedPlates(Messenger):
-    """Makes the named plates yield the first ``num_rows`` indices, whatever their size."""
+    """Makes the named plates yield the first ``num_rows`` indices, whatever their size.
 
-    def __init__(self, fn: Model, names: frozenset[str], num_rows: int) -> None:
+    ``None`` stands for the plates that draw a subsample.
+    """
+
+    def __init__(self, fn: Model, names: frozenset[str] | None, num_rows: int) -> None:
         super().__init__(fn)
         self.names = names
         self.num_rows = num_rows
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == "plate" and msg["name"] in self.names:
+        if msg["type"] != "plate":
+            return
+        if msg["value"] is None if self.names is None else msg["name"] in self.names:
             # (size, size of the subsample). NumPyro takes the smaller one for a minibatch and
             # scales densities by size / num_rows, which log_prob below takes back.
             msg["args"] = (msg["args"][0], self.num_rows)
             msg["value"] = jnp.arange(self.num_rows)
+
+
+def all_rows(model: Model, rows: Mapping[str, Any]) -> Model:
+    """The model on all rows that it is given, in their order, where it would draw a subsample."""
+    if not rows:
+        return model
+    # Only plates over records may be subsampled; latents.refusals sees to that.
+    forced: Model = _ForcedPlates(model, None, len(next(iter(rows.values()))))
+    return forced
 
 
 class _ByNumber(Messenger):

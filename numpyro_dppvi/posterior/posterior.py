@@ -246,7 +246,9 @@ class Posterior:
         """Posterior predictive draws at new arguments of the model.
 
         It uses NumPyro's :class:`~numpyro.infer.util.Predictive`. Outcomes that are passed are
-        ignored.
+        ignored. A column that the model observes and computes outcomes from (as with ``obs_mask``,
+        or an earlier outcome) stays as it is passed; missing entries of it are drawn, and so is all
+        of it if the argument is left at ``None``.
 
         Args:
             rng_key: A JAX key.

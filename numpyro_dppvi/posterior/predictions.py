@@ -15,8 +15,8 @@ from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.latents import HANDLERS, LatentSpace, from_model
 from numpyro_dppvi.latents.arguments import asked_of
 from numpyro_dppvi.latents.missing import may_be_missing
-from numpyro_dppvi.latents.outputs import outcomes, unconditioned
-from numpyro_dppvi.latents.trace import indexable, resized
+from numpyro_dppvi.latents.outputs import observed_covariates, outcomes, unconditioned
+from numpyro_dppvi.latents.trace import all_rows, indexable, resized
 
 # The most predictions in a batch (256 MiB of 32-bit floats).
 _VALUES_PER_BATCH = 2**26
@@ -34,18 +34,20 @@ def predict(
 ) -> dict[str, Array]:
     """Draws everything that the model observes or computes, once per draw of the latents.
 
-    Rows are processed in batches, by default of as many as fit 256 MiB of predictions.
+    Observed values stay as they are where draws of other sites depend on them. Rows are processed
+    in batches, by default of as many as fit 256 MiB of predictions.
 
     Returns:
         Arrays by site, shape ``(num_draws, ...)``; NumPy arrays if there was more than one batch.
     """
+    kept = observed_covariates(model, rows, constants, {n: x[0] for n, x in draws.items()})
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         with HANDLERS:
             # With its observations, the model would give back an outcome that was passed as its own
             # prediction.
-            sites = Predictive(unconditioned(model), dict(draws))
-            found = sites(key, **indexable(constants), **rows)
+            sites = Predictive(unconditioned(all_rows(model, rows), kept), dict(draws))
+            found = sites(key, **indexable({**constants, **rows}))
         return {name: value for name, value in found.items() if value.size}  # drops factors
 
     return _in_batches(call, rows, draws, rng_key, batch_size)
@@ -61,8 +63,8 @@ def log_likelihood(
 
     def call(key: PRNGKey, rows: Mapping[str, Any]) -> dict[str, Array]:
         with HANDLERS:
-            found = numpyro_log_likelihood(model, dict(draws), **indexable(constants), **rows)
-        return dict(found)
+            whole, given = all_rows(model, rows), indexable({**constants, **rows})
+            return dict(numpyro_log_likelihood(whole, dict(draws), **given))
 
     return _in_batches(call, rows, draws, jax.random.key(0))
 
@@ -232,9 +234,10 @@ def check_missing(
     first = {name: value[0] for name, value in draws.items()}
     # NumPyro's own checks would speak of a parameter that is invalid, and not of the argument.
     with HANDLERS, numpyro.validation_enabled(False):
-        sites = outcomes(model, rows, constants, first).values()
+        kept = observed_covariates(model, rows, constants, first)
+        sites = outcomes(model, rows, constants, first)
     # An outcome that is passed is not read.
-    unread = may_be_missing(space).allowed.union(*(site.inputs for site in sites))
+    unread = may_be_missing(space).allowed.union(*(sites[n].inputs for n in sites if n not in kept))
     for name in sorted(found - unread):
         raise ValueError(
             f"{name} must hold finite numbers, got NaN, and the model does not say what a missing "
