@@ -101,6 +101,10 @@ def test_the_statement_tells_the_total(selected):
     # And what is exported with the draws is the total, too.
     assert found.posterior.attrs["max_epsilon"] == max(found.plan.epsilons)
     assert found.run.posterior.attrs["max_epsilon"] < max(found.plan.epsilons)
+    assert found.posterior.attrs["privacy_statement"] == str(statement)
+    method = type(found.run.method).__name__
+    assert found.posterior.attrs["method"] == f"{method}, the best of 2 settings"
+    assert found.posterior.attrs["max_delta"] == max(b.delta for b in found.plan.budgets)
 
 
 def test_the_number_of_runs_settings_and_keys_are_secret(monkeypatch):

@@ -62,9 +62,15 @@ class Selection:
     @property
     def posterior(self) -> Posterior:
         """The best run's posterior, with the cost of the whole selection in its attributes."""
-        total = {"max_epsilon": max(self.plan.epsilons), "selected_among": len(self.settings)}
         # The run's own attributes say what one fit cost, which is less than what was spent.
-        posterior = self.run.posterior
+        posterior, statement = self.run.posterior, self.privacy_statement()
+        total = {
+            "method": statement.which,
+            "privacy_statement": str(statement),
+            "max_epsilon": max(self.plan.epsilons),
+            "max_delta": max(budget.delta for budget in self.plan.budgets),
+            "selected_among": len(self.settings),
+        }
         return dataclasses.replace(posterior, attrs={**posterior.attrs, **total})
 
     def privacy_statement(self) -> "SelectionStatement":
@@ -79,6 +85,11 @@ class SelectionStatement:
     method: str
     num_settings: int
     plan: SelectionPlan
+
+    @property
+    def which(self) -> str:
+        """The best run's method, and among how many settings it was chosen."""
+        return f"{self.method}, the best of {self.num_settings} settings"
 
     def as_dict(self) -> dict[str, Any]:
         """The statement as plain values."""
@@ -127,7 +138,7 @@ class SelectionStatement:
         delta = max(c["delta"] for c in facts["clients"])
         lines = [
             "Privacy statement of a selection",
-            f"  method       {self.method}, the best of {self.num_settings} settings",
+            f"  method       {self.which}",
             f"  runs         {facts['runs']}",
             f"  accountant   {facts['accountant']}",
         ]
