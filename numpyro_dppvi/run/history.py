@@ -76,9 +76,9 @@ _SETTLED_WITH_NOISE, _SETTLED = 0.4, 0.1
 _AVERAGED = 0.025
 # So many times as wide as without privacy, intervals are mostly noise: eight ninths of a variance.
 _NOISY = 3.0
-# A posterior so many times as wide as the prior is as good as the prior, or hardly differs from it;
+# A posterior so many times as wide as the prior is as good as the prior, or is said to be so wide;
 # what is a quarter as wide has learnt something, whatever the budget promises.
-_PRIOR, _NEAR_PRIOR, _NARROWED = 0.9, 0.5, 0.25
+_PRIOR, _TOLD, _NARROWED = 0.9, 0.5, 0.25
 # A learnt spread gives way to few percent of far outcomes (docs/decisions.md, "Heavy tails").
 _UNSEEN = 0.02
 # So many times as wide as without privacy, intervals miss something if noise is not in them: it is
@@ -192,9 +192,11 @@ class Status:
                 "decentred (numpyro.infer.reparam.LocScaleReparam)."
             ]
         elif self._noisy:
+            # Where noise is not what keeps the posterior as wide as the prior, that is narrow already.
+            priors = "" if self._idle else " or narrower priors"
             said = [
                 f"{self._all_ran}, but {self._little}{self._of_prior} {self._allow}, "
-                "bring more records, or write a model of fewer latents or narrower priors."
+                f"bring more records, or write a model of fewer latents{priors}."
             ]
         else:
             # A run that ends early without being stopped has settled.
@@ -321,13 +323,14 @@ class Status:
 
     @property
     def _of_prior(self) -> str:
-        """What noise has left of what was to be learnt, if it is next to nothing."""
-        if self.narrowed is None or self.narrowed <= _NEAR_PRIOR:
+        """How wide the posterior is beside the prior, if little was learnt."""
+        if self.narrowed is None or self.narrowed <= _TOLD:
             return ""
-        return (
-            " The posterior hardly differs from the prior: three quarters of its latents are at "
-            f"least {100 * self.narrowed:.0f} % as wide."
-        )
+        # Down to the percent: what is at least 89.6 % as wide is not at least 90 %.
+        share = f"at least {math.floor(100 * self.narrowed)} % as wide as under the prior."
+        hardly = self.narrowed > _PRIOR
+        start = " The posterior hardly differs from the prior: three" if hardly else " Three"
+        return f"{start} quarters of the latents are {share}"
 
     @property
     def _allow(self) -> str:
