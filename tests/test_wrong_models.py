@@ -107,6 +107,27 @@ def test_records_are_not_handed_to_python(code, capfd):
 
 
 # ---------------------------------------------------------------------------------------------
+# Latents with a value.
+
+
+def two_latents(z):
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    width = numpyro.sample("width", dist.LogNormal(0, 1))
+    with numpyro.plate("records", z.shape[0]):
+        numpyro.sample("z", dist.Normal(mean, width), obs=z)
+
+
+@pytest.mark.parametrize("value", [1.5, np.float32(1.5), jnp.array(1.5)])
+def test_a_substituted_latent_is_not_fitted(value):
+    """It was, and NumPyro would fit it, too: only conditioning fixes it."""
+    said = refusal(numpyro.handlers.substitute(two_latents, {"width": value}), {"z": Z})
+    assert "'width' has a value by handlers.substitute" in said
+    assert "write handlers.condition(model, {'width': ...})" in said
+    fixed = numpyro.handlers.condition(two_latents, {"width": value})
+    assert [latent.name for latent in latents.from_model(fixed, {"z": Z}).latents] == ["mean"]
+
+
+# ---------------------------------------------------------------------------------------------
 # Threads.
 
 

@@ -97,11 +97,18 @@ class Structure(NamedTuple):
 
 
 class _ProperPriors(Messenger):
-    """Refuses latents with improper priors, and those whose priors are masked away."""
+    """Refuses latents with improper priors, with masked ones, and with values of their own."""
 
     def process_message(self, msg: dict[str, Any]) -> None:
         if msg["type"] != "sample" or msg["is_observed"]:
             return
+        # What was drawn inside a loop (``scan``) comes with its value.
+        if msg["value"] is not None and not msg.get("_control_flow_done"):
+            raise UnsupportedModelError(
+                f"latent {msg['name']!r} has a value by handlers.substitute, under which it stays "
+                f"a latent: write handlers.condition(model, {{{msg['name']!r}: ...}}), which fixes "
+                "it."
+            )
         fn = msg["fn"]
         # Independent, expanded, masked or transformed: the base decides whether it is proper.
         while hasattr(fn, "base_dist"):
