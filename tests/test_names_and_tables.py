@@ -517,3 +517,17 @@ def test_columns_in_another_order_are_refused():
     words = "columns of 'X' must be the same.*got sex, age from Turku and age, sex from Helsinki"
     with pytest.raises(ValueError, match=words):
         laid_out(data, of=by_matrix)
+
+
+def test_columns_whose_rows_have_other_labels_are_refused():
+    """Arrays have no labels: x of one person would stand beside y of another."""
+    frame = table(9)
+    good = {"age": frame["age"], "sex": frame["sex"], "y": frame["y"]}
+    for wrong in (frame["y"].iloc[::-1], frame["y"].reset_index(drop=True)):
+        for data in ({**good, "y": wrong}, [good, {**good, "y": wrong}]):
+            with pytest.raises(ValueError, match=r"one order, got other ones for 'y'") as caught:
+                laid_out(data)
+            assert "write y.loc[age.index] to align them, or .to_numpy()" in str(caught.value)
+        laid_out({**good, "y": wrong.loc[frame.index]})
+        laid_out({**good, "y": wrong.to_numpy()})
+    laid_out({"Helsinki": good, "Turku": arrays(TURKU)})

@@ -185,6 +185,7 @@ def record_arrays(
             f"arrays of {name} must have one row per record, got unequal lengths {lengths}: "
             "give them all the same number of rows."
         )
+    _check_labels(data, name)
     # A client without records would have no denominator, and no epsilon that means anything.
     if 0 in lengths.values():
         raise ValueError(
@@ -197,6 +198,24 @@ def record_arrays(
                 f"{array.shape}: leave the array out, or give it a column."
             )
     return arrays
+
+
+def _check_labels(data: Mapping[str, Any], name: str) -> None:
+    """Refuse columns of pandas whose rows have other labels, or the same in another order.
+
+    Arrays have no labels: rows would be put together by their places.
+    """
+    # By what it can do: pandas need not be installed. A list's index is a method.
+    indices = {key: getattr(value, "index", None) for key, value in data.items()}
+    labelled = [(key, index) for key, index in indices.items() if hasattr(index, "equals")]
+    for key, index in labelled[1:]:
+        first, others = labelled[0]
+        if not index.equals(others):
+            raise ValueError(
+                f"columns of {name} must have the same row labels in one order, got other ones for "
+                f"{key!r} than for {first!r}: write {key}.loc[{first}.index] to align them, or "
+                ".to_numpy() behind both if rows belong together as they stand."
+            )
 
 
 def record_shapes(records: Any, name: str) -> dict[str, jax.ShapeDtypeStruct]:
