@@ -17,7 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import numpyro_dppvi as dppvi
 from numpyro_dppvi import _files
@@ -309,6 +309,16 @@ class TestRefusals:
             run(path, method=method(0.1))  # another object, the same optimiser
         with pytest.raises(ValueError, match="another method"):
             run(path, method=method(0.2))
+
+    @pytest.mark.slow
+    def test_what_differs_is_what_is_named(self, copy):
+        """A method without a guide brings its own, which is not what was written otherwise."""
+        words = r"another method: it has DPOptimization\(.*, and this call FisherScoring\("
+        with pytest.raises(ValueError, match=words):
+            run(copy, method=dppvi.FisherScoring(), guide=None)
+        words = r"another guide: it has DiagonalNormal of .*, and this call FullNormal of "
+        with pytest.raises(ValueError, match=words):
+            run(copy, guide=AutoMultivariateNormal(means))
 
     def test_a_guide_of_the_same_kind_is_the_same(self, copy, unbroken):
         assert_same(run(copy, guide=AutoNormal(means)), unbroken("DPOptimization"))

@@ -41,11 +41,12 @@ def description(
     seed = "none" if noise_seed is None else f"given, {_digest(noise_seed)}"
     return {
         "model": f"{getattr(model, '__name__', type(model).__name__)} {_digest(space.program)}",
-        "guide": f"{len(posterior.names)} latents, {_digest(posterior.family)}",
+        # Before the guide: a method brings its own where none is given.
+        "method": _in_words(run.method, start),
+        "guide": _guide(posterior),
         "prior": "the model's" if prior is None else f"an earlier posterior, {_digest_of(prior)}",
         "data shape": f"{shapes}, {len(sizes)} clients of {_listed(sizes)} records",
         "list of clients": ", ".join(client_names) or "no names",
-        "method": _in_words(run.method, start),
         "number of rounds": str(run.num_rounds),
         "schedule": _schedule(run.groups),
         "trusted aggregator": _in_words(run.trusted, start),
@@ -69,6 +70,13 @@ def _digest(value: Any) -> str:
 
 def _digest_of(prior: Any) -> str:
     return _digest([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(prior.natural)])
+
+
+def _guide(posterior: Posterior) -> str:
+    kinds = dict.fromkeys(type(member).__name__ for _, member in posterior.family.members)
+    of = f"{' and '.join(kinds)} of {', '.join(posterior.names[:5])}"
+    more = ", ..." if len(posterior.names) > 5 else ""
+    return f"{of}{more} ({_digest(posterior.family)})"
 
 
 def _listed(sizes: list[int]) -> str:
