@@ -111,7 +111,8 @@ def compare(
         all records, and of variational inference on each client's records alone.
 
     Raises:
-        ValueError: If the data is not the fit's, or a latent is discrete, which NUTS cannot draw.
+        ValueError: If clients have other numbers of records than in the fit (whether the records
+            are the fit's is not checked), or a latent is discrete, which NUTS cannot draw.
         TypeError: If there is no ``rng_key``.
     """
     _validate.instance("result", result, FitResult, "fit(...)")
