@@ -184,6 +184,9 @@ class TestLogDensity:
             ValueError, match=r"values\['w'\] must end in the latent's shape \(3,\)"
         ):
             posterior.log_density({**values, "w": jnp.zeros(2)})
+        unequal = {**posterior.sample(KEY, (4,)), "a": posterior.sample(KEY, (5,))["a"]}
+        with pytest.raises(ValueError, match=r"agree in the axes .*'noise': \(4,\).*'a': \(5,\)"):
+            posterior.log_density(unequal)
 
 
 @pytest.mark.slow
@@ -371,6 +374,29 @@ class TestPredictiveAtObservedCovariates:
         groups = of_public_data(missing_entries, space, LINE, rows, {}, rows, KEY)
         mean = np.mean(groups["posterior_predictive"]["y"].values, 0)
         np.testing.assert_allclose(mean, [17.0, -13.0, -1.0], atol=0.3)
+
+
+def grouped(g, y=None):
+    level = numpyro.sample("level", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("records", len(g)):
+        numpyro.sample("y", dist.Normal(level[g], 1), obs=y)
+
+
+def test_floats_for_indices_are_refused_in_a_sentence():
+    rows = {"g": jnp.zeros(9, jnp.int32), "y": jnp.zeros(9)}
+    space = from_model(grouped, rows)
+    family = family_of(None, grouped, space)
+    natural = family.natural(family.standard())
+    posterior = Posterior(natural, family, space, grouped, {}, {}, records=rows)
+    given = {"g": np.array([0.0, 2.0]), "y": np.zeros(2)}
+    words = r"the model indexes with floats .*write g.astype\(int\)"
+    for call in (
+        lambda: posterior.predictive(KEY, 3, **given),
+        lambda: posterior.to_arviz(num_samples=3, public_data=given),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert posterior.predictive(KEY, 3, g=np.array([0, 2]))["y"].shape == (3, 2)
 
 
 def subsampled(x, y=None):

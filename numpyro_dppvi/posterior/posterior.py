@@ -198,6 +198,14 @@ class Posterior:
                     f"{value.shape}: write values in the shapes that sample(...) returns."
                 )
             given[name] = value
+        leading = {n: given[n].shape[: given[n].ndim - len(s.shape)] for n, s in self.space.structs.items()}
+        try:
+            jnp.broadcast_shapes(*leading.values())
+        except ValueError:
+            raise ValueError(
+                f"values must agree in the axes before the latents' own, got {leading}: write values "
+                "in the shapes that sample(...) returns."
+            ) from None
         given, log_scales = self.space.each(self.space.together_again, given)
         terms, base = [], {}
         for latent in self.space.latents:
@@ -263,7 +271,8 @@ class Posterior:
         Raises:
             TypeError: If an argument of the model is missing or unknown.
             ValueError: If an array has other columns than in the fit, or arrays differ in length;
-                if an entry is NaN, and the model does not say what a missing one is.
+                if an entry is NaN, and the model does not say what a missing one is; if the model
+                does not run on the arguments, as with floats for indices.
         """
         draw_key, site_key = jax.random.split(_validate.rng_key(rng_key))
         if is_records(num_samples):
@@ -277,8 +286,9 @@ class Posterior:
         if batch_size is not None:
             batch_size = _validate.positive_int("batch_size", batch_size)
         draws = self.sample(draw_key, (num_samples,))
-        predictions.check_missing(self.space.plain, self.model, draws, rows, constants)
-        return predictions.predict(self.model, draws, rows, constants, site_key, batch_size)
+        with predictions.in_words():
+            predictions.check_missing(self.space.plain, self.model, draws, rows, constants)
+            return predictions.predict(self.model, draws, rows, constants, site_key, batch_size)
 
     def _arguments(
         self, given: Mapping[str, Any], caller: str, example: str
@@ -350,9 +360,10 @@ class Posterior:
             ),
         }
         if public_data is not None:
-            groups |= exported.of_public_data(
-                self.model, self.space.plain, draws, rows, constants, public_data, site_key
-            )
+            with predictions.in_words():
+                groups |= exported.of_public_data(
+                    self.model, self.space.plain, draws, rows, constants, public_data, site_key
+                )
         # What fit wrote into the attributes, as JSON: names of clients, and of tables' columns.
         known = dict.fromkeys(_CLIENT_DIMS, listed(self.attrs, "clients"))
         known |= {name: listed(self.attrs, f"columns_{name}") for name in self.records}

@@ -1,6 +1,7 @@
 """Predictions and log likelihoods at draws of the latents, in batches of rows."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from numpyro_dppvi.latents import HANDLERS, LatentSpace, from_model
 from numpyro_dppvi.latents.arguments import asked_of
 from numpyro_dppvi.latents.missing import may_be_missing
 from numpyro_dppvi.latents.outputs import observed_covariates, outcomes, unconditioned
+from numpyro_dppvi.latents.reasons import misfit, slip
 from numpyro_dppvi.latents.trace import all_rows, indexable, resized
 
 # The most predictions in a batch (256 MiB of 32-bit floats).
@@ -88,6 +90,18 @@ def log_likelihood_of_records(
         return {"records": jax.lax.map(lambda theta: of_rows(theta, dict(rows)), dict(draws))}
 
     return _in_batches(jax.jit(call), rows, draws, jax.random.key(0))["records"]
+
+
+@contextlib.contextmanager
+def in_words() -> Iterator[None]:
+    """Says in a sentence what NumPyro and JAX say of arguments that do not fit the model."""
+    try:
+        yield
+    except (IndexError, TypeError, ValueError) as error:
+        said = slip(error) or misfit(error)
+        if said is None:
+            raise
+        raise ValueError(said) from error
 
 
 def _in_batches(
