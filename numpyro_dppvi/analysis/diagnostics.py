@@ -45,8 +45,8 @@ class Diagnostics:
             standard deviations (root mean square): the distance from a fixed point.
         noise_residual: The residual that noise alone causes in the last round; ``None`` if unknown.
         sharpness: An estimate of how many times the precision in the clients' factors their
-            records would give after enough rounds. It is 1 at a fixed point; otherwise q is too
-            wide by up to its square root. ``None`` if unknown.
+            records would give after enough rounds: q is too wide by up to its square root. It is 1
+            at a fixed point, and may be so where clips slow or widen q. ``None`` if unknown.
         contributors: ``"prior"`` and the clients, in the order of ``share``'s leading axis.
         share: By latent, each contributor's share of the posterior precision, shape
             ``(num_contributors, *base shape)``. Shares sum to 1; noise makes some negative. Empty
@@ -76,7 +76,8 @@ class Diagnostics:
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = [("status", str(self.status)), ("movement", self._settled())]
-        if self.sharpness is not None:
+        # Less does not say that q is narrow enough: replays know nothing of what clips cut off.
+        if self.sharpness is not None and self.sharpness >= _SHARPER:
             facts.append(("width", self._width(self.sharpness)))
         if self.status.widened is not None and not self.status.noiseless:
             facts.append(("privacy", self._widened(self.status.widened)))
@@ -100,8 +101,6 @@ class Diagnostics:
         return f"{last}; noise alone does {self.noise_residual:.2g}: {verdict}"
 
     def _width(self, sharpness: float) -> str:
-        if sharpness < _SHARPER:
-            return "q is about as wide as its records and prior make it"
         more = "rounds or steps" if self.status.noiseless else "rounds, steps or budget"
         return (
             f"the records would give about {sharpness:.2g} times the precision that "
