@@ -243,7 +243,7 @@ def test_what_would_not_have_been_seen_is_not_passed_over():
 
 def test_a_posterior_that_hardly_differs_from_the_prior_is_said_to():
     status = status_of(history(), 2, True, False, widened=8.03, narrowed=0.97)
-    said = "from the prior: three quarters of the latents are at least 97 % as wide as under the prior."
+    said = "from the prior: three quarters of the latents are at least 97 % as wide as under"
     assert said in str(status)
     # Noise is why, and a narrower prior helps; where it is not, the prior is narrow already.
     assert str(status).endswith("a model of fewer latents or narrower priors.")

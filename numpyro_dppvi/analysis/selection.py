@@ -64,7 +64,7 @@ class Selection:
         """The best run's posterior, with the cost of the whole selection in its attributes."""
         # The run's own attributes say what one fit cost, which is less than what was spent.
         posterior, statement = self.run.posterior, self.privacy_statement()
-        total = {
+        total: dict[str, str | float] = {
             "method": statement.which,
             "privacy_statement": str(statement),
             "max_epsilon": max(self.plan.epsilons),

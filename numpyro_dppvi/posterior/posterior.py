@@ -198,13 +198,15 @@ class Posterior:
                     f"{value.shape}: write values in the shapes that sample(...) returns."
                 )
             given[name] = value
-        leading = {n: given[n].shape[: given[n].ndim - len(s.shape)] for n, s in self.space.structs.items()}
+        leading = {
+            n: given[n].shape[: given[n].ndim - len(s.shape)] for n, s in self.space.structs.items()
+        }
         try:
             jnp.broadcast_shapes(*leading.values())
         except ValueError:
             raise ValueError(
-                f"values must agree in the axes before the latents' own, got {leading}: write values "
-                "in the shapes that sample(...) returns."
+                f"values must agree in the axes before the latents' own, got {leading}: write "
+                "values in the shapes that sample(...) returns."
             ) from None
         given, log_scales = self.space.each(self.space.together_again, given)
         terms, base = [], {}

@@ -206,7 +206,7 @@ def _check_labels(data: Mapping[str, Any], name: str) -> None:
     Arrays have no labels: rows would be put together by their places.
     """
     # By what it can do: pandas need not be installed. A list's index is a method.
-    indices = {key: getattr(value, "index", None) for key, value in data.items()}
+    indices: dict[str, Any] = {key: getattr(value, "index", None) for key, value in data.items()}
     labelled = [(key, index) for key, index in indices.items() if hasattr(index, "equals")]
     for key, index in labelled[1:]:
         first, others = labelled[0]

@@ -192,7 +192,7 @@ class Status:
                 "decentred (numpyro.infer.reparam.LocScaleReparam)."
             ]
         elif self._noisy:
-            # Where noise is not what keeps the posterior as wide as the prior, that is narrow already.
+            # Where noise is not what keeps the posterior so wide, the prior is narrow already.
             priors = "" if self._idle else " or narrower priors"
             said = [
                 f"{self._all_ran}, but {self._little}{self._of_prior} {self._allow}, "
