@@ -32,6 +32,8 @@ class Unknown(NamedTuple):
         axes: The coordinates of the next two.
         known: Eigenvalues of N^-1, shape ``(d,)``.
         turn: Its eigenvectors.
+        meeting: Which entries can matter to one record together, shape ``(d, d)``.
+        share: How many of all records look up each entry, shape ``(d,)``.
         left: The part of entries' variance that lookups leave, in prior units, shape ``(d, d)``;
             ``None`` for all of it.
     """
@@ -39,6 +41,8 @@ class Unknown(NamedTuple):
     axes: White
     known: Array
     turn: Array
+    meeting: Array
+    share: Array
     left: Array | None
 
     @property
@@ -55,12 +59,20 @@ class Unknown(NamedTuple):
 def unknown(memory: Memory, axes: White, lookups: Lookups | None) -> Unknown:
     """The noise of what was seen of the shape so far."""
     known, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
-    found = Unknown(axes, known, turn, None)
+    found = Unknown(axes, known, turn, jnp.ones_like(memory.shape), jnp.ones_like(known), None)
     if lookups is None:
         return found
     shape, seen, noise = map(jnp.diagonal, (memory.shape, memory.seen, found.outside))
     peers = lookups.peers_by(memory.prior_sd, memory.scales.information)
-    return found._replace(left=noise_left(shape, seen, noise, lookups.meeting, peers))
+    # Of a set's records, a place has as many as its part of the information.
+    among = jnp.where(lookups.peers, shape, 0)
+    parts = among / jnp.maximum(jnp.sum(among, axis=1, keepdims=True), 1e-30)
+    share = jnp.where(jnp.any(lookups.peers, axis=0), jnp.sum(parts, axis=0), 1)
+    return found._replace(
+        left=noise_left(shape, seen, noise, lookups.meeting, peers),
+        meeting=jnp.asarray(lookups.meeting, shape.dtype),
+        share=jnp.maximum(share, 1e-6),
+    )
 
 
 def error_of(memory: Memory, unknown: Unknown, way: Array) -> Array:
@@ -80,15 +92,28 @@ def error_of(memory: Memory, unknown: Unknown, way: Array) -> Array:
     lag = _LEVEL_LAG * memory.level_var**2
     lag = lag / (1 + lag / _MOST_LAG)
     unsure = _UNSURE**2 + _LEVEL_DOUBT * memory.level_var + lag
-    alike = _CURVATURE * squared**2 / 2 + unsure * squared
     if left is None:
+        alike = (_CURVATURE * squared**2 / 2 + unsure * squared) * jnp.eye(way.size)
         wrong = (white @ unknown.noise @ white) * unknown.noise
     else:
+        alike = axes.information(_of_entries(memory, unknown, way, unsure))
         # E w with E = N^(1/2) e N^(1/2), but zero where entries do not meet: of its entries i and
         # j the covariance is N_ij sum_kl M_ik w_k N_kl w_l M_lj.
         met = jnp.sqrt(left) * way
         wrong = axes.information(unknown.outside * (met @ unknown.outside @ met.T))
-    return alike * jnp.eye(way.size) + wrong
+    return alike + wrong
+
+
+def _of_entries(memory: Memory, unknown: Unknown, way: Array, unsure: Array) -> Array:
+    """What is alike for all entries elsewhere, where a record looks entries up; in prior units.
+
+    A record that looks up entry i moves by the way of those that meet i alone: by l_i, whose square
+    is w' J w of these over the share s_i of such records. Their scores are off by about l_i^2, so
+    that the mean of all records' is off by s_i^(1/2) l_i^2, for J_ii of 1.
+    """
+    shape, mine, share = memory.shape, unknown.meeting * way, unknown.share
+    felt = jnp.maximum(jnp.sum(mine @ shape * mine, axis=1), 0)
+    return jnp.diag(jnp.diagonal(shape) * (_CURVATURE * felt**2 / share / 2 + unsure * felt))
 
 
 def hidden(unknown: Unknown) -> tuple[Array, Array]:
