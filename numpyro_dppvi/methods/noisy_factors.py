@@ -18,6 +18,7 @@ from numpyro_dppvi.methods.white import White, coordinates, order_of, seen, symm
 _TRUST = 2.0, 1.0  # the longest step, in white length; of outcomes that cannot be drawn
 _FARTHEST = 1.0  # how far a step takes a latent at most, in its prior's deviations
 _STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
+_LEAST = 0.1  # response that a client's own step counts with
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 _WANDERS = 0.07  # the variance of noise in a latent's step from which on steps are shorter
@@ -61,18 +62,19 @@ def changes(
     sure = (turn / (1 + jnp.sqrt(hidden))) @ turn.T
     here = memory.loc / sd
     responses, ways = responses_in(memory, axes)
-    responses = jnp.where(noise_aware, responses, 1)
-    response = (ways * responses) @ ways.T
-    # Each client's own maximum, by one Newton step.
-    own = memory.own.score @ axes.white / num_records[:, None]
-    own = here + own @ (ways / responses) @ ways.T @ axes.white.T
     # What is in a learnt shape for the sake of its coordinates alone, nobody has told.
     added = jnp.where(any_shape(memory), axes.information(least(size, received.total_records)), 0)
     if lookups is not None:
         values, along = jnp.linalg.eigh(added + axes.information(memory.added))
         added = (along * jnp.clip(values, 0, 1)) @ along.T
+    response = (ways * responses) @ ways.T @ (jnp.eye(size) - added)
+    response = symmetric(response) if noise_aware else jnp.eye(size)
+    responses, ways = jnp.linalg.eigh(response)
+    # Each client's own maximum, by one Newton step.
+    own = memory.own.score @ axes.white / num_records[:, None]
+    own = here + own @ (ways / jnp.maximum(responses, _LEAST)) @ ways.T @ axes.white.T
     # Factors have the precision claims_m, turned so.
-    turn = half @ response @ (jnp.eye(size) - added) if noise_aware else jnp.eye(size)
+    turn = half @ response if noise_aware else response
     if unseen.shape[1]:
         # A shape that is learnt in noise has some information there, which nobody has told: it is
         # the prior alone that tells an intercept from the mean of all groups' effects.

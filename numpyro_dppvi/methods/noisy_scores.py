@@ -437,7 +437,9 @@ def _average(received: Received, memory: Memory, axes: White) -> tuple[Memory, A
     share = waiting.records / received.total_records
     # Where none waits, nothing is told: an error of so many times the shape.
     error = jnp.where(waiting.visits > 0, _info_error(received, memory, waiting), 1e6)
-    return _shape_seen(memory, axes, waiting.information / records, error, share)
+    added = axes.information(least(len(memory.shape), received.total_records))
+    told = jnp.eye(len(added)) - jnp.where(any_shape(memory), added, 0)
+    return _shape_seen(memory, axes, waiting.information / records, error, share, told)
 
 
 def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
@@ -491,7 +493,8 @@ def _learnt(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
         records,
     )
     error = _info_error(received, memory, waiting)
-    memory = clips.after(memory, axes, bent, shape, seen, known, error, share)
+    more = least(len(shape), received.total_records)
+    memory = clips.after(memory, axes, bent, shape + more, seen, known, error, share)
     if not partial(received):
         shape = shape + axes.outside(secant.missed(responded, axes.information(shape)))
     before = jnp.diagonal(jnp.where(far, shape, memory.shape))
@@ -503,7 +506,7 @@ def _learnt(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
         peers = lookups.peers_by(memory.prior_sd, memory.scales.information)
         shape = alike(shape, before, jnp.diagonal(memory.seen), noise, peers)
     return memory._replace(
-        shape=shape + least(len(shape), received.total_records),
+        shape=shape + more,
         tails=last,
         rounds=secant.used(memory.rounds),
         waiting=nobody(memory.loc.size),
@@ -511,7 +514,7 @@ def _learnt(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
 
 
 def _shape_seen(
-    memory: Memory, axes: White, now: Array, error: Array, share: Array
+    memory: Memory, axes: White, now: Array, error: Array, share: Array, told: Array
 ) -> tuple[Memory, Array, Array]:
     """The level, the mean of all released shapes and what is known of it, in ``axes``.
 
@@ -523,6 +526,7 @@ def _shape_seen(
         now: The information that was released, a record.
         error: Noise on its entries.
         share: Of all records, those behind it.
+        told: The shape without what was only added to it.
     """
     # In the eigenvectors u_i of what is known, with eigenvalues p_i, entry (i, j) of the mean has
     # the standard error (p_i p_j)^(-1/2), and a release has the same one for every entry.
@@ -534,7 +538,8 @@ def _shape_seen(
     # because the clip and the location move.
     by = 1 / (error**2 / memory.level**2 + 1 / jnp.maximum(p, 1e-6) ** 2)
     by = by * _beside(jnp.diagonal(seen), p, by)
-    ratio = jnp.sum(by * jnp.diagonal(now)) / jnp.sum(by) / memory.level
+    told = jnp.diagonal(turn.T @ told @ turn)
+    ratio = jnp.sum(by * jnp.diagonal(now)) / jnp.sum(by * told) / memory.level
     drift, noise = share * _LEVEL_DRIFT**2, 2 / jnp.sum(by)
     # What is not known of the level by now: the variance at which what a visit tells makes up for
     # the drift since the one before, var = drift + var noise / (var + noise).
