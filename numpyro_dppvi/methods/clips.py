@@ -105,7 +105,9 @@ def after(
     trust = jnp.sqrt(share) / (1 + (doubt / 0.1) ** 2)
     # A low clip costs information, a high one noise. Where noise is small beside the records' own
     # spread, hardly anything is clipped.
-    target = jnp.clip(_AIM * waiting.noisy / waiting.visits, *_TARGETS)
+    # Where there is none, nothing needs to be.
+    least = jnp.minimum(_TARGETS[0], jnp.maximum(doubt, 1e-5))
+    target = jnp.clip(_AIM * waiting.noisy / waiting.visits, least, _TARGETS[1])
     gain = _GAIN[0] * trust
     slowly = jnp.where(memory.drawn > 0, jnp.minimum(gain, _GAIN[1]), gain)
     factor = jnp.maximum(
