@@ -49,12 +49,7 @@ _REACH = 4.0  # beyond so many squared deviations an entry, places do not count 
 
 
 class Split(NamedTuple):
-    """Entries of a joint normal's vector.
-
-    Attributes:
-        normal: Those that are normal once the others are given.
-        others: The others.
-    """
+    """Entries of a joint normal's vector: those that are normal once the others are given."""
 
     normal: np.ndarray
     others: np.ndarray
@@ -65,12 +60,8 @@ def matched(
 ) -> Natural | None:
     """The normal with a factor's moments under some latents' priors; ``None`` for other models.
 
-    Args:
-        space: The model.
-        family: The family of q, over the latents that these priors depend on.
-        rest: The latents whose priors these are.
-        cavity: The factor.
-        q: A distribution about where to look first.
+    These are the priors of ``rest``, and ``family`` is over the latents that they depend on. The
+    factor is ``cavity``; ``q`` is about where to look first.
     """
     parts = split(space, family, rest)
     if parts is None:
@@ -95,10 +86,7 @@ def split(space: LatentSpace, family: MeanField, rest: frozenset[str]) -> Split 
 
     Read off the program of the second derivatives, which must not depend on them.
 
-    Args:
-        space: The model.
-        family: A joint normal over the latents that these priors depend on.
-        rest: The latents whose priors are not in the family.
+    ``family`` is over the latents that the priors of ``rest`` depend on, and has none of ``rest``.
     """
     if len(family.members) != 1 or not isinstance(family.members[0][1], FullNormal):
         return None
@@ -163,10 +151,8 @@ def _is_normal(
 class _Given(NamedTuple):
     """The posterior given the others, one row a place.
 
-    Attributes:
-        log_density: Of the place, but for a constant.
-        mean: Of the entries that are normal then.
-        tril: The root of their precision, by Cholesky.
+    ``log_density`` is of the place, but for a constant; ``mean`` is of the entries that are normal
+    then, and ``tril`` is the root of their precision, by Cholesky.
     """
 
     log_density: Array
@@ -183,11 +169,7 @@ def moments(
 ) -> NormalNatural:
     """The normal distribution with the moments of ``exp(density)`` times a normal factor.
 
-    Args:
-        density: A log density of vectors.
-        parts: Which of their entries are normal once the others are given.
-        cavity: The normal factor.
-        start: A distribution about where to look first.
+    ``cavity`` is this factor, and ``start`` is about where to look first.
     """
     normal, others = parts
     linear, square = cavity.linear, -2 * unpack(cavity.quadratic)

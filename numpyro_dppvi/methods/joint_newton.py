@@ -81,11 +81,7 @@ class Walk(NamedTuple):
 class JointLocal(NamedTuple):
     """A local problem of one normal distribution over all latents.
 
-    Attributes:
-        family: The family that has it alone.
-        cavity: The cavity.
-        records_gradient: The gradient of the records' losses.
-        draws: The draws at which it is taken; ``None`` where there are none.
+    The gradient is of the records' losses, taken at ``draws``, where there are some.
     """
 
     family: MeanField
@@ -200,11 +196,8 @@ def walked(first: Any, flat: Any, block: Callable[..., Any], keys: Any) -> Any:
 def onwards(walk: Walk, held: Walk, after: Any, finite: Array) -> Walk:
     """The walk after a step.
 
-    Args:
-        walk: The walk before the step.
-        held: What has held of it.
-        after: The place after the step.
-        finite: Whether the slope before the step was.
+    ``held`` is what has held of the walk before it, ``after`` the place after it, and ``finite``
+    whether the slope before it was finite.
     """
     good = factors.is_finite(after)
     begun = walk.begun | (finite & good)
@@ -253,11 +246,8 @@ def _held(walk: Walk, here: tuple[Array, Array]) -> Walk:
 def held(walk: Walk, here: Any, fell: Array, rises: Array) -> Walk:
     """The walk if its last step held, else from before that step, with less trust.
 
-    Args:
-        walk: The walk.
-        here: The slope where it is.
-        fell: By how much the loss fell, by the slope at the step's beginning.
-        rises: By how much it rises, by that at its end.
+    By the slope at the step's beginning the loss ``fell`` by so much; by ``here``, the slope at its
+    end, it ``rises`` by so much.
     """
     holds = factors.is_finite(here) & (rises <= jnp.maximum(fell, 0) + _WORSE)
     at, slope = factors.select(holds, (walk.at, here), (walk.before, walk.slope))
@@ -270,11 +260,6 @@ def trusted(trust: Array, holds: Array, short: Array) -> Array:
 
     q is narrow where a spread in the model is too small, and steps of its own standard deviations
     would creep. One whose slopes at both ends say that it held may be followed by a longer one.
-
-    Args:
-        trust: That of the last one.
-        holds: Whether it held.
-        short: Whether it would have gone further.
     """
     longer = jnp.where(short, trust * _LONGER, jnp.clip(trust * _LONGER, None, 1.0))
     return jnp.where(holds, longer, jnp.minimum(trust, 1.0) * _SHORTER)

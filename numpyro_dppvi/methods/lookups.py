@@ -77,10 +77,8 @@ class _Common(NamedTuple):
 def _common(seen: Array, var: Array, peers: Array) -> _Common:
     """What peers have in common.
 
-    Args:
-        seen: What was seen of each entry, shape ``(d,)``.
-        var: The variance of its noise.
-        peers: Sets of them (``Lookups.peers_by``).
+    ``var`` is the variance of the noise of what was ``seen`` of each entry, both of shape ``(d,)``;
+    ``peers`` are as of ``Lookups.peers_by``.
     """
     sets, number = _sets(peers)
     mean, noise_var = sets @ seen / number, sets @ var / number
@@ -140,10 +138,8 @@ def together(counts: Array, noise: Array, peers: Array) -> tuple[Array, Array]:
 
     Each of many peers is in few records, but a record has one of them.
 
-    Args:
-        counts: Noisy histograms, shape ``(d, bins)``.
-        noise: The standard deviation of their noise, shape ``(d,)``.
-        peers: Sets of entries that are alike (``Lookups.peers_by``).
+    ``counts`` have shape ``(d, bins)``, and ``noise`` is the standard deviation of the noise in
+    each row; ``peers`` are as of ``Lookups.peers_by``.
     """
     (sets, number), alone = _sets(peers), jnp.sum(peers, axis=0) == 0
     mean = sets.T @ (sets @ counts / number[:, None])
@@ -154,10 +150,8 @@ def together(counts: Array, noise: Array, peers: Array) -> tuple[Array, Array]:
 def by_itself(seen: Array, noise: Array, peers: Array) -> Array:
     """What was seen of entries, where they have peers as far as it stands out from theirs.
 
-    Args:
-        seen: What was seen of each entry, shape ``(d,)``.
-        noise: The standard deviation of its noise.
-        peers: Sets of entries that are alike (``Lookups.peers_by``).
+    ``noise`` is the standard deviation of the noise of ``seen``, both of shape ``(d,)``; ``peers``
+    are as of ``Lookups.peers_by``.
     """
     found = _common(seen, noise**2, peers)
     each = found.mean + found.apart * (seen - found.mean)

@@ -78,10 +78,7 @@ def unknown(memory: Memory, axes: White, lookups: Lookups | None) -> Unknown:
 def error_of(memory: Memory, unknown: Unknown, way: Array) -> Array:
     """Covariance of the error of one record's score by extrapolation over a way.
 
-    Args:
-        memory: What is remembered.
-        unknown: The noise of its shape; the result is in the same coordinates.
-        way: In prior units.
+    ``way`` is in prior units; the result is in the coordinates of ``unknown``.
     """
     axes, left = unknown.axes, unknown.left
     white = way @ axes.back.T
@@ -134,9 +131,7 @@ def hidden(unknown: Unknown) -> tuple[Array, Array]:
 def less(known: Array, error: Array) -> Array:
     """Inverse covariances K once there is more error E, (K^-1 + E)^-1; symmetric but for rounding.
 
-    Args:
-        known: K, symmetric matrices on a leading axis.
-        error: E, covariances of what is added.
+    ``known`` is K, symmetric matrices on a leading axis.
     """
     # (K^-1 + E)^-1 = (1 + K E)^-1 K, which K = 0 leaves at 0. What is solved for comes column by
     # column: of a symmetric matrix these are its rows, and nothing has to be laid out anew.
@@ -189,10 +184,7 @@ def kept(memory: Memory, alike: Kinds) -> Memory:
 def moved(memory: Memory, loc: Array, lookups: Lookups | None) -> Memory:
     """What is remembered, seen from where scores are taken next.
 
-    Args:
-        memory: What is remembered.
-        loc: That place, base values.
-        lookups: As of ``noisy_scores.take``.
+    That is ``loc``, in base values; ``lookups`` is as of ``noisy_scores.take``.
     """
     axes, size = coordinates(memory.shape), loc.size
     way = (loc - memory.loc) / memory.prior_sd

@@ -65,9 +65,8 @@ class _Place(NamedTuple):
 class Newton:
     """Newton's steps for normals of diagonal, and for one of full covariance; else a descent.
 
-    Args:
-        otherwise: What is done with other families, and with more than ``MOST_LATENTS`` latents.
-        draws: The draws that the records' gradients are taken at; ``None`` where there are none.
+    ``otherwise`` is for more than ``MOST_LATENTS`` latents, too. The records' gradients are taken
+    at ``draws``, where there are some.
     """
 
     otherwise: Descent

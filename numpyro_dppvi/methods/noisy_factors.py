@@ -95,9 +95,7 @@ def changes(
     def claims(middle: Array, most: Array) -> Array:
         """What factors claim to know, given about where the posterior's mean is; of each kind.
 
-        Args:
-            middle: Where that is.
-            most: The largest variance that an extrapolation's error counts with.
+        An extrapolation's error counts with a variance of ``most`` at most.
         """
         # In white coordinates A = n level R with the response R, which is about the identity, so
         # that A (A + Sigma)^-1 A is n R (n R / level + V)^-1 n R for scores over the level with
@@ -199,9 +197,8 @@ def steady(way: Array, noise: Array) -> Array:
     as far as a record's own deviations, so little of each visit would be left that the next step is
     as noisy, and the run wanders. Shorter steps keep more, so that visits add up.
 
-    Args:
-        way: The step, in white coordinates, shape ``(d,)``.
-        noise: The variance of noise in each of its entries.
+    ``way`` is the step in white coordinates, shape ``(d,)``, and ``noise`` the variance of noise in
+    each of its entries.
     """
     told = jnp.sum(way**2) + 1  # a step as long as a record's deviation stands for itself
     return told / (told + way.size * jnp.maximum(noise - _WANDERS, 0))

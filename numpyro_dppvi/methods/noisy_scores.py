@@ -87,14 +87,7 @@ _PARTS = "score", "information", "clipped", "scales", "votes"
 
 
 class _Group(NamedTuple):
-    """Visits of a group.
-
-    Attributes:
-        received: What the server knows of them.
-        released: What they released.
-        said: What they were told.
-        axes: The coordinates that they were told.
-    """
+    """Visits of a group, and the coordinates ``axes`` that it was told."""
 
     received: Received
     released: PyTree
@@ -574,10 +567,8 @@ def _beside(seen: Array, p: Array, by: Array) -> Array:
     high. Directions that are not well known yet count as if all were there, so that factors claim
     less until they are.
 
-    Args:
-        seen: Of each direction's information, what was seen of it.
-        p: The inverse of its error.
-        by: By how much directions would count otherwise.
+    ``seen`` is of each direction's information, ``p`` the inverse of its error, and ``by`` how much
+    directions would count otherwise.
     """
     mean = jnp.sum(by * seen) / jnp.sum(by)
     beside = jnp.where(mean > 0, seen / jnp.where(mean > 0, mean, 1), 1)
