@@ -231,9 +231,7 @@ def _thetas(rng: np.random.Generator, latent: Latent) -> Array:
 def _rounding(alone: np.ndarray, moved: np.ndarray | float = np.inf) -> np.ndarray:
     """What may be rounding, in a sum of each row's densities.
 
-    Args:
-        alone: These densities.
-        moved: What is rounding, or not known to be.
+    ``moved`` is what is rounding, or not known to be.
     """
     size = 1 + np.abs(alone).sum(axis=1)
     size = np.where(np.isfinite(size), size, 1)  # of rows that are impossible by themselves

@@ -195,12 +195,7 @@ def has_edge(constraint: Constraint) -> bool:
 def inside(fn: Any, value: Array) -> Array:
     """Where values are in a distribution's support, or on its boundary with a finite density.
 
-    Args:
-        fn: A distribution.
-        value: Values, of its shape or of one that broadcasts to it.
-
-    Returns:
-        Booleans without event dimensions; true where values are masked.
+    Booleans without event dimensions; true where values are masked.
     """
     # The density decides on the boundary: Beta(2, 2) has none at 0, Beta(1, 1) has one.
     support, known = plain(fn.support), kind(fn.support)

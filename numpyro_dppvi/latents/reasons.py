@@ -175,12 +175,7 @@ def one_row_only(
 ) -> str:
     """A message about a model that only runs on the number of rows of the data.
 
-    Args:
-        num_rows: Number of rows.
-        sites: The model's sample sites.
-        program: The model's traced program on all rows.
-        model_kwargs: The model's public arguments.
-        error: What it raised on one more row.
+    ``program`` is the model's, traced on all rows, and ``error`` what it raised on one more row.
     """
     found = f"the model runs on {num_rows} rows only{_place(error)}, but must run on a single one"
     public = [np.shape(leaf) for leaf in jax.tree.leaves(model_kwargs)]

@@ -10,12 +10,7 @@ from numpyro_dppvi.latents.trace import Site, Structure
 def refuse_sites(found: Structure, absent: tuple[str, ...]) -> None:
     """Refuses latents per record, subsampled latents, and models without latents or outcomes.
 
-    Args:
-        found: The model's structure.
-        absent: Optional arguments that were not given, perhaps an outcome.
-
-    Raises:
-        UnsupportedModelError: Names the latent.
+    ``absent`` are optional arguments that were not given, perhaps an outcome.
     """
     own = {site.name for site in (*found.summed, *found.unseen)}
     latents = [site for site in found.sites if not site.observed and site.name not in own]
@@ -64,11 +59,7 @@ def _if_outcome(latent: str, absent: tuple[str, ...]) -> str:
 
 
 def refuse_infinite(name: str, support: Constraint) -> None:
-    """Refuses a discrete latent whose values cannot be enumerated.
-
-    Raises:
-        UnsupportedModelError: Names the latent.
-    """
+    """Refuses a discrete latent whose values cannot be enumerated."""
     if support.is_discrete and integers(support) is None:
         refuse_endless(name)
 
@@ -86,9 +77,6 @@ def refuse_moving_support(outcome: str, causes: frozenset[str]) -> None:
     """Refuses an outcome whose support depends on a latent.
 
     A record's density jumps to zero at the learnt bound, so its gradient does not show the bound.
-
-    Raises:
-        UnsupportedModelError: Names the outcome and the latent.
     """
     if causes:
         raise UnsupportedModelError(

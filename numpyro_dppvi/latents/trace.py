@@ -393,8 +393,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
     has a fixed number of rows, plates of that size that hold an observed site are forced to yield
     one more, too.
 
-    Raises:
-        UnsupportedModelError: If the model does not run on another number of rows.
+    A model that does not run on another number of rows is refused.
     """
     try:
         # As it would be called, before anything is forced: errors here are the model's own.

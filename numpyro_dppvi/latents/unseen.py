@@ -38,9 +38,8 @@ def unseen_directions(
 ) -> np.ndarray:
     """Directions along which the density of no record changes.
 
-    Returns:
-        A basis of those that were found, shape ``(d, m)``, of the entries of all latents in the
-        order of their names.
+    A basis of those that were found, shape ``(d, m)``, of the entries of all latents in the order
+    of their names.
     """
     num_entries, program, units = programs.entries(log_likelihood, base, row)
     vanishing = None if program is None else _vanishing(program, num_entries, units)
