@@ -514,13 +514,7 @@ def result_of(
 ) -> FitResult:
     """What a run gives to its user; the posterior carries the facts about it into every export.
 
-    Args:
-        run: How the method was run.
-        posterior: Where the run ended.
-        plan: Its privacy plan, or ``None``.
-        done: How it ended.
-        left: How far more rounds would still move q, as of ``Status``.
-        fields: The result's other fields.
+    ``left`` is how far more rounds would still move q, as of ``Status``.
     """
     # What clients keep to themselves stays behind. Whoever goes on from here by hand is charged for
     # every round: no checkpoint knows of it.

@@ -172,10 +172,7 @@ class Arrival(NamedTuple):
 class Course(NamedTuple):
     """How a run without privacy is watched.
 
-    Attributes:
-        family: The family of q.
-        damping: The share of a change that is merged until it arrives.
-        until_settled: Whether it ends once it has settled.
+    ``damping`` is the share of a change that is merged until it arrives.
     """
 
     family: MeanField
