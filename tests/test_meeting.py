@@ -169,9 +169,28 @@ def test_where_all_meet_nothing_is_different():
     axes, way = coordinates(memory.shape), jnp.array([0.3, -0.2, 0.5, 0.1])
     all_meet = moving.unknown(memory, axes, Lookups(np.ones((4, 4), bool), NO_PEERS))
     nothing = moving.unknown(memory, axes, None)
-    np.testing.assert_allclose(
-        moving.error_of(memory, all_meet, way), moving.error_of(memory, nothing, way), rtol=2e-4
-    )
+    expected = moving.error_of(memory, nothing, way)
+    found = moving.error_of(memory, all_meet, way)
+    # Off the diagonal is next to nothing, beside which 32 bits round.
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-6 * float(expected.max()))
+
+
+def test_a_record_of_one_group_is_moved_by_the_way_of_that_group():
+    """Four groups, of which a quarter of the records each tells: what others do is no error."""
+    alone = np.eye(4, dtype=bool)
+    lookups = Lookups(alone, np.ones((1, 4), bool))
+    # A record has the information 2 of its own group's entry, so that the mean has half.
+    exact = remembered(shape=np.eye(4) / 2, shape_known=1e9 * np.eye(4), level_var=0.0)
+    axes = coordinates(exact.shape)
+    unknown = moving.unknown(exact, axes, lookups)
+    far = np.array([0.4, 0.0, 0.0, 0.0])
+    found = np.asarray(axes.outside(moving.error_of(exact, unknown, jnp.asarray(far))))
+    np.testing.assert_allclose(found[1:, 1:], 0, atol=1e-7)
+    # What one kind of record alone would have, for a quarter of all: its own way's, by that share.
+    single = remembered(shape=2 * np.eye(4), shape_known=1e9 * np.eye(4), level_var=0.0)
+    whole = moving.unknown(single, coordinates(single.shape), None)
+    of_all = coordinates(single.shape).outside(moving.error_of(single, whole, jnp.asarray(far)))
+    np.testing.assert_allclose(found[0, 0], np.asarray(of_all)[0, 0] / 16, rtol=1e-3)
 
 
 def test_errors_are_those_of_a_matrix_with_zeros():

@@ -34,7 +34,15 @@ from tests.grids import grid
 SIZE = 4
 
 coordinates = jax.jit(white.coordinates)
-learn = jax.jit(noisy_scores._shape_seen)
+
+
+@jax.jit
+def learn(memory, axes, now, error, share, added=0.0):
+    """What is learnt from a release if so much was added to the shape, as a part of it."""
+    told = (1 - added) * jnp.eye(SIZE)
+    return noisy_scores._shape_seen(memory, axes, now, error, share, told)
+
+
 shrink = jax.jit(shapes.shrunk)
 longer = jax.jit(shapes.longer)
 after_step = jax.jit(functools.partial(moving.moved, lookups=None))
@@ -274,6 +282,18 @@ def test_directions_that_no_record_speaks_of_do_not_make_the_level_fall(unseen):
         now = jnp.asarray(0.5 * there + 0.02 * noise(rng))
         memory, *_ = learn(memory, coordinates(jnp.eye(SIZE)), now, jnp.asarray(0.02), 0.1)
     np.testing.assert_allclose(memory.level, 0.5, rtol=0.05)
+
+
+@pytest.mark.slow
+def test_what_was_added_to_a_shape_is_no_information_that_does_not_come():
+    """With three quarters of it added, the level had fallen to a quarter, the shape risen."""
+    told = jnp.eye(SIZE) / 4
+    memory = remembered(shape=np.eye(SIZE), level=0.5, seen=told, shape_known=30.0 * jnp.eye(SIZE))
+    axes, error = coordinates(jnp.eye(SIZE)), jnp.asarray(0.01)
+    for _ in range(20):
+        memory, seen, _ = learn(memory, axes, 0.5 * told, error, 0.1, added=0.75)
+    np.testing.assert_allclose(memory.level, 0.5, rtol=0.01)
+    np.testing.assert_allclose(seen, told, rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize(

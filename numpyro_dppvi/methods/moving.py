@@ -108,9 +108,10 @@ def _of_entries(memory: Memory, unknown: Unknown, way: Array, unsure: Array) -> 
     is w' J w of these over the share s_i of such records. Their scores are off by about l_i^2, so
     that the mean of all records' is off by s_i^(1/2) l_i^2, for J_ii of 1.
     """
-    shape, mine, share = memory.shape, unknown.meeting * way, unknown.share
+    shape, mine = memory.shape, unknown.meeting * way
     felt = jnp.maximum(jnp.sum(mine @ shape * mine, axis=1), 0)
-    return jnp.diag(jnp.diagonal(shape) * (_CURVATURE * felt**2 / share / 2 + unsure * felt))
+    root = jnp.sqrt(_CURVATURE * felt**2 / unknown.share / 2 + unsure * felt)
+    return root[:, None] * shape * root
 
 
 def hidden(unknown: Unknown) -> tuple[Array, Array]:
