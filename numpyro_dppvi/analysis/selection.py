@@ -18,14 +18,7 @@ from numpyro_dppvi import _validate
 from numpyro_dppvi._typing import Array, PRNGKey
 from numpyro_dppvi.analysis.scoring import release
 from numpyro_dppvi.posterior.posterior import Posterior
-from numpyro_dppvi.privacy import (
-    GaussianSum,
-    PrivacyBudget,
-    SecretKeys,
-    accounting,
-    units,
-    words,
-)
+from numpyro_dppvi.privacy import GaussianSum, PrivacyBudget, SecretKeys, accounting, units, words
 from numpyro_dppvi.privacy.selection import SelectionPlan, check_run
 from numpyro_dppvi.run.fitting import FitResult
 

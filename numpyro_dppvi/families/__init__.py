@@ -18,11 +18,7 @@ from numpyro_dppvi.families.base import (
 from numpyro_dppvi.families.bernoulli import Bernoulli
 from numpyro_dppvi.families.beta import Beta, BetaCoordinates, BetaNatural
 from numpyro_dppvi.families.categorical import Categorical
-from numpyro_dppvi.families.diagonal_normal import (
-    DiagonalNormal,
-    NormalCoordinates,
-    NormalNatural,
-)
+from numpyro_dppvi.families.diagonal_normal import DiagonalNormal, NormalCoordinates, NormalNatural
 from numpyro_dppvi.families.dirichlet import Dirichlet, DirichletCoordinates
 from numpyro_dppvi.families.enumeration import MAX_JOINT_VALUES
 from numpyro_dppvi.families.exponential import Exponential

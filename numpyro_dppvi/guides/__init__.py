@@ -13,14 +13,7 @@ from numpyro_dppvi.guides.fitted import draw, params
 from numpyro_dppvi.guides.written import read
 from numpyro_dppvi.latents import LatentSpace
 
-__all__ = [
-    "PriorFactor",
-    "approximation",
-    "draw",
-    "family_of",
-    "params",
-    "prior_factor",
-]
+__all__ = ["PriorFactor", "approximation", "draw", "family_of", "params", "prior_factor"]
 
 
 def approximation(

@@ -20,12 +20,7 @@ from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.compiled import Compiled
 from numpyro_dppvi.latents.domains import integers
 from numpyro_dppvi.latents.fingerprint import constants
-from numpyro_dppvi.latents.reasons import (
-    IMPUTE,
-    WRONG_NUMBER_ERRORS,
-    a_site_a_record,
-    is_as_long,
-)
+from numpyro_dppvi.latents.reasons import IMPUTE, WRONG_NUMBER_ERRORS, a_site_a_record, is_as_long
 from numpyro_dppvi.latents.space import NUM_TOGETHER, Latent, LatentSpace, several
 
 # Several made-up values of the latents, because a term may vanish at one of them.

@@ -84,10 +84,7 @@ def lookups(space: LatentSpace) -> Lookups | None:
 
 
 def _result(
-    program: ClosedJaxpr,
-    lookups: Sequence[Lookup],
-    given: list[Array],
-    fill: int,
+    program: ClosedJaxpr, lookups: Sequence[Lookup], given: list[Array], fill: int
 ) -> Array:
     """The program's result, with one of two values for what lookups find where nothing is."""
     jaxpr = program.jaxpr

@@ -141,10 +141,7 @@ class Derived(NamedTuple):
 
 
 def derived(
-    model: Model,
-    shapes: Mapping[str, Any],
-    constants: Mapping[str, Any],
-    theta: Mapping[str, Any],
+    model: Model, shapes: Mapping[str, Any], constants: Mapping[str, Any], theta: Mapping[str, Any]
 ) -> Derived:
     """Finds the ``numpyro.deterministic`` sites that do not depend on records."""
     facts: dict[str, tuple[tuple[int, ...], Dims]] = {}

@@ -27,11 +27,7 @@ from numpyro_dppvi.latents.layers import FirstLayers, first_layers
 from numpyro_dppvi.latents.meeting import meeting
 from numpyro_dppvi.latents.predictor import Predictor, scalar_predictor
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS, several_rows_only
-from numpyro_dppvi.latents.refusals import (
-    refuse_infinite,
-    refuse_moving_support,
-    refuse_sites,
-)
+from numpyro_dppvi.latents.refusals import refuse_infinite, refuse_moving_support, refuse_sites
 from numpyro_dppvi.latents.summation import (
     OneRow,
     Summation,

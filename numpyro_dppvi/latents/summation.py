@@ -125,11 +125,7 @@ class Summation(NamedTuple):
     num_terms: int
 
 
-def read_summed(
-    run: OneRow,
-    row: Mapping[str, Array],
-    sites: Sequence[Site],
-) -> tuple[Summed, ...]:
+def read_summed(run: OneRow, row: Mapping[str, Array], sites: Sequence[Site]) -> tuple[Summed, ...]:
     """Reads the latents to be summed out from runs of the model."""
     if not sites:
         return ()

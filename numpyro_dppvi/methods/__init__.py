@@ -13,11 +13,7 @@ from numpyro_dppvi.methods.noisy_changes import (
     ParameterPerturbation,
     VirtualClients,
 )
-from numpyro_dppvi.methods.noisy_gradients import (
-    BayesianCommitteeMachine,
-    DPOptimization,
-    GlobalVI,
-)
+from numpyro_dppvi.methods.noisy_gradients import BayesianCommitteeMachine, DPOptimization, GlobalVI
 from numpyro_dppvi.methods.non_private import NonPrivate
 from numpyro_dppvi.methods.objective import Automatic, GaussHermite, MonteCarlo, SphericalCubature
 

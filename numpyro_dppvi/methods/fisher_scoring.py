@@ -453,13 +453,7 @@ def _as_observed(told: Told, score: Callable[[Array], Array]) -> PyTree:
 
 
 def _contribution(
-    told: Told,
-    *,
-    score: Array,
-    info: Array,
-    over: tuple[Array, ...],
-    scales: Array,
-    scores: Array,
+    told: Told, *, score: Array, info: Array, over: tuple[Array, ...], scales: Array, scores: Array
 ) -> PyTree:
     """What one record adds to a release, joint norm at most 1.
 

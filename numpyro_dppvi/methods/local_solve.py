@@ -20,10 +20,7 @@ GradientFn: TypeAlias = Callable[[Any, Coordinates], Gradient]
 
 
 def solve(
-    keys: Any,
-    start: Coordinates,
-    gradient: GradientFn,
-    optimizer: optax.GradientTransformation,
+    keys: Any, start: Coordinates, gradient: GradientFn, optimizer: optax.GradientTransformation
 ) -> Coordinates:
     """Runs one optimiser step a key from ``start``, with a fresh optimiser state.
 

@@ -56,12 +56,7 @@ class NaturalGradient:
         _validate.set_field(self, "spread_weight", _validate.positive, most=1e15)
 
     def change(
-        self,
-        family: MeanField,
-        q: Natural,
-        own: Natural,
-        keys: Any,
-        records_gradient: GradientFn,
+        self, family: MeanField, q: Natural, own: Natural, keys: Any, records_gradient: GradientFn
     ) -> Natural:
         """Natural-gradient steps of the local objective, starting from ``q``.
 

@@ -19,14 +19,7 @@ from numpyro_dppvi.methods.local_solve import NOISELESS_LEARNING_RATE, Descent
 from numpyro_dppvi.methods.objective import Automatic, Expectation
 from numpyro_dppvi.methods.values import Aggregator, Releases, Resolved, Study
 from numpyro_dppvi.methods.visits import Likelihood, Outcome, Received, Visit
-from numpyro_dppvi.privacy import (
-    FullBatch,
-    PrivacyPlan,
-    Sampler,
-    by_purpose,
-    plan,
-    sampling,
-)
+from numpyro_dppvi.privacy import FullBatch, PrivacyPlan, Sampler, by_purpose, plan, sampling
 
 # How far pure noise may carry a coordinate in a whole run, in units of the unconstrained latents,
 # whose priors have a width of about one: see noisy_learning_rate.

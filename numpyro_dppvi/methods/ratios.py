@@ -100,13 +100,7 @@ def nothing(size: int) -> Ratios:
     zero, none = jnp.zeros(()), jnp.zeros(size)
     found = Found(none, none + jnp.inf, none)
     return Ratios(
-        zero,
-        Look(none, none, none, none),
-        jnp.zeros((size, BINS)),
-        zero,
-        zero,
-        found,
-        found,
+        zero, Look(none, none, none, none), jnp.zeros((size, BINS)), zero, zero, found, found
     )
 
 

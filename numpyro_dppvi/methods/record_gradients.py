@@ -108,11 +108,7 @@ def _squared_norms(rows: Array) -> Array:
 
 
 def _by_draws(
-    predictor: Predictor,
-    family: MeanField,
-    at: Coordinates,
-    draws: Draws,
-    rows: Rows,
+    predictor: Predictor, family: MeanField, at: Coordinates, draws: Draws, rows: Rows
 ) -> Gradient:
     """From the derivatives of the predictor's losses at draws, given with their white noise."""
     points, noise = draws
@@ -137,11 +133,7 @@ def _derivatives(predictor: Predictor, values: Array, rows: Rows) -> Array:
 
 
 def _draw_by_draw(
-    layers: FirstLayers,
-    family: MeanField,
-    at: Coordinates,
-    draws: Draws,
-    rows: Rows,
+    layers: FirstLayers, family: MeanField, at: Coordinates, draws: Draws, rows: Rows
 ) -> Gradient:
     """Adds up gradients at draws; those in first layers' weights are products: see _of_layer."""
     some = jax.tree.leaves(draws)[0]

@@ -118,10 +118,7 @@ def _plain(value: Any) -> Any:
 
 
 def read(
-    path: str | os.PathLike[str],
-    model: Model,
-    guide: Any,
-    model_kwargs: Mapping[str, Any] | None,
+    path: str | os.PathLike[str], model: Model, guide: Any, model_kwargs: Mapping[str, Any] | None
 ) -> Pieces:
     """Reads what :func:`write` wrote.
 

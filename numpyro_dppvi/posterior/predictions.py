@@ -56,10 +56,7 @@ def predict(
 
 
 def log_likelihood(
-    model: Model,
-    draws: Mapping[str, Array],
-    rows: Mapping[str, Any],
-    constants: Mapping[str, Any],
+    model: Model, draws: Mapping[str, Array], rows: Mapping[str, Any], constants: Mapping[str, Any]
 ) -> dict[str, Array]:
     """Log density of every observed entry at every draw; arguments as for :func:`predict`."""
 
@@ -72,10 +69,7 @@ def log_likelihood(
 
 
 def log_likelihood_of_records(
-    model: Model,
-    draws: Mapping[str, Array],
-    rows: Mapping[str, Any],
-    constants: Mapping[str, Any],
+    model: Model, draws: Mapping[str, Array], rows: Mapping[str, Any], constants: Mapping[str, Any]
 ) -> Array:
     """Log density of every record, all of its outcomes together, its discrete latents summed out.
 
@@ -151,10 +145,7 @@ def _joined(parts: list[np.ndarray], axis: int | None) -> Any:
 
 
 def _row_axes(
-    call: Callable[..., dict[str, Array]],
-    rng_key: PRNGKey,
-    rows: Mapping[str, Any],
-    num_rows: int,
+    call: Callable[..., dict[str, Array]], rng_key: PRNGKey, rows: Mapping[str, Any], num_rows: int
 ) -> dict[str, int | None] | None:
     """The axis of each result that follows the number of rows; ``None`` if it is not clear."""
 
@@ -300,11 +291,7 @@ def held(name: str, value: Any) -> np.ndarray | Array:
 
 
 def _check_names(
-    model: Model,
-    given: Mapping[str, Any],
-    remembered: Mapping[str, Any],
-    caller: str,
-    example: str,
+    model: Model, given: Mapping[str, Any], remembered: Mapping[str, Any], caller: str, example: str
 ) -> None:
     # What was public in the fit is remembered, and need not be passed again.
     asked = asked_of(model, {*remembered, *given})

@@ -32,11 +32,7 @@ from numpyro_dppvi.privacy.sampling import (
     PoissonSampling,
     Sampler,
 )
-from numpyro_dppvi.privacy.selection import (
-    NegativeBinomialRuns,
-    SelectionPlan,
-    plan_selection,
-)
+from numpyro_dppvi.privacy.selection import NegativeBinomialRuns, SelectionPlan, plan_selection
 from numpyro_dppvi.privacy.statement import PrivacyStatement, statement_schema
 from numpyro_dppvi.privacy.worth import Worth
 

@@ -60,11 +60,7 @@ def clipped(contributions: PyTree, mask: Array, clip_norm: Array | float) -> PyT
 
 
 def clipped_sum(
-    contributions: PyTree,
-    mask: Array,
-    clip_norm: Array | float,
-    *,
-    rounded: Array | bool = True,
+    contributions: PyTree, mask: Array, clip_norm: Array | float, *, rounded: Array | bool = True
 ) -> PyTree:
     """The exact sum of vectors, each clipped as by :func:`clipped` and rounded to a grid.
 

@@ -78,10 +78,7 @@ class ClientPlan:
     def epsilon_to_participant(self) -> float:
         """The same against another client that contributes a share of the noise."""
         return accounting.epsilon_to_participant(
-            self.composition,
-            self.budget.delta,
-            self.budget.relation,
-            self.mechanism.num_shares,
+            self.composition, self.budget.delta, self.budget.relation, self.mechanism.num_shares
         )
 
     @property

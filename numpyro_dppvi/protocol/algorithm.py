@@ -28,14 +28,7 @@ from numpyro_dppvi.methods.values import Method
 from numpyro_dppvi.methods.visits import ROWS_TOGETHER, ClientParams, Layout
 from numpyro_dppvi.posterior.posterior import Posterior
 from numpyro_dppvi.posterior.prior import Prior, check_proper, check_width, first_factor
-from numpyro_dppvi.privacy import (
-    Entry,
-    Ledger,
-    LedgerFile,
-    PrivacyPlan,
-    SecretKeys,
-    draw_noise,
-)
+from numpyro_dppvi.privacy import Entry, Ledger, LedgerFile, PrivacyPlan, SecretKeys, draw_noise
 from numpyro_dppvi.protocol import checks, devices, initial, rounds, schedules, server
 from numpyro_dppvi.protocol.client import Client, ClientState
 from numpyro_dppvi.protocol.problem import Problem, RoundParams
@@ -256,11 +249,7 @@ class Assembly(NamedTuple):
         return Posterior(natural, family, space, setup.model, constants, {}, records, setup.earlier)
 
     def client(
-        self,
-        number: int,
-        records: Mapping[str, Array],
-        num_records: Array,
-        state: ClientState,
+        self, number: int, records: Mapping[str, Array], num_records: Array, state: ClientState
     ) -> Client:
         """One of the clients by itself, with secret keys of its own."""
         plan = None if self.setup.plan is None else self.setup.plan.clients[number]

@@ -45,11 +45,7 @@ class Places(NamedTuple):
 
 
 def places(
-    group: np.ndarray,
-    sizes: np.ndarray,
-    num_devices: int,
-    clients_each: int,
-    at_once: int | None,
+    group: np.ndarray, sizes: np.ndarray, num_devices: int, clients_each: int, at_once: int | None
 ) -> Places:
     """Places for a group; how many there are depends on its size alone.
 
@@ -283,10 +279,7 @@ def _settle(mesh: Mesh, private: Natural, kept: Natural, visits: Visits, answer:
 
 @compiled("problem")
 def _summed(
-    problem: Problem,
-    before: ServerState,
-    after: ServerState,
-    merges: list[tuple[MergeInfo, Array]],
+    problem: Problem, before: ServerState, after: ServerState, merges: list[tuple[MergeInfo, Array]]
 ) -> RoundInfo:
     """What a round did, from what its merges did."""
     movement = problem.family.jeffreys(before.natural, after.natural)

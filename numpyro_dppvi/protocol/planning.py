@@ -209,11 +209,7 @@ def plan_run(
     check_before(budgets, visits, before, names, "what was released before, by this run too, has")
     num_shares = None if run.trusted is None else run.trusted.num_shares(len(sizes))
     study = values.Study(
-        budgets=budgets,
-        num_visits=visits,
-        client_sizes=sizes,
-        num_shares=num_shares,
-        before=before,
+        budgets=budgets, num_visits=visits, client_sizes=sizes, num_shares=num_shares, before=before
     )
     # Noise is calibrated for what is released in all, `before` included.
     plan = run.local.plan(study)

@@ -388,12 +388,7 @@ def _started(problem: Problem, before: RoundState, prior: Natural | None = None)
 
 @compiled("problem", quick=True)
 def _asked(
-    problem: Problem,
-    params: RoundParams,
-    turn: Turn,
-    groups: Array,
-    index: Array,
-    public: PRNGKey,
+    problem: Problem, params: RoundParams, turn: Turn, groups: Array, index: Array, public: PRNGKey
 ) -> Request:
     """What the server asks of the clients of one of the groups, on a leading axis."""
     group = _group(params, groups, None, index)

@@ -404,11 +404,7 @@ def _prior_loss(
 
 
 def refine_prior(
-    problem: Problem,
-    params: RoundParams,
-    q: Natural,
-    prior: Natural,
-    rng_key: PRNGKey,
+    problem: Problem, params: RoundParams, q: Natural, prior: Natural, rng_key: PRNGKey
 ) -> Natural:
     """The change of the prior's factor: like a client's, with the prior as its "likelihood".
 

@@ -284,11 +284,7 @@ class Journal:
     def _most(self, first: Any, past: History) -> _files.Most:
         """How much the checkpoint of this run can hold."""
         rounds = len(self.groups)
-        told = [
-            self._charged(rounds),
-            dict(self.description),
-            parts.to_json(self.plan, rounds),
-        ]
+        told = [self._charged(rounds), dict(self.description), parts.to_json(self.plan, rounds)]
         # The facts as this run would write them at its end. The slack is for those not told here: a
         # few numbers and names.
         words = json.dumps(told, indent=1)

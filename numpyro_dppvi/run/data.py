@@ -17,13 +17,7 @@ from numpyro_dppvi.latents.tables import (
     is_table,
     matrix_columns,
 )
-from numpyro_dppvi.records import (
-    Partition,
-    Shards,
-    split_evenly,
-    stack,
-    stack_clients,
-)
+from numpyro_dppvi.records import Partition, Shards, split_evenly, stack, stack_clients
 from numpyro_dppvi.records.clients import check_counts, names_of
 from numpyro_dppvi.records.shards import record_arrays
 

@@ -137,10 +137,7 @@ class FitResult:
     def privacy_statement(self) -> PrivacyStatement:
         """What the run cost: as text (``print``), ``.to_markdown()`` and ``.to_json()``."""
         return PrivacyStatement(
-            type(self.method).__name__,
-            self.plan,
-            self.ledger,
-            self.insecure_noise_seed is not None,
+            type(self.method).__name__, self.plan, self.ledger, self.insecure_noise_seed is not None
         )
 
     def __repr__(self) -> str:

@@ -76,10 +76,7 @@ class Missed(NamedTuple):
 
 
 def run_study(
-    pinned: PinnedStudy,
-    deliver: Deliver,
-    *,
-    checkpoint: str | os.PathLike[str] | None = None,
+    pinned: PinnedStudy, deliver: Deliver, *, checkpoint: str | os.PathLike[str] | None = None
 ) -> FitResult:
     """Runs a study over hospitals that keep their records.
 
