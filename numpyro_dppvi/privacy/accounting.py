@@ -70,19 +70,9 @@ def epsilon(
     pair used for Poisson sampling under replace-one is tight. If any noise is discrete Gaussian,
     everything is accounted as concentrated differential privacy.
 
-    Args:
-        composition: What was released, with noise multipliers in units of the clipping norm.
-        delta: In (0, 1).
-        relation: The neighbouring relation.
-        enough: A bound at or below this value is not refined further, which saves time.
-        settled_at: See :func:`tightest`; larger values are faster and give looser bounds.
-
-    Returns:
-        Epsilon; 0 if nothing was released, infinity if an event has no noise.
-
-    Raises:
-        TypeError: If no accountant is proven for an event.
-        ValueError: If none is proven for it under this relation.
+    It is 0 if nothing was released, and infinite if an event has no noise. To save time, a bound of
+    ``enough`` or less is not refined further; ``settled_at`` is as of :func:`tightest`. Events and
+    relations for which nothing is proven are refused.
     """
     rho = concentrated.total_rho(composition, relation)
     if rho is not None:
@@ -108,18 +98,10 @@ def epsilon_to_participant(
 ) -> float:
     """The epsilon against another client that contributed a share of the noise.
 
-    When the noise of a sum is the sum of clients' shares, each client can subtract its own.
-
-    Args:
-        composition: What was released. All of it is treated as shared, including releases of other
-            runs on the same ledger file, because the ledger does not record whether they were.
-        delta: In (0, 1).
-        relation: The neighbouring relation.
-        num_shares: The least number of clients whose noise makes up that of a sum; 1 if each
-            client adds all of the noise itself.
-
-    Returns:
-        An upper bound, at least :func:`epsilon`.
+    When the noise of a sum is the sum of ``num_shares`` clients' shares, each client can subtract
+    its own. All that was released is treated as shared, including releases of other runs on the
+    same ledger file, because the ledger does not record whether they were. So this is an upper
+    bound, and at least :func:`epsilon`.
     """
     promised = epsilon(composition, delta, relation)
     if num_shares == 1:
@@ -143,13 +125,8 @@ def _bound(composition: Composition, delta: float, relation: Relation, grid: flo
 def gaussian_mu(composition: Composition, relation: Relation) -> float | None:
     """The distance between neighbours in standard deviations, if all releases are Gaussian.
 
-    Returns:
-        0 if nothing was released, infinity if an event has no noise, and ``None`` if batches were
-        sampled or noise is discrete.
-
-    Raises:
-        TypeError: If no accountant is proven for an event.
-        ValueError: If none is proven for it under this relation.
+    It is 0 if nothing was released, infinite if an event has no noise, and ``None`` if batches were
+    sampled or noise is discrete.
     """
     # First of all events, so that nothing is computed of a composition that no theorem covers.
     for event, _ in composition:
@@ -187,16 +164,11 @@ def tightest(
 ) -> float:
     """The smallest upper bound over ever finer grids, until it settles.
 
-    Args:
-        bound: An upper bound as a function of the grid's spacing.
-        settled_at: Stop when a finer grid lowered the bound by at most this relative amount.
-        enough: Stop as soon as a bound is at or below this.
-        coarsest: Coarser grids are skipped, all but the finest. A bound that all coarse grids
-            share would seem to have settled.
-
-    Returns:
-        An upper bound. Its relative error is about a hundredth of ``settled_at``, or a thousandth
-        if the finest grid was skipped.
+    ``bound`` is a function of the grid's spacing. The search stops when a finer grid lowered it by
+    at most ``settled_at`` of itself, or it is ``enough``. Its relative error is then about a
+    hundredth of ``settled_at``, or a thousandth if the finest grid was skipped. Grids coarser than
+    ``coarsest`` are skipped, all but the finest: a bound that all coarse grids share would seem to
+    have settled.
     """
     best = before = math.inf
     for grid in _GRIDS:

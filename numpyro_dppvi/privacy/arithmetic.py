@@ -369,15 +369,10 @@ def zeros(shapes: PyTree) -> PyTree:
 def released(draws: Array, value: Array, noise_std: Array | float, dtype: jnp.dtype) -> Array:
     """Adds Gaussian noise in 64 bits, rounds to a fixed grid, and returns to ``dtype``.
 
-    The step of the grid is a power of two near ``noise_std * 2**-10``, whatever the value. So
-    rounding is post-processing, and it removes the low bits, which would reveal something about
-    the value.
-
-    Args:
-        draws: Standard normal draws from :func:`normal`, of the value's shape.
-        value: What to add noise to.
-        noise_std: Standard deviation, a scalar; 0 leaves the value unchanged.
-        dtype: The dtype of the result.
+    ``draws`` are standard normal, of the value's shape. The step of the grid is a power of two near
+    ``noise_std * 2**-10``, whatever the value. So rounding is post-processing, and it removes the
+    low bits, which would reveal something about the value. A standard deviation of 0 leaves the
+    value as it is.
     """
     with jax.enable_x64(True):
         std = jnp.asarray(noise_std).astype(jnp.float64)

@@ -45,23 +45,10 @@ def noise_multiplier(
 ) -> float:
     """The noise multiplier that spends between 0.999 and 1 of a budget's epsilon.
 
-    Some noise is added even where sampling alone would satisfy the budget.
-
-    Args:
-        budget: What may be spent.
-        num_releases: How many noisy sums are released in all.
-        sampler: How each batch is drawn.
-        num_records: Records of the client.
-        physical_size: The most rows that a batch can have.
-        before: Earlier releases that the budget must also cover.
-
-    Returns:
-        The noise's standard deviation over the norm that one unit of protection contributes; 0 for
-        an infinite epsilon.
-
-    Raises:
-        ValueError: If delta is too small for the accountant, or the sampler does not fit the
-            client's size or the budget's relation or unit.
+    That is the noise's standard deviation over the norm that one unit of protection contributes; 0
+    for an infinite epsilon. Some noise is added even where sampling alone would satisfy the budget,
+    which must also cover what was released ``before``. A delta that is too small for the accountant
+    is refused, and a sampler that does not fit.
     """
     sampler.check([num_records], budget.relation)
     units.check_sampler(budget, sampler)

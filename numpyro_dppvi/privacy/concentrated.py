@@ -20,12 +20,7 @@ _ORDERS = 1 + np.geomspace(0.02, 1e7, 800)
 
 
 def total_rho(composition: frozenset[tuple[dpa.DpEvent, int]], relation: Relation) -> float | None:
-    """The total rho of a composition; ``None`` if it has no discrete Gaussian event.
-
-    Raises:
-        ValueError: If there are sampled batches, or an event is not proven for the relation.
-        TypeError: If no accountant is proven for an event.
-    """
+    """The total rho of a composition; ``None`` if it has no discrete Gaussian event."""
     if not any(isinstance(event, dpa.ZCDpEvent) for event, _ in composition):
         return None
     # Rhos add up, also where a release was chosen after the ones before it were seen (Bun and

@@ -193,11 +193,7 @@ class Ledger:
 
 
 def check_names(names: tuple[Any, ...], num_clients: int) -> tuple[str, ...]:
-    """Returns clients' names as they were, or refuses what a ledger file could not keep.
-
-    Raises:
-        ValueError: If there are more or fewer, two are the same, or one is not a short text.
-    """
+    """Returns clients' names as they were, or refuses what a ledger file could not keep."""
     # Names stand in lines of JSON that auditors read, and in messages.
     texts = all(type(n) is str and n.isprintable() and 0 < len(n) <= _LONGEST_NAME for n in names)
     if not texts or not len(names) == len(set(names)) == num_clients:

@@ -44,11 +44,7 @@ def fields_of(event: dpa.DpEvent) -> dict[str, Any]:
 
 
 def check_relation(event: dpa.DpEvent, relation: Relation) -> None:
-    """Refuses events for which nothing is proven under a relation.
-
-    Raises:
-        ValueError: For batches of fixed size and discrete Gaussian noise under add-or-remove.
-    """
+    """Refuses events for which nothing is proven under a relation."""
     # The event of discrete noise holds the rho of replacing a contribution. With a record more or
     # less, a batch of fixed size would be another fraction of the records.
     if isinstance(event, dpa.ZCDpEvent) and relation != "replace_one":

@@ -93,11 +93,7 @@ def grid_step(clip_norm: float) -> float:
 
 
 def std_in_steps(noise_std: float, clip_norm: float) -> float:
-    """A standard deviation in steps.
-
-    Raises:
-        ValueError: If the noise is too large for 64-bit floats to hold it exactly.
-    """
+    """A standard deviation in steps; refused if it is too large to be held exactly in 64 bits."""
     # In units of the grid, whose step is a power of two: the quotient is exact.
     scale = noise_std / grid_step(clip_norm)
     if not scale <= _MOST_STEPS:
@@ -136,13 +132,9 @@ def integers(scale: float, count: int) -> np.ndarray:
 def drawn(
     scales: Sequence[float], steps: Sequence[float], clients: np.ndarray, size: int
 ) -> StepNoise:
-    """Fresh noise for every visit of a round.
+    """Fresh noise for every visit of a round, of ``size`` entries.
 
-    Args:
-        scales: The standard deviation of each client's noise, in steps.
-        steps: The step of each client.
-        clients: The clients that are visited, an array of any shape.
-        size: How many entries one visit releases.
+    ``scales`` are the standard deviations of the clients' noise, in ``steps`` of their own.
     """
     visits = clients.ravel().tolist()
     noise = np.array([integers(scales[client], size) for client in visits])

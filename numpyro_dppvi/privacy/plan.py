@@ -323,25 +323,9 @@ def of_gradients(
 ) -> PrivacyPlan:
     """Plans noisy sums of per-record gradients.
 
-    Every client's noise is calibrated to its own budget, size and number of visits. With a
-    trusted aggregator, where ``num_shares`` clients add noise to one sum, all use the largest.
-
-    Args:
-        budgets: One per client.
-        sampler: How batches are drawn.
-        clip_norm: One number for all clients, or one per client.
-        releases_per_visit: Noisy sums per visit.
-        num_visits: Visits of each client.
-        client_sizes: Records of each client.
-        num_shares: With a trusted aggregator, how many clients' noise adds up to that of a sum.
-        before: What each client released before, which its budget must cover; empty for nothing.
-        names: The clients' names; empty if they have none.
-
-    Raises:
-        BudgetExceededError: If earlier releases use up the budget of a client to be visited.
-        ValueError: If the sampler does not fit a client's size or a budget's relation or unit, if
-            clients under a trusted aggregator differ in clipping norm or sampling, or if a list
-            has the wrong length.
+    Every client's noise is calibrated to its own budget, size and number of visits, on top of what
+    it has released ``before``. With a trusted aggregator, where ``num_shares`` clients add noise to
+    one sum, all use the largest, and must agree in clipping norm and sampling.
     """
     for budget in budgets:
         sampler.check(client_sizes, budget.relation)
@@ -395,11 +379,7 @@ def check_before(
     names: Sequence[str] = (),
     spender: str = "other runs on the ledger file have",
 ) -> None:
-    """Refuses clients that are to be visited and have nothing left for it.
-
-    Raises:
-        BudgetExceededError: Names the client.
-    """
+    """Refuses, by name, clients that are to be visited and have nothing left for it."""
     for m, (budget, visits, spent) in enumerate(zip(budgets, num_visits, before, strict=True)):
         if visits and calibrate.is_used_up(budget, spent):
             epsilon = accounting.epsilon(spent, budget.delta, budget.relation)

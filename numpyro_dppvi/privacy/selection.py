@@ -117,13 +117,8 @@ class NegativeBinomialRuns:
 def selection_epsilon(mu: float, runs: NegativeBinomialRuns, delta: float) -> float:
     """The epsilon of showing the best of several Gaussian runs (Papernot and Steinke 2022).
 
-    An upper bound, by their Theorem 2.
-
-    Args:
-        mu: The distance between neighbours, in standard deviations, of everything that one run
-            releases, including its score.
-        runs: The distribution of the number of runs.
-        delta: In (0, 1).
+    An upper bound, by their Theorem 2. ``mu`` is the distance between neighbours, in standard
+    deviations, of everything that one run releases, including its score.
     """
     if mu == 0:
         return 0.0

@@ -37,8 +37,7 @@ def check_sampler(budget: PrivacyBudget, sampler: Sampler) -> None:
 def records_changed(budget: PrivacyBudget) -> int:
     """How many per-record vectors in a sum one unit of protection can change.
 
-    Raises:
-        ValueError: If the unit is a client, for which there is no useful bound.
+    For a client there is no useful bound: it is refused.
     """
     if budget.unit == "client":
         raise ValueError(

@@ -62,18 +62,10 @@ def worth(
     num_shares: int | None = None,
     before: Sequence[Composition] = (),
 ) -> Worth:
-    """What budgets buy at best; reads no record.
+    """What budgets buy at best; reads no record, and refuses budgets of whole clients.
 
-    Args:
-        num_latents: Numbers that the posterior is of, at least 1.
-        budgets: One per client, each for records.
-        client_sizes: Records of each client.
-        num_shares: With a trusted aggregator, how many clients' noise adds up to that of a sum.
-        before: What each client has released before, which its budget must cover, with something
-            left.
-
-    Raises:
-        ValueError: If a budget protects whole clients.
+    With a trusted aggregator, ``num_shares`` clients' noise adds up to that of a sum. What was
+    released ``before`` must have left something of each budget.
     """
     sizes = tuple(client_sizes)
     before = before or [frozenset()] * len(sizes)
