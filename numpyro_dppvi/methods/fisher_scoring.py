@@ -329,14 +329,10 @@ def _about(told: Told, pairs: int, key: PRNGKey, scores: Array | None = None) ->
     In pairs, whose first derivatives cancel. Signs have the variance of normal numbers, which is
     all that counts for second derivatives, and come 32 from a word.
 
-    Args:
-        told: What the server said.
-        pairs: How many pairs.
-        key: Of the record.
-        scores: The record's, of outcomes drawn at ``loc``. By these no place is further away than
-            ``_OWN_REACH`` deviations of the record. The server may believe less information than
-            there is: predictions about ``loc`` then scatter more than any record does, which would
-            seem to say that a learnt spread is too large, the more so the smaller it gets.
+    By the record's scores of outcomes drawn at ``loc``, if they are given, no place is further away
+    than ``_OWN_REACH`` deviations of the record. The server may believe less information than there
+    is: predictions about ``loc`` then scatter more than any record does, which would seem to say
+    that a learnt spread is too large, the more so the smaller it gets.
     """
     size = told.loc.size
     words = jax.random.bits(key, (-(-pairs * size // 32), 1), jnp.uint32)
@@ -487,10 +483,8 @@ def _contribution(
 def _hits(told: Told, scales: Array, scores: Array) -> Hits:
     """A record's entries in histograms of scales or of ratios, joint norm at most the share's root.
 
-    Args:
-        told: What the server said.
-        scales: Roots of its information on each latent, in units of the prior.
-        scores: Of some outcomes, in units of the prior.
+    Scales are roots of its information on each latent, and scores are of some outcomes, both in
+    units of the prior.
     """
     octave = jnp.clip(jnp.floor(jnp.log2(scales)) - LOWEST, 0, BINS - 1)
     # -1 is in no bin: a record without a scale (zero, or NaN) is in no histogram.

@@ -176,11 +176,8 @@ def solve(local: JointLocal, first: Place, keys: Any) -> Place:
 def walked(first: Any, flat: Any, block: Callable[..., Any], keys: Any) -> Any:
     """Where a step a key ends; NaN if no gradient was finite.
 
-    Args:
-        first: Where they begin.
-        flat: What a walk's slope is where the loss is flat.
-        block: The steps to the next Hessian: a function of the walk, their keys and shares.
-        keys: A key a step.
+    ``block`` takes the steps to the next Hessian: a function of the walk, their keys and shares;
+    ``flat`` is what a walk's slope is where the loss is flat.
     """
     # Blocks of one length, because they are scanned over: the longest one that divides the number
     # of steps. (Of 50 steps: five blocks of ten.)

@@ -26,17 +26,9 @@ def solve(
 
     A step whose gradient is not finite is not taken, as in NumPyro's ``SVI`` with
     ``stable_update``: one draw from the tail of a wide q can overflow where the next ones do not.
+    If the last step was not taken, the result is NaN, and so is that of a diverged solve.
 
-    Args:
-        keys: Keys, or a tree of them, with a leading axis of one entry per step; each step's entry
-            is handed to ``gradient``.
-        start: Where to start.
-        gradient: The loss's gradient.
-        optimizer: Any optax optimiser.
-
-    Returns:
-        The coordinates after the last step; NaN if that one was not taken. A diverged solve
-        therefore returns NaN.
+    ``keys`` may be a tree of them; each step's entry on the leading axis is handed to ``gradient``.
     """
 
     def step(

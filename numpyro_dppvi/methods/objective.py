@@ -114,11 +114,7 @@ Expectation: TypeAlias = PointRule | GaussHermite | Automatic
 def rule_for(
     expectation: Expectation, space: LatentSpace, family: MeanField
 ) -> PointRule | GaussHermite:
-    """The rule that is used for a model and a family.
-
-    Raises:
-        UnsupportedModelError: If quadrature was asked for and cannot be had.
-    """
+    """The rule that is used for a model and a family; refuses quadrature that cannot be had."""
     # Under a normal q a linear predictor is normal, too: one integral in one dimension is left.
     possible = space.predictor is not None and enumeration.continuous(family).is_normal
     if isinstance(expectation, Automatic):

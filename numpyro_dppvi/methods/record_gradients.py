@@ -55,9 +55,8 @@ def of_rows(
 ) -> Gradient:
     """The gradient of every record's loss in the coordinates of q, by draws that records share.
 
-    Returns:
-        The coordinates' tree with the records' axis in front, and with products that are not laid
-        out in the place of some arrays. No record enters another's gradient.
+    The records' axis is in front, and products that are not laid out stand in the place of some
+    arrays. No record enters another's gradient.
     """
     rule, predictor = objective.rule_for(expectation, space, family), space.predictor
     if family.is_normal and predictor is not None and isinstance(rule, GaussHermite):

@@ -52,12 +52,7 @@ class Search(NamedTuple):
 
 
 def nothing(origin: Array, asks: bool) -> Search:
-    """Nobody has voted, or nobody will.
-
-    Args:
-        origin: Where votes are asked first, in units of the prior, shape ``(d,)``.
-        asks: Whether they will be.
-    """
+    """Nobody has voted, or will; votes are asked first at ``origin``, in units of the prior."""
     size = origin.size
     zero, number = jnp.zeros(()), 1 + 2 * len(_lengths(size)) * size
     return Search(jnp.zeros(number if asks else 0), zero, zero, zero, origin, zero)
@@ -74,12 +69,9 @@ def steps(search: Search, size: int) -> Array:
 
 
 def places(loc: Array, prior_sd: Array, steps: Array) -> Array:
-    """Where a record votes: at ``loc`` and at steps up and down along each axis.
+    """Where a record votes: base values at ``loc`` and at steps up and down along each axis.
 
-    Steps are in units of the prior.
-
-    Returns:
-        Base values, shape ``(1 + 2 * len(steps) * d, d)``.
+    Steps are in units of the prior; the shape is ``(1 + 2 * len(steps) * d, d)``.
     """
     along = jnp.concatenate([steps, -steps])
     away = along[:, None, None] * jnp.diag(prior_sd)
@@ -100,8 +92,7 @@ def after(
 ) -> tuple[Search, Array]:
     """What is known after a group's votes, and the step to where the run begins.
 
-    Returns:
-        What is known, and the step in units of the prior, shape ``(d,)``; zero to stay.
+    The step is in units of the prior, shape ``(d,)``; zero to stay.
     """
     size, lengths = search.origin.size, _lengths(search.origin.size)
     total, noise, voted = search.votes + sums, search.var + var, search.voted + share

@@ -50,13 +50,9 @@ class Tails(NamedTuple):
 def counted(lengths: Array, shares: Array) -> tuple[Array, Array]:
     """What one record adds: its far and its near score, and how much these vary by chance.
 
-    Args:
-        lengths: Of its observed score and of drawn ones, in clips.
-        shares: Of each in what the model expects; they add up to 1.
-
-    Returns:
-        Whether the observed score is far out and whether it is near, less what the model expects,
-        shape ``(2,)``, norm at most 1; and the variance of their difference, in [0, 1].
+    ``lengths`` are of its observed score and of drawn ones, in clips, and ``shares`` those of each
+    in what the model expects, which add up to 1. The scores, shape ``(2,)`` and of norm at most 1,
+    are less what the model expects; the variance of their difference is in [0, 1].
     """
     far, near = lengths > _FAR, (lengths > _NEAR[0]) & (lengths < _NEAR[1])
     both = 1.0 * jnp.stack([far, near], axis=1)
@@ -75,9 +71,7 @@ def _bounded(vectors: Array) -> Array:
 def excesses(flags: Array, flags_var: Array) -> tuple[Array, Array]:
     """Sums of far scores and of far less near ones, and the variances of their noise.
 
-    Args:
-        flags: Sums over records of :func:`counted`; more, shape ``(2,)`` or longer.
-        flags_var: Variance of the noise on each.
+    Flags are sums over records of :func:`counted` and their noise's variances; more may follow.
     """
     (far, near), (far_var, near_var) = flags[:2], flags_var[:2]
     return jnp.stack([far, far - near]), jnp.stack([far_var, far_var + near_var])

@@ -224,11 +224,7 @@ def draws_exactly(method: Any) -> bool:
 
 
 def shards_by_client(method: Method, client_sizes: Sequence[int]) -> tuple[int, ...]:
-    """How many shards each client cuts its records into.
-
-    Raises:
-        ValueError: If there is not one number for each client, or a client has fewer records.
-    """
+    """How many shards each client cuts its records into; at most as many as it has records."""
     chosen = getattr(method, "num_shards", 1)
     num_shards = _validate.by_client("num_shards", chosen, len(client_sizes))
     for client, (shards, size) in enumerate(zip(num_shards, client_sizes, strict=True)):

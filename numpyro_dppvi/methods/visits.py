@@ -301,16 +301,9 @@ def by_perturbed_changes(visit: Visit, likelihood: Likelihood, exponent: Array |
 
 
 class OfRecords(NamedTuple):
-    """The likelihood of a client's records.
+    """The likelihood of a client's records, by argument, padded to ``(capacity, ...)``.
 
-    Attributes:
-        space: The model.
-        family: The family of q.
-        expectation: The rule for the expected log likelihood.
-        layout: Sizes.
-        records: Arrays by argument name, padded, shape ``(capacity, ...)``.
-        num_records: How many rows count, a scalar.
-        params: The numbers of the client's mechanism.
+    ``num_records`` of the rows count; ``params`` are the numbers of the client's mechanism.
     """
 
     space: LatentSpace
@@ -451,12 +444,9 @@ class OfRecords(NamedTuple):
 def chunk_size(num_rows: int, largest: int) -> int:
     """The rows of each chunk: chunks of one length, as small as their number allows.
 
-    So little of the last one, which ends where the rows end, is computed twice.
-
-    Args:
-        num_rows: All rows, more than ``largest``.
-        largest: The most rows of a chunk, as long as that is a whole block of rows that are added
-            up in 32 bits.
+    So little of the last one, which ends where the rows end, is computed twice. There are more rows
+    than ``largest``, the most of a chunk, as long as that is a whole block of rows that are added
+    up in 32 bits.
     """
     piece = ROWS_TOGETHER if largest >= ROWS_TOGETHER else arithmetic.ROWS_PER_BLOCK
     num_chunks = math.ceil(num_rows / max(piece, largest // piece * piece))

@@ -38,12 +38,7 @@ def check_aggregator(method: Any, trusted: TrustedAggregator | None) -> None:
 
 
 def check_source(method: Any, secret_keys: SecretKeys) -> None:
-    """Refuses discrete noise that cannot be drawn.
-
-    Raises:
-        ValueError: If a seed is to make it reproducible.
-        ImportError: If OpenDP is not installed.
-    """
+    """Refuses discrete noise that cannot be drawn: from a seed, or without OpenDP."""
     if not values.draws_exactly(method):
         return
     if secret_keys.insecure_seed is not None:

@@ -31,13 +31,9 @@ def narrow(
 ) -> Natural | None:
     """A distribution to begin with, made of the prior and public randomness alone.
 
-    Args:
-        family: The family of q.
-        prior: The prior's factor.
-        rng_key: Key of the draw, no secret.
-        init_scale: How far normal members move from the prior's location, and how wide they then
-            are, in the prior's standard deviations (in its Cholesky factor where they have full
-            covariance). Other members stay at the prior. ``None`` for no start.
+    ``init_scale`` is how far normal members move from the prior's location, and how wide they then
+    are, in the prior's standard deviations (in its Cholesky factor where they have full
+    covariance). Other members stay at the prior. ``None`` is for no start.
     """
     if init_scale is None:
         return None

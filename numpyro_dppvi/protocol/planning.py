@@ -176,12 +176,7 @@ def plan_run(
 
     Noise is calibrated so that other runs on the ledger file (``spent``), the rounds before those
     of this plan (``continues``) and the rounds to come, from ``first_round`` on, keep to the budget
-    together.
-
-    Raises:
-        BudgetExceededError: If too little of a budget is left for any release.
-        ValueError: If the method is not private, there is no budget, or a continued run's budget
-            is smaller than that of the rounds before.
+    together. A budget that is used up is refused, and one smaller than that of the rounds before.
     """
     if run.local.releases == "nothing":
         raise ValueError(
@@ -271,7 +266,7 @@ def resolve(
     damping: float | None = 1.0,
     init_scale: float | None = None,
 ) -> RunSpec:
-    """Settles how a method is run.
+    """Settles how a method is run; refuses what does not go together.
 
     Without a schedule, clients are visited in turn, or all at once under a trusted aggregator.
 
@@ -281,12 +276,6 @@ def resolve(
 
     The schedule is asked for all rounds here and nowhere else: a bad one must not come to light
     when rounds have been spent.
-
-    Raises:
-        ValueError: If a trusted aggregator is asked for with a method that cannot use one, or
-            left out with one that needs it; if a number is outside its range; if a round visits
-            clients that do not exist, or that the aggregator cannot sum.
-        TypeError: If the schedule is no function.
     """
     trusted = server.aggregator(trusted_aggregator)
     checks.check_aggregator(method, trusted)

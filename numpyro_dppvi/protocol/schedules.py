@@ -171,12 +171,7 @@ def num_visits(groups: Sequence[np.ndarray], num_clients: int) -> np.ndarray:
 
 
 def all_groups(schedule: Schedule, num_rounds: int, num_clients: int) -> tuple[np.ndarray, ...]:
-    """The groups of every round, checked; asks the schedule once a round.
-
-    Raises:
-        ValueError: If the schedule names a client that does not exist, or one twice in a group.
-        TypeError: If the schedule is no function.
-    """
+    """The groups of every round, checked; asks the schedule once a round."""
     check_kind(schedule)
     return tuple(check(schedule(r, num_clients), num_clients) for r in range(num_rounds))
 

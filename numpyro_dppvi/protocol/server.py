@@ -341,9 +341,9 @@ def merge(
 ) -> tuple[Natural, Natural, MergeInfo]:
     """Multiplies damped changes into the factors of the clients that sent them.
 
-    One rule keeps noise from leaving the domain, and acts on released values only, after the
-    sum: where the product of all clients' factors falls below precision zero, so that q would
-    know less than the prior, it is raised to zero by the factors of this group, in equal shares
+    One rule keeps noise from leaving the domain, and acts on released values only, after the sum:
+    where the product of all clients' factors falls below precision zero, so that q would know less
+    than the prior, it is raised to zero by the factors of this group, in equal shares
     (``project``). If q is still improper, the merge is refused whole and all stays as it was.
 
     Where the prior is refined itself, as in a hierarchy, what is raised to zero also loses its
@@ -352,10 +352,7 @@ def merge(
 
     Without noise factors may rightly be improper, and are not repaired. ``totals`` are the
     ``factors.block_totals`` of all clients' factors; these and the changes, of ``clients`` alone,
-    have a leading axis.
-
-    Returns:
-        The new factors, their ``factors.block_totals``, and what happened.
+    have a leading axis. The new factors are returned, with their totals and what happened.
     """
     # Factors are written once, and not added up: what is done to all of them costs as much as a
     # visit where clients are visited one by one.
@@ -408,8 +405,7 @@ def refine_prior(
 ) -> Natural:
     """The change of the prior's factor: like a client's, with the prior as its "likelihood".
 
-    Returns:
-        The change; zero for latents whose prior is exact, and where the solve failed.
+    It is zero for latents whose prior is exact, and where the solve failed.
     """
     # As for a client with the factor prior / exact and the inexact densities as its likelihood:
     # the exact part stays in the cavity, where it is neither fitted nor lost.
