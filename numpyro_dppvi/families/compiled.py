@@ -14,12 +14,9 @@ _R = TypeVar("_R")
 
 
 def compiled(*static: str, quick: bool = False) -> Callable[[Callable[_P, _R]], "Compiled[_P, _R]"]:
-    """A decorator: compiles a function.
+    """A decorator: compiles a function, with the names of its static arguments.
 
-    Args:
-        *static: The names of its static arguments.
-        quick: Whether it runs a few times on few numbers, so that little is to be gained by making
-            it fast.
+    ``quick``: it runs a few times on few numbers, so that little is gained by making it fast.
     """
     return lambda function: Compiled(function, static, quick)
 
@@ -66,10 +63,8 @@ def options(quick: bool = False) -> tuple[tuple[str, Any], ...]:
     ``DPOptimization`` compile in about half to two thirds of the time, those of ``FisherScoring``
     in about four fifths; they run at .92 to 1.00 of the time (JAX 0.10.2, one core, alternately in
     one process, medians of twelve pairs). Cut into pieces for several cores, programs of ours take
-    a tenth to a quarter longer, on two cores, too.
-
-    Args:
-        quick: Whether to leave out LLVM's optimisations as well, which takes half the time or less.
+    a tenth to a quarter longer, on two cores, too. What is ``quick`` goes without LLVM's
+    optimisations as well, which takes half the time or less.
     """
     wanted = ("xla_cpu_use_fusion_emitters", False), ("xla_cpu_parallel_codegen_split_count", 1)
     more = (("xla_backend_optimization_level", 0),) if quick else ()

@@ -52,10 +52,7 @@ def joint_values(family: MeanField) -> dict[str, np.ndarray]:
 def expectation(family: MeanField, coordinates: Coordinates, given: OfValues) -> Array:
     """The expectation over the discrete latents, differentiable in their coordinates.
 
-    Args:
-        family: The family of q.
-        coordinates: The coordinates of q.
-        given: The expectation over the continuous latents, given the discrete ones.
+    ``given`` is the expectation over the continuous latents, given the discrete ones.
     """
     members = _discrete(family)
     if not members:

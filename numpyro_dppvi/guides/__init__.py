@@ -25,22 +25,12 @@ def approximation(
 ) -> tuple[LatentSpace, MeanField]:
     """The family that a guide describes, and the base values that it is over.
 
-    Only the guide's structure matters, which is read from shapes and made-up rows. Values of its
-    parameters are not used, because inference starts from the prior.
+    A guide is ``None``, one of NumPyro's automatic normal guides, or a function that draws each
+    latent independently; others are refused. Only its structure matters, which is read from shapes
+    and made-up rows. Values of its parameters are not used, because inference starts from the
+    prior.
 
-    Args:
-        guide: ``None``, ``AutoNormal(model)``, ``AutoDiagonalNormal(model)``,
-            ``AutoMultivariateNormal(model)``, or a function that draws each latent independently.
-        model: The model.
-        space: The model's latent space.
-        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes matter.
-        model_kwargs: The model's public arguments, which the guide takes, too.
-
-    Returns:
-        The model over the base values that the guide draws, and the family of q over these.
-
-    Raises:
-        UnsupportedModelError: If the guide is not one of these; says why.
+    Returns the model over the base values that the guide draws, and the family of q over these.
     """
     if is_automatic(guide):
         return space, family_of(guide, model, space)

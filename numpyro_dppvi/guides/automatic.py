@@ -39,15 +39,12 @@ def is_automatic(guide: Any) -> bool:
 
 
 def family_of(guide: Any, model: Model, space: LatentSpace) -> MeanField:
-    """The family that ``None`` or an automatic guide describes.
+    """The family that ``None`` or an automatic guide of this model describes; refuses others.
 
     ``None``, ``AutoNormal(model)`` and ``AutoDiagonalNormal(model)`` are the same family: normal
-    with diagonal covariance over the unconstrained latents. ``AutoMultivariateNormal(model)`` has
-    a full covariance over all of them. Only the guide's type is used, never its state, because a
+    with diagonal covariance over the unconstrained latents. ``AutoMultivariateNormal(model)`` has a
+    full covariance over all of them. Only the guide's type is used, never its state, because a
     guide that has been run stores the rows it was run on.
-
-    Raises:
-        UnsupportedModelError: For any other guide, or a guide of another model.
     """
     if guide is not None:
         _check(guide, model)

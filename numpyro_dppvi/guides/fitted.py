@@ -31,13 +31,7 @@ def params(family: MeanField, coordinates: Coordinates) -> dict[str, Array]:
 
 
 def draw(space: LatentSpace, family: MeanField, values: Mapping[str, Array]) -> dict[str, Array]:
-    """Draws every latent with ``numpyro.sample``, from parameters by ``numpyro.param``.
-
-    Args:
-        space: The latents.
-        family: The family.
-        values: Initial values of the parameters, used unless others are substituted.
-    """
+    """Draws every latent with ``numpyro.sample``, from parameters by ``numpyro.param``."""
     by_latent: dict[str, Any] = {}
     # Of the standard distribution only types and shapes matter: its parameters are replaced by
     # values.

@@ -69,16 +69,9 @@ def check_additive(
     num_records: int,
     missing: frozenset[str] = frozenset(),
 ) -> None:
-    """Refuses a model whose log likelihood is not a sum over records.
+    """Refuses a model whose log likelihood is not a sum over records: names the site, and why.
 
-    Args:
-        space: The model's latent space.
-        model_kwargs: The model's public arguments.
-        num_records: The number of all clients' records.
-        missing: The arguments whose entries may be NaN.
-
-    Raises:
-        UnsupportedModelError: Names the observed site and the reason.
+    ``num_records`` are all clients', and ``missing`` the arguments whose entries may be NaN.
     """
     _refuse_closures(space, model_kwargs, num_records)
     name, why = _mixed(space, missing)

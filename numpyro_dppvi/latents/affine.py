@@ -44,8 +44,7 @@ def solved(matrices: Array, vectors: Array) -> tuple[Array, Array]:
     JAX's own solver searches for pivots. What is linear in the vectors could not be told from the
     traced program then, in which ``methods.hierarchies`` looks for it.
 
-    Returns:
-        The solutions and the pivots, whose product is the determinant; both ``(..., k)``.
+    Returns the solutions and the pivots, whose product is the determinant; both ``(..., k)``.
     """
     size = matrices.shape[-1]
     rows = [matrices[..., n, :] for n in range(size)]

@@ -16,14 +16,7 @@ from numpyro_dppvi.latents.space import LatentSpace
 
 
 def check_callbacks(space: LatentSpace) -> None:
-    """Refuses a model whose log likelihood, or its gradient, calls Python code.
-
-    Args:
-        space: The model's latent space.
-
-    Raises:
-        UnsupportedModelError: Names what the program calls.
-    """
+    """Refuses a model whose log likelihood, or its gradient, calls Python code."""
     name = _callback(space)
     if name is not None:
         raise UnsupportedModelError(

@@ -44,9 +44,8 @@ class _Reach(NamedTuple):
 def meeting(log_likelihood: LogLikelihood, base: Mapping[str, Any], row: PyTree) -> np.ndarray:
     """Which entries can matter to the density of one record together.
 
-    Returns:
-        A symmetric matrix of truth values, true where it is not known, of the entries of all
-        latents in the order of their names.
+    A symmetric matrix of truth values, true where it is not known, of the entries of all latents in
+    the order of their names.
     """
     num_entries, program, units = programs.entries(log_likelihood, base, row)
     reach = None if program is None else _reach(program, num_entries, units)

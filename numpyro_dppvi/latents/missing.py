@@ -58,16 +58,10 @@ _UNREAD = (
 def check_missing(
     space: LatentSpace, records: Mapping[str, Array], owners: np.ndarray, called: Sequence[str]
 ) -> None:
-    """Refuses NaN in arrays of which the model does not say what it is then.
+    """Refuses NaN in arrays of which the model does not say what it is then; shows no record.
 
-    Args:
-        space: The model's latent space.
-        records: The clients' records, with two leading axes.
-        owners: The client of each record, of a shape that fills these axes if it is repeated.
-        called: What to call each client's records.
-
-    Raises:
-        ValueError: Names the array, and shows no record.
+    Records have two leading axes, and ``owners`` is the client of each, of a shape that fills these
+    axes if it is repeated; ``called`` is what to call each client's records.
     """
     may = may_be_missing(space)
     for name, struct in space.row.items():
@@ -89,9 +83,6 @@ def may_be_missing(space: LatentSpace) -> Missing:
 
     An argument may if the model asks whether it is NaN, or masks the site that observes it, and if
     a made-up record with NaN in all its entries has a finite density with finite gradients.
-
-    Args:
-        space: The model's latent space.
     """
     # Most models name none, and compile nothing here.
     asked = _asked(space)

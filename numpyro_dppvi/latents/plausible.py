@@ -28,22 +28,11 @@ _SHARE = 0.05
 
 
 def check_records(space: LatentSpace, records: Mapping[str, Array], mask: Array) -> None:
-    """Refuses records that the model has no place for.
+    """Refuses records that the model has no place for, of all clients, in blocks.
 
     These are outcomes outside its support, negative weights, and numbers of groups that there are
-    not.
-
-    Masked outcomes and those of weight zero may be anything. The check is pass or fail and happens
-    before any release; its message is public and shows no record.
-
-    Args:
-        space: The model's latent space.
-        records: The clients' records, shape ``(num_blocks, capacity, ...)``.
-        mask: Which rows are records, shape ``(num_blocks, capacity)``.
-
-    Raises:
-        ValueError: Names the observed site, and its support or that its weights are wrong; or the
-            argument that names places, and how many there are.
+    not. Masked outcomes and those of weight zero may be anything. The check is pass or fail and
+    happens before any release; its message is public and shows no record.
     """
     _check_places(space, records, mask)
     # What depends on a latent (a residual) has no value before inference, and is left out.
@@ -161,9 +150,6 @@ def check_priors(space: LatentSpace) -> None:
     """Refuses priors under which parameters leave their range, such as a negative scale.
 
     Uses draws from the priors and made-up records only.
-
-    Raises:
-        UnsupportedModelError: Names the site, the parameter and a prior to use instead.
     """
     found = _broken(space)
     if found is not None:

@@ -38,13 +38,7 @@ class Scores(NamedTuple):
 
 
 def scores(space: LatentSpace, draws: Mapping[str, Array], rows: Mapping[str, Array]) -> Scores:
-    """Scores of records under draws of the latents, shape ``(num_rows,)``.
-
-    Args:
-        space: The model's latent space.
-        draws: Values of all latents in their supports, shape ``(num_draws, *latent shape)``.
-        rows: Arrays of shape ``(num_rows, ...)``.
-    """
+    """Scores of records under draws of the latents in their supports, both on a leading axis."""
     values = classes(space)
 
     def of_row(row: Mapping[str, Array]) -> Scores:
@@ -73,10 +67,7 @@ def usual_range(
     """A range for log predictive densities, from outcomes drawn by the model at made-up rows.
 
     It ends 5 below the median. The upper end is 0 for discrete outcomes, whose probabilities are at
-    most 1, and else 1 above the highest.
-
-    Returns:
-        Lower and upper end; not finite if the model gives no density at made-up rows.
+    most 1, and else 1 above the highest. Both are infinite if the model gives no density there.
     """
     # Nothing here depends on a record, or the range would have to be released privately itself.
     rng = np.random.default_rng(0)

@@ -49,9 +49,7 @@ def scalar_predictor(
 ) -> Predictor | None:
     """Splits a log likelihood at its scalar linear predictor.
 
-    Returns:
-        The predictor, or ``None`` if the likelihood depends on the latents through more than one
-        number, or not affinely.
+    ``None`` if it depends on the latents through more than one number, or not affinely.
     """
     # A cut at variable v is valid if v is an affine scalar function of the latents and nothing
     # after it depends on the latents except through v. The first such v is taken.

@@ -17,12 +17,9 @@ def traced(
 ) -> ClosedJaxpr | None:
     """A function's program, with what it calls written out; ``None`` if it has loops or branches.
 
-    Args:
-        function: What to trace.
-        arguments: Trees of arrays, of which only shapes matter. Their leaves, in order, are the
-            program's inputs.
-        branches: Whether it may have branches, which stay operations of one piece. ``jnp.diagonal``
-            is one, by the kind of device.
+    Of the arguments, trees of arrays, only shapes matter; their leaves, in order, are the program's
+    inputs. With ``branches`` it may have these, which stay operations of one piece:
+    ``jnp.diagonal`` is one, by the kind of device.
     """
     # A loop's body is a program of its own, which nobody here looks into.
     names = {eqn.primitive.name for eqn in operations(jax.make_jaxpr(function)(*arguments).jaxpr)}
@@ -98,10 +95,9 @@ def entries(
 ) -> tuple[int, ClosedJaxpr | None, dict[Any, np.ndarray]]:
     """What following the entries of the latents ``base`` begins with.
 
-    Returns:
-        How many there are, the program of the function; ``None`` if it has loops or branches, or
-        there are too many; and of each of its inputs that is a latent which entries these are, as
-        zeros and ones.
+    How many there are; the program of the function, or ``None`` if it has loops or branches, or
+    there are too many; and of each of its inputs that is a latent which entries these are, as zeros
+    and ones.
     """
     sizes = [math.prod(base[name].shape) for name in sorted(base)]
     number, first = sum(sizes), 0

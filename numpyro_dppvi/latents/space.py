@@ -461,19 +461,10 @@ def _causes(function: Callable[[Any, Any], PyTree], theta: Mapping[str, Any], re
 def from_model(
     model: Model, records: Mapping[str, Any], model_kwargs: Mapping[str, Any] | None = None
 ) -> LatentSpace:
-    """Reads a model's structure.
+    """Reads a model's structure from shapes and dtypes; refuses what is not supported, by name.
 
-    Args:
-        model: A NumPyro model.
-        records: Arrays or ``jax.ShapeDtypeStruct`` by argument name; only shapes and dtypes matter.
-        model_kwargs: The model's other, public arguments.
-
-    Returns:
-        The latent space. Its likelihood runs the model on one row at a time, so a model that mixes
-        rows cannot leak one record into another's contribution.
-
-    Raises:
-        UnsupportedModelError: Names the argument or latent that is not supported.
+    The likelihood runs the model on one row at a time, so a model that mixes rows cannot leak one
+    record into another's contribution.
     """
     check_arguments(model, records, model_kwargs or {})
     abstract = shapes(records)

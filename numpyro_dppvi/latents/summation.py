@@ -154,10 +154,7 @@ def read_summed(run: OneRow, row: Mapping[str, Array], sites: Sequence[Site]) ->
 def imputed(run: OneRow, row: Mapping[str, Array], structure: Structure) -> tuple[Site, ...]:
     """The entries that ``obs_mask`` leaves out and that something else depends on.
 
-    The others integrate to one. These are integrated over if they are normal.
-
-    Raises:
-        UnsupportedModelError: Names those that are not normal, and the outcome.
+    The others integrate to one. These are integrated over if they are normal, and else refused.
     """
     unseen = {site.name: site for site in structure.unseen}
     if not unseen:
@@ -193,9 +190,7 @@ def read_summation(
 ) -> Summation:
     """Reads what depends on a record's own latents, and plans how they are summed out.
 
-    Raises:
-        UnsupportedModelError: If a range of integers depends on records or latents, a density is
-            rescaled, or there are too many joint values.
+    Refuses ranges of integers that depend on records or latents, and densities that are rescaled.
     """
     names = (*client_side, *(one.name for one in summed))
     if not summed:
@@ -235,11 +230,7 @@ def plan(
     depends: Mapping[str, frozenset[str]],
     bounded: frozenset[str] = frozenset(),
 ) -> Summation:
-    """An order of summation: the smallest table first.
-
-    Raises:
-        UnsupportedModelError: If there is no order without a table of too many entries.
-    """
+    """An order of summation: the smallest table first; refused if a table has too many entries."""
     # Variable elimination: to sum a latent out, all tables that have it are multiplied into one,
     # which spans every latent of theirs and has the product of their numbers of entries. The best
     # order is hard to find; the cheapest next step finds it for chains and trees.

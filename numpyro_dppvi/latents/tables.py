@@ -109,9 +109,7 @@ def matrix_columns(
 ) -> dict[str, tuple[str, ...]]:
     """Names of the columns of arguments that are tables themselves, such as ``X``.
 
-    Raises:
-        ValueError: If clients' columns are not the same, in the same order: their matrices would
-            mean different things.
+    All clients' must be the same, in one order, or their matrices would mean different things.
     """
     found: dict[str, tuple[str, ...]] = {}
     first: dict[str, str] = {}
