@@ -66,8 +66,7 @@ def remove(path: Path) -> None:
 def open_or_create(path: Path) -> BinaryIO:
     """Opens a lock or ledger file for appending; a new one is readable by its owner only.
 
-    Raises:
-        ValueError: If it is a link, not a regular file, or owned by somebody else.
+    Links are refused, and what is no regular file or owned by somebody else.
     """
     flags = os.O_RDWR | os.O_APPEND | _NO_LINK | _NO_WAIT
     with _told(path):

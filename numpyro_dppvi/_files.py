@@ -85,20 +85,10 @@ def write(
     *,
     owner_only: bool = False,
 ) -> None:
-    """Writes a file atomically.
+    """Writes a file atomically; ``facts`` are values that JSON can hold.
 
-    Args:
-        path: Where to write.
-        kind: The kind of file, in one word.
-        facts: Values that JSON can hold.
-        arrays: Arrays of numbers by name.
-        owner_only: Whether only the owner may read the finished file. While it is being written,
-            only the owner can read it in any case.
-
-    Raises:
-        FileNotFoundError: If the folder is missing.
-        IsADirectoryError: If the path is a folder.
-        RuntimeError: If another process writes the same file.
+    Only the owner can read it while it is being written, and afterwards, too, with ``owner_only``.
+    A second process that writes the same file is refused.
     """
     target = _disk.check_place(path)
     beside = _beside(target)
@@ -185,22 +175,11 @@ def read(
     most: Most = MOST,
     owner_only: bool = False,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Reads what :func:`write` wrote, within size limits.
+    """Reads the facts and arrays that :func:`write` wrote, within size limits.
 
-    Args:
-        path: The file.
-        kind: The kind it should be.
-        kinds: Facts that it must have, and their types.
-        most: Size limits.
-        owner_only: Whether it was written for its owner only; links are not followed then.
-
-    Returns:
-        The facts and the arrays.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged or too large, was written by another program or a newer
-            version, or is of another kind.
+    The file must be of this kind and have facts of these ``kinds``. If it was written for its owner
+    only, links are not followed. Damaged files are refused, and those of other programs or newer
+    versions.
     """
     target = Path(path)
     with _opened(target, kind, most.facts, owner_only) as (archive, header, members):
@@ -344,11 +323,7 @@ def parts(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
 
 
 def unflatten(arrays: Mapping[str, np.ndarray], name: str, like: PyTree) -> PyTree:
-    """Inverse of :func:`flatten`; ``like`` has the same structure, shapes and dtypes.
-
-    Raises:
-        ValueError: If an array is missing, unexpected, or of another shape or kind of dtype.
-    """
+    """Inverse of :func:`flatten`; refuses arrays of another structure, shape or kind."""
     leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
     wanted = {_place(name, path): leaf for path, leaf in leaves}
     found = set(parts(arrays, name))

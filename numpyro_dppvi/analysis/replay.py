@@ -56,14 +56,11 @@ class Replay(NamedTuple):
 
 
 def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
-    """The replay of a run, from what it released.
+    """The replay of a run that is ``repeatable``, from what it released.
 
-    Where only the sum of the clients' changes is known, every client stands for an equal share.
-
-    Args:
-        result: What ``fit`` returned for a run that is ``repeatable``: where the server took the
-            steps, what a client's likelihood is was not released.
-        rng_key: Key of the prior's first factor, where that is found by draws.
+    Where the server took the steps, what a client's likelihood is was not released. Where only the
+    sum of the clients' changes is known, every client stands for an equal share. The key is of the
+    prior's first factor, where that is found by draws.
     """
     run, state, posterior = result.run, result.state, result.posterior
     num_clients, aggregated = run.num_clients, run.trusted is not None
@@ -118,8 +115,7 @@ def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:
 def replays(replay: Replay, rng_key: PRNGKey, power: float, num_replays: int) -> Natural:
     """Replays a run with targets to a power. The key is no secret: this noise protects nothing.
 
-    Returns:
-        Natural parameters of q after every round, leading axes ``(num_rounds, num_replays)``.
+    Natural parameters of q after every round, leading axes ``(num_rounds, num_replays)``.
     """
     # A replay's memory is its state, of which every one has a copy.
     floats = sum(leaf.size for leaf in jax.tree.leaves(replay.first))
@@ -163,10 +159,7 @@ def _round(
 class _OfFactor(NamedTuple):
     """The likelihood of a client whose likelihood is a factor.
 
-    Attributes:
-        family: The family of q.
-        factor: The factor.
-        noise_std: Noise on a released gradient, after its division by the batch's share.
+    ``noise_std`` is the noise on a released gradient, after its division by the batch's share.
     """
 
     family: MeanField

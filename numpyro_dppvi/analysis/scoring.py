@@ -231,14 +231,7 @@ def score(
 
 
 def release(rng_key: PRNGKey, vectors: Array, mask: Array, mechanism: GaussianSum) -> np.ndarray:
-    """One client's noisy sum of clipped vectors, one per record.
-
-    Args:
-        rng_key: A secret key, for this release alone.
-        vectors: Shape ``(num_rows, num_entries)``.
-        mask: Which rows are records, shape ``(num_rows,)``.
-        mechanism: The bound and the noise.
-    """
+    """One client's noisy sum of clipped vectors, one per record, under a secret key of its own."""
     exact = clipped_sum(vectors, mask, mechanism.clip_norm)
     return np.asarray(add_noise(rng_key, exact, mechanism.share_std))
 

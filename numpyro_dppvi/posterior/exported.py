@@ -35,11 +35,10 @@ def of_public_data(
 ) -> dict[str, Group]:
     """The groups that are computed from data which the caller declares public: ``given``.
 
-    Returns:
-        ``posterior_predictive``; if there are outcomes, ``log_likelihood`` and ``observed_data``;
-        if there are other arrays, ``constant_data``. Where records have discrete latents, these are
-        summed out, and the log likelihood is of all outcomes of a record together: it bears the
-        outcome's name if there is one, else ``outcomes``.
+    These are ``posterior_predictive``; if there are outcomes, ``log_likelihood`` and
+    ``observed_data``; if there are other arrays, ``constant_data``. Where records have discrete
+    latents, these are summed out, and the log likelihood is of all outcomes of a record together:
+    it bears the outcome's name if there is one, else ``outcomes``.
     """
     predictions.check_missing(space, model, draws, rows, constants)
     # One draw is enough to read names and shapes of outcomes.

@@ -120,12 +120,7 @@ def _plain(value: Any) -> Any:
 def read(
     path: str | os.PathLike[str], model: Model, guide: Any, model_kwargs: Mapping[str, Any] | None
 ) -> Pieces:
-    """Reads what :func:`write` wrote.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file cannot be read, or was made with another model, guide or arguments.
-    """
+    """Reads what :func:`write` wrote; refuses files of another model, guide or arguments."""
     path = _validate.path("path", path)
     facts, arrays = _files.read(path, _KIND, kinds=_FACTS)
     prefix = "model_kwargs/"
@@ -250,10 +245,9 @@ def _check_latents(
 def pickled(pieces: Pieces) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Identity]]:
     """A posterior as pickle takes it; public facts and released values.
 
-    Returns:
-        The fields, but for the space, and of the prior its natural parameters and facts; the
-        latents' bijections; and what the latents are, to be held against those of the model that is
-        there later.
+    These are the fields, but for the space, and of the prior its natural parameters and facts; the
+    latents' bijections; and what the latents are, to be held against those of the model that is
+    there later.
     """
     prior, fields = pieces.prior, pieces._asdict()
     del fields["space"]
@@ -270,12 +264,7 @@ def unpickled(
     transforms: Mapping[str, Any],
     theirs: Mapping[str, Identity],
 ) -> Pieces:
-    """The fields again, from what :func:`pickled` returned.
-
-    Raises:
-        ValueError: If the model has other latents now.
-        UnsupportedModelError: If it cannot be read any more.
-    """
+    """The fields again, from what :func:`pickled` returned; refused if latents are others now."""
     # From shapes: unpickling reads a model and no data.
     space = latents.from_model(model, fields["records"], fields["model_kwargs"])
     # A guide of one's own may have chosen the bijections. Those of other latents fit nothing, and

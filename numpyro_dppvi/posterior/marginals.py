@@ -123,10 +123,9 @@ def _quantiles(distribution: dist.Distribution, levels: Array) -> Array:
 def table(
     distributions: Mapping[str, dist.Distribution], max_lines: int = 40
 ) -> tuple[list[list[str]], int]:
-    """Mean, standard deviation and 90 % interval of every entry.
+    """Mean, standard deviation and 90 % interval of every entry: a header, and a row for each.
 
-    Returns:
-        The header and a row for each entry that is shown, and the number of those that are not.
+    Beside these, the number of entries that are not shown.
     """
     rows = [["", "mean", "sd", "5 %", "50 %", "95 %"]]
     num_entries = 0

@@ -37,10 +37,8 @@ def predict(
     """Draws everything that the model observes or computes, once per draw of the latents.
 
     Observed values stay as they are where draws of other sites depend on them. Rows are processed
-    in batches, by default of as many as fit 256 MiB of predictions.
-
-    Returns:
-        Arrays by site, shape ``(num_draws, ...)``; NumPy arrays if there was more than one batch.
+    in batches, by default of as many as fit 256 MiB of predictions. Arrays have the draws on their
+    leading axis; they are NumPy's if there was more than one batch.
     """
     kept = observed_covariates(model, rows, constants, {n: x[0] for n, x in draws.items()})
 
@@ -177,12 +175,7 @@ def check_arguments(
     caller: str,
     example: str,
 ) -> dict[str, Any]:
-    """Checks arguments against the model's signature and the shapes in the fit.
-
-    Raises:
-        TypeError: If an argument is unknown or missing.
-        ValueError: If an array has other columns than in the fit, or arrays differ in length.
-    """
+    """Checks arguments against the model's signature and the shapes in the fit."""
     _check_names(model, given, remembered, caller, example)
     arrays = {
         name: _validated(name, given[name], records[name]) for name in given if name in records
@@ -221,18 +214,7 @@ def check_missing(
     rows: Mapping[str, Any],
     constants: Mapping[str, Any],
 ) -> None:
-    """Refuses NaN in what is predicted from: a draw at log odds of NaN is 0, and looks like one.
-
-    Args:
-        space: The model's latents.
-        model: The model.
-        draws: Draws of all latents, on a leading axis.
-        rows: Arguments with one entry per record.
-        constants: The other arguments.
-
-    Raises:
-        ValueError: Names the argument.
-    """
+    """Refuses NaN in what is predicted from: a draw at log odds of NaN is 0, and looks like one."""
     found = {name for name, array in rows.items() if _has_nan(array)}
     if not found:
         return

@@ -68,10 +68,8 @@ def listed(attrs: Mapping[str, str | float], name: str) -> list[str]:
 def first_factor(prior: Any, family: MeanField, space: LatentSpace) -> PriorFactor:
     """The prior's factor of a fit: the model's own prior or an earlier posterior.
 
-    Raises:
-        TypeError: If ``prior`` is neither.
-        UnsupportedModelError: If the earlier study had other latents or another guide, or the
-            model's prior is too narrow or too wide for the floating-point precision.
+    Refused are posteriors of other latents or under another guide, and priors of the model that are
+    too narrow or too wide for the floating-point precision.
     """
     if prior is None:
         parts = prior_factor(family, space)
@@ -141,8 +139,7 @@ def widths_of(family: MeanField, natural: Natural) -> dict[str, Array]:
 def off_scale(widths: Mapping[str, Any]) -> tuple[str, float] | None:
     """A latent whose prior does not suit steps of one length, and the prior's standard deviation.
 
-    Returns:
-        The latent with the widest prior, or else the narrowest; ``None`` if all of them suit.
+    That is the one with the widest prior, or else the narrowest; ``None`` if all of them suit.
     """
     each = ((float(end), name) for name, width in widths.items() for end in np.ravel(width))
     # Of a prior that is to be refined nothing is known yet: its precision is 0 here.

@@ -43,19 +43,12 @@ def to_arviz(
     attrs: Mapping[str, str | float],
     known: Mapping[str, Sequence[str]] | None = None,
 ) -> Any:
-    """Wraps groups of variables for ArviZ.
+    """Wraps groups of variables for ArviZ: ``InferenceData`` in 0.x, ``xarray.DataTree`` in 1.x.
 
-    Args:
-        groups: Variables by group and name. Draws become one chain; they are independent, so
-            convergence diagnostics of chains do not apply.
-        dims: Names of a variable's dimensions, which replace those it has.
-        coords: Labels along named dimensions.
-        attrs: Strings and numbers to store with every group.
-        known: Labels along dimensions of draws that have such a name and are as long, unless
-            ``coords`` has others.
-
-    Returns:
-        ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ 1.x.
+    Draws become one chain; they are independent, so convergence diagnostics of chains do not apply.
+    ``dims`` replace the names that a variable's dimensions have, and ``attrs`` are stored with
+    every group. ``known`` are labels along dimensions of draws that have such a name and are as
+    long, unless ``coords`` has others.
     """
     import arviz  # slow to import, and needed only here
     import xarray

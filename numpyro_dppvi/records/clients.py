@@ -140,12 +140,7 @@ def names_and_sizes(
 
 
 def names_of(names: Any, num_clients: int) -> tuple[str, ...]:
-    """A name for each client, or none at all, as texts for tables, plots and files.
-
-    Raises:
-        ValueError: If a name is neither, is empty, long or of several lines, or stands twice; or if
-            there are names for some clients only.
-    """
+    """A name for each client, or none at all, as texts for tables, plots and files."""
     entries = _validate.entries("names", names, "['Helsinki', 'Turku']")
     found = tuple(_client_name(name) for name in entries)
     if len(set(found)) < len(found):

@@ -169,10 +169,8 @@ def record_arrays(
 ) -> dict[str, npt.NDArray[Any]]:
     """Return data as NumPy arrays of one length, cast to JAX's dtypes.
 
-    There must be at least one record, and numbers must be finite after the cast.
-
-    Raises:
-        ValueError: Names the array, but shows no record and no count of invalid ones.
+    There must be at least one record, and numbers must be finite after the cast. Refusals name the
+    array, but show no record and no count of invalid ones.
     """
     _check_names(data, name)
     arrays = {
@@ -219,11 +217,7 @@ def _check_labels(data: Mapping[str, Any], name: str) -> None:
 
 
 def record_shapes(records: Any, name: str) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes and dtypes of records, cast to JAX's dtypes, without looking at values.
-
-    Raises:
-        ValueError: If they are not arrays of numbers with an entry per record.
-    """
+    """Return shapes and dtypes of records, cast to JAX's dtypes, without looking at values."""
     _check_names(records, name)
     return {key: _shape(value, f"{name}[{key!r}]") for key, value in records.items()}
 

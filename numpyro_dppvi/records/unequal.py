@@ -113,9 +113,7 @@ def _deal_by_class(
 ) -> tuple[Rows, Rows]:
     """Distribute the small clients' rows class by class.
 
-    Returns:
-        The small clients' rows, shape `(num_small, small_size)`, and all other rows in random
-        order.
+    Returns these, shape `(num_small, small_size)`, and all other rows in random order.
     """
     values, class_of_row = distinct(labels)
     # argmax takes the first of several maxima, which breaks ties (as in the MIMIC-III data).

@@ -140,9 +140,8 @@ class Journal:
     def keep(self, state: Any, history: History) -> Any:
         """Writes a state, and the charge of the round that comes next, before it starts.
 
-        Raises:
-            ValueError: If another process has gone on from a copy of the checkpoint, so that this
-                state must not be shown.
+        Where another process has gone on from a copy of the checkpoint, it is a ValueError, and
+        this state must not be shown.
         """
         # The round that comes next is charged in the same write that keeps this one's result, so
         # that no moment exists in which a round may run and is not paid.
@@ -206,10 +205,7 @@ class Journal:
     def resume(self, first: Any, past: History) -> tuple[Any, History]:
         """The state to go on from: what the file holds, or ``first`` if there is no file.
 
-        Raises:
-            ValueError: If the file is damaged, of another run, or an older copy; names what
-                differs.
-            FileNotFoundError: If the clients' private file is missing.
+        A file that is damaged, of another run, or an older copy is refused, and says what differs.
         """
         if not self.path.exists():
             return first, past
@@ -369,13 +365,8 @@ class Journal:
 def locked(path: Path, patience: float = 0.0) -> Iterator[None]:
     """Keeps a second process away, which would release rounds under the same charge.
 
-    Args:
-        path: The checkpoint.
-        patience: Seconds to wait for another process to end.
-
-    Raises:
-        RuntimeError: If another process runs on this checkpoint.
-        ValueError: If the checkpoint is a link: it would be replaced and not followed.
+    One that runs is waited for ``patience`` seconds. A link is refused: it would be replaced and
+    not followed.
     """
     _disk.check_place(path)
     _disk.refuse_link(path)

@@ -33,11 +33,7 @@ def check(
     visited: Collection[int],
     ledger_file: LedgerFile | None,
 ) -> None:
-    """Refuses or warns of a prior that some of a run's clients have shaped.
-
-    Raises:
-        ValueError: If the ledger file says that the clients' records have shaped the prior.
-    """
+    """Refuses, or warns of, a prior that the records of some of a run's clients have shaped."""
     if prior is None:
         return
     # First by what the ledger file says, which is certain. Names only make it likely, and warn.

@@ -20,18 +20,11 @@ _MOST_CLIENTS = 100
 def progress(
     run: RunSpec, first: int, plan: PrivacyPlan | None, spent: Ledger, shown: bool | None
 ) -> Iterator[Callable[[int, float], None]]:
-    """Shows how a run goes.
+    """Shows how a run goes: yields what to call after each round with its number and movement.
 
-    Args:
-        run: How the method is run. Where it ends when it has settled, rounds have no total.
-        first: Rounds that have run already.
-        plan: The run's plan; ``None`` without privacy.
-        spent: What the ledger holds already: of this run, and of others that share it.
-        shown: Whether to show anything; ``None`` for: on a terminal or in a notebook.
-
-    Yields:
-        A function to be called after each round with its number, from 0, and its movement. It does
-        nothing where nothing is shown.
+    ``first`` rounds have run already, and the ledger holds what this run and others that share it
+    have ``spent``. Where a run ends when it has settled, rounds have no total. ``shown`` says
+    whether to show anything; ``None`` for: on a terminal or in a notebook.
     """
     by_itself = False if _in_notebook() else None  # tqdm's None: hidden but on a terminal
     hidden = by_itself if shown is None else not _validate.flag("progress_bar", shown)

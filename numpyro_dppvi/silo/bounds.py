@@ -33,8 +33,7 @@ def excess(
 ) -> float | None:
     """How large a release is, over the most that an honest hospital sends.
 
-    Returns:
-        At most 1 for an honest one; ``None`` where nothing bounds it.
+    At most 1 for an honest one; ``None`` where nothing bounds it.
     """
     releases = problem.method.releases
     if releases == "changes":

@@ -19,13 +19,7 @@ from numpyro_dppvi.silo.settings import Checks, Settings
 def load(settings: Settings) -> dict[str, np.ndarray]:
     """The hospital's records: arrays by argument name, as its data officer expects them.
 
-    Args:
-        settings: The hospital's.
-
-    Raises:
-        ImportError: If there is no such module.
-        ValueError: If its function returns no records, or others than are expected. Names the
-            array, and shows no record.
+    Others are refused by the name of the array; no record is shown.
     """
     records = _loader(settings)()
     # Whether an array may hold NaN is a question to each study's model. [checks] allows none where
@@ -53,11 +47,7 @@ def _loader(settings: Settings) -> Callable[[], Any]:
 
 
 def check(arrays: Mapping[str, np.ndarray], checks: Checks) -> None:
-    """Refuses records that are not what the data officer expects.
-
-    Raises:
-        ValueError: Names the array, and shows no record.
-    """
+    """Refuses records that are not what the data officer expects; shows none."""
     rows = len(next(iter(arrays.values())))
     least, most = checks.rows
     if not least <= rows <= most:

@@ -164,11 +164,7 @@ def encode(message: Join | Visit | Reply) -> bytes:
 
 
 def read(kind: type[M], data: bytes, head: Head, like: Mapping[str, PyTree] = {}) -> M:
-    """A message of some kind, with trees of arrays like these and no other bytes.
-
-    Raises:
-        MalformedError: If it is not one.
-    """
+    """A message of some kind, with trees of arrays like these and no other bytes; or refuses it."""
     found = {name: type(value) for name, value in head.facts.items()}
     # Exactly these facts, of exactly these types: True does not pass for 1.
     if head.kind != kind.__name__.lower() or found != _facts_of(kind):

@@ -81,12 +81,7 @@ class Settings:
 
 
 def read(path: str | os.PathLike[str]) -> Settings:
-    """Reads ``silo.toml``.
-
-    Raises:
-        FileNotFoundError: If there is none.
-        ValueError: If it is not TOML, lacks an entry, or has an unknown one or a wrong value.
-    """
+    """Reads ``silo.toml``; refuses entries that lack, are unknown, or have a wrong value."""
     # Read strictly: a cap that is misspelt, and so ignored, would be no cap.
     target = _validate.path("path", path).absolute()
     try:

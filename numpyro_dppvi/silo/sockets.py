@@ -67,17 +67,10 @@ def send(path: str | os.PathLike[str], message: bytes, timeout: float = 600.0) -
 def listening(
     path: Path, handle: Callable[[bytes], bytes], most: int, group: str | None = None
 ) -> Iterator[socketserver.BaseServer]:
-    """A server on a socket of its own; one that nobody listens on is replaced.
+    """A server on a socket of its own, for the caller to run; messages have ``most`` bytes at most.
 
-    Messages of more than ``most`` bytes are not read.
-
-    Yields:
-        The server, whose ``serve_forever()`` is for the caller to call.
-
-    Raises:
-        ValueError: If the path is too long, or something else lies there.
-        RuntimeError: If somebody listens there.
-        LookupError: If there is no such group.
+    A socket that nobody listens on is replaced. Refused are paths that are too long or taken, one
+    that somebody listens on, and groups that there are not.
     """
     _make_room(path)
 

@@ -119,12 +119,7 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Makes the folder where it is missing, and keeps a second gateway away from it.
-
-        Raises:
-            RuntimeError: If another one runs.
-            ValueError: If somebody else may look into the folder.
-        """
+        """Makes the folder where it is missing, and keeps a second gateway away from it."""
         _make(self.folder)
         with _disk.open_or_create(self.folder / ".lock") as file:
             # The lock goes with the process: a gateway that was killed leaves none behind.

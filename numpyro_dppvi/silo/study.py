@@ -120,11 +120,7 @@ class Study:
 
 
 def check_name(argument: str, name: Any) -> str:
-    """Returns a hospital's name, or refuses what could not be sent, or be a file's name.
-
-    Raises:
-        ValueError: If it is not a word of letters, digits, ``-`` and ``_``.
-    """
+    """Returns a hospital's name, or refuses what could not be sent, or be a file's name."""
     # Names become folders, keys of TOML and words of messages.
     plain = isinstance(name, str) and name.isascii() and 0 < len(name) <= _MOST_NAME
     if not plain or not name.replace("-", "").replace("_", "").isalnum():

@@ -45,12 +45,7 @@ class MalformedError(ValueError):
 
 
 class Head(NamedTuple):
-    """What a message says before its arrays are looked at.
-
-    Attributes:
-        kind: The kind of message, in one word.
-        facts: Words and counts by name.
-    """
+    """What a message says before its arrays are looked at: its kind, and facts by name."""
 
     kind: str
     facts: dict[str, str | int]
@@ -59,11 +54,7 @@ class Head(NamedTuple):
 def encode(kind: str, facts: Facts, arrays: Mapping[str, np.ndarray]) -> bytes:
     """Writes a message: its kind in one word, short words and counts from 0, and arrays.
 
-    Returns:
-        Its bytes; equal messages have equal ones.
-
-    Raises:
-        MalformedError: If :func:`read_head` would refuse a fact.
+    Equal messages have equal bytes. A fact that :func:`read_head` would refuse is refused.
     """
     for value in facts.values():
         _check_fact(value)
@@ -76,11 +67,7 @@ def encode(kind: str, facts: Facts, arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def read_head(data: bytes) -> Head:
-    """Reads what a message says before its arrays.
-
-    Raises:
-        MalformedError: If it is not a message, or damaged, too large or of another version.
-    """
+    """Reads what a message says before its arrays, if it is a whole message of this version."""
     if len(data) > MOST_BYTES:
         raise MalformedError("the message is too large")
     if len(data) < len(_MAGIC) + _LENGTH + _DIGEST or not data.startswith(b"dppvi\0"):
@@ -105,14 +92,7 @@ def read_head(data: bytes) -> Head:
 
 
 def read_arrays(data: bytes, head: Head, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Reads a message's arrays.
-
-    Returns:
-        Copies, by name.
-
-    Raises:
-        MalformedError: If it holds other arrays, or numbers that are not finite.
-    """
+    """Reads copies of a message's arrays; refuses others than these, and numbers not finite."""
     header = _header_of(data)
     # Compared as bytes with what we would have written ourselves, so that numbers, order and
     # spelling have one form, and no parser's tolerance is an attacker's room.
