@@ -40,15 +40,10 @@ Records: TypeAlias = Mapping[str, Array]
 
 
 class LowerProduct(NamedTuple):
-    """Entries below the diagonal of ``left right'``, row by row, which need not be laid out.
+    """Entries below the diagonal of ``left right'``, row by row, which need not be laid out."""
 
-    Attributes:
-        left: Of shape ``(..., n)``.
-        right: Of the same shape.
-    """
-
-    left: Array
-    right: Array
+    left: Array  # of shape ``(..., n)``
+    right: Array  # of the same shape
 
     def laid_out(self) -> Array:
         """The entries, shape ``(..., n (n - 1) / 2)``."""
@@ -74,16 +69,11 @@ class RowProduct(NamedTuple):
 
 
 class LayerProduct(NamedTuple):
-    """Entries ``left_i (sum over m of weights_mij right_mj)``, which need not be laid out.
+    """Entries ``left_i (sum over m of weights_mij right_mj)``, which need not be laid out."""
 
-    Attributes:
-        left: Of shape ``(..., n)``.
-        right: Of shape ``(..., m, k)``.
-        weights: Of shape ``(m, n, k)``, the same for all leading axes; ``None`` for ones, with m=1.
-    """
-
-    left: Array
-    right: Array
+    left: Array  # of shape ``(..., n)``
+    right: Array  # of shape ``(..., m, k)``
+    # Of shape ``(m, n, k)``, the same for all leading axes; ``None`` for ones, with m=1.
     weights: Array | None
 
     def laid_out(self) -> Array:
@@ -95,19 +85,12 @@ class LayerProduct(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """Rows that are zero but for one entry at the most, which need not be laid out.
+    """Rows that are zero but for one entry at the most, which need not be laid out."""
 
-    Attributes:
-        weights: The entries, shape ``(...)``.
-        places: Where they are, shape ``(..., k)``; what is in no bin is nowhere.
-        bins: The numbers from 0 to n - 1, shape ``(..., n)``.
-        asked: 1 if there are any, or 0: public, and then nothing is added up.
-    """
-
-    weights: Array
-    places: Array
-    bins: Array
-    asked: Array
+    weights: Array  # the entries, shape ``(...)``
+    places: Array  # where they are, shape ``(..., k)``; what is in no bin is nowhere
+    bins: Array  # the numbers from 0 to n - 1, shape ``(..., n)``
+    asked: Array  # 1 if there are any, or 0: public, and then nothing is added up
 
     def laid_out(self) -> Array:
         """The entries, shape ``(..., k, n)``."""

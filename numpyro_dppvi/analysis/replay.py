@@ -38,21 +38,15 @@ _FLOATS_AT_ONCE = 2**24
 
 
 class Replay(NamedTuple):
-    """What to run again; all of it is public or was released. See :func:`replay_of`.
+    """What to run again; all of it is public or was released. See :func:`replay_of`."""
 
-    Attributes:
-        problem: What the run's rounds were compiled from, with one shard per client.
-        params: What each round was handed; noise and rate differ where a run was continued.
-        targets: The clients' factors, on a leading axis: what stands in for their likelihoods.
-        first: What server and clients begin with.
-        groups: The clients that each round visits.
-    """
-
-    problem: Problem
+    problem: Problem  # what the run's rounds were compiled from, with one shard per client
+    # What each round was handed; noise and rate differ where a run was continued.
     params: Sequence[RoundParams]
+    # The clients' factors, on a leading axis: what stands in for their likelihoods.
     targets: Natural
-    first: RoundState
-    groups: Sequence[np.ndarray]
+    first: RoundState  # what server and clients begin with
+    groups: Sequence[np.ndarray]  # the clients that each round visits
 
 
 def replay_of(result: FitResult, rng_key: PRNGKey) -> Replay:

@@ -9,15 +9,12 @@ from numpyro_dppvi._typing import Array
 
 
 class Effect(NamedTuple):
-    """What stands in the place of a latent: ``effect = mean + scale * latent``.
+    """What stands in the place of a latent: ``effect = mean + scale * latent``."""
 
-    Attributes:
-        mean_and_scale: Gives the two from values of all latents, as the model has them. The scale
-            is one number an entry, or a matrix of shape ``(..., k, k)`` that mixes entries.
-        axis: The axis of the latent along which entries are mixed, from the end; or ``None``.
-    """
-
+    # Gives the two from values of all latents, as the model has them. The scale is one number an
+    # entry, or a matrix of shape ``(..., k, k)`` that mixes entries.
     mean_and_scale: Callable[[Mapping[str, Array]], tuple[Array, Array]]
+    # The axis of the latent along which entries are mixed, from the end; or ``None``.
     axis: int | None
 
     def apart(self, values: Mapping[str, Array], effect: Array) -> tuple[Array, Array]:

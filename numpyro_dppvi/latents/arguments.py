@@ -12,19 +12,12 @@ _SHOWN = 4
 
 
 class Asked(NamedTuple):
-    """The arguments that a model asks for.
+    """The arguments that a model asks for."""
 
-    Attributes:
-        names: Their names, in order.
-        needed: Those without a default that it does not have yet.
-        unset: Those left at their default ``None``, such as a forgotten outcome.
-        anything: Whether it takes arguments of any name.
-    """
-
-    names: tuple[str, ...]
-    needed: tuple[str, ...]
-    unset: tuple[str, ...]
-    anything: bool
+    names: tuple[str, ...]  # in order
+    needed: tuple[str, ...]  # those without a default that it does not have yet
+    unset: tuple[str, ...]  # those left at their default ``None``, such as a forgotten outcome
+    anything: bool  # whether it takes arguments of any name
 
 
 def asked_of(model: Model, known: Collection[str] = ()) -> Asked:

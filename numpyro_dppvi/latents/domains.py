@@ -81,23 +81,16 @@ _ORDERED = (
 
 
 class Kind(NamedTuple):
-    """How to check and describe one kind of constraint.
+    """How to check and describe one kind of constraint."""
 
-    Attributes:
-        instead: A prior with this support, for error messages.
-        words: The constraint in words, which may follow from its bounds.
-        holds: Whether a value satisfies it.
-        edge: Whether a value is on the boundary, where some densities are finite and some not.
-        broken: Whether a parameter violates it by more than rounding.
-        link: A link function onto it, for error messages.
-    """
-
-    instead: str
+    instead: str  # a prior with this support, for error messages
+    # The constraint in words, which may follow from its bounds.
     words: Callable[[Any], str] | str = _in_words
-    holds: Check = _support_itself
+    holds: Check = _support_itself  # whether a value satisfies it
+    # Whether a value is on the boundary, where some densities are finite and some not.
     edge: Check = _never
-    broken: Check = _never
-    link: str = ""
+    broken: Check = _never  # whether a parameter violates it by more than rounding
+    link: str = ""  # a link function onto it, for error messages
 
 
 _range = functools.partial(Kind, edge=_at_an_end, broken=_beyond_an_end)

@@ -14,21 +14,15 @@ _TOLERANCE = 1e-4
 
 
 class Identity(NamedTuple):
-    """What two latents must have in common for a factor of one to be a factor of the other.
+    """What two latents must have in common for a factor of one to be a factor of the other."""
 
-    Attributes:
-        shape: Shape of a value.
-        base_shape: Shape of its unconstrained counterpart.
-        probe: The value at a fixed unconstrained point. Bijections cannot be compared, but this
-            can, even between processes and versions of JAX. For a discrete latent, the number of
-            values of an entry.
-        as_effect: Whether a factor is of ``mean + scale * value``.
-    """
-
-    shape: tuple[int, ...]
-    base_shape: tuple[int, ...]
+    shape: tuple[int, ...]  # shape of a value
+    base_shape: tuple[int, ...]  # shape of its unconstrained counterpart
+    # The value at a fixed unconstrained point. Bijections cannot be compared, but this can, even
+    # between processes and versions of JAX. For a discrete latent, the number of values of an
+    # entry.
     probe: np.ndarray
-    as_effect: bool = False
+    as_effect: bool = False  # whether a factor is of ``mean + scale * value``
 
 
 def identities(space: LatentSpace) -> dict[str, Identity]:

@@ -22,14 +22,10 @@ from numpyro_dppvi.latents.programs import shape_of
 
 
 class _Reach(NamedTuple):
-    """On which entries of the latents an array depends.
+    """On which entries of the latents an array depends."""
 
-    Attributes:
-        on: Whether each of its entries does, on a last axis for the latents'.
-        place: By lookup, at which place it has to find the record for that; -1 for any.
-    """
-
-    on: np.ndarray
+    on: np.ndarray  # whether each of its entries does, on a last axis for the latents'
+    # By lookup, at which place it has to find the record for that; -1 for any.
     place: Mapping[Hashable, np.ndarray]
 
     def at(self, lookup: Hashable) -> np.ndarray:

@@ -26,14 +26,10 @@ _Names: TypeAlias = frozenset[str]
 
 
 class Missing(NamedTuple):
-    """The arguments whose entries may be NaN, a fact of the model alone.
+    """The arguments whose entries may be NaN, a fact of the model alone."""
 
-    Attributes:
-        asked: Those of which the model asks whether they are NaN.
-        allowed: Those of which a made-up record without them has a density, with gradients.
-    """
-
-    asked: frozenset[str]
+    asked: frozenset[str]  # those of which the model asks whether they are NaN
+    # Those of which a made-up record without them has a density, with gradients.
     allowed: frozenset[str]
 
 

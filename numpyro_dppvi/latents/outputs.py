@@ -129,15 +129,11 @@ def prior_draws(
 
 
 class Derived(NamedTuple):
-    """The deterministic sites that depend on the latents only.
+    """The deterministic sites that depend on the latents only."""
 
-    Attributes:
-        of: Computes them from a value of every latent.
-        dims: Plate names of their dimensions.
-    """
-
+    # Computes them from a value of every latent.
     of: Callable[[Mapping[str, Array]], dict[str, Array]]
-    dims: Mapping[str, Dims]
+    dims: Mapping[str, Dims]  # plate names of their dimensions
 
 
 def derived(

@@ -66,19 +66,13 @@ class Site:
 
 
 class Structure(NamedTuple):
-    """The structure of a model.
+    """The structure of a model."""
 
-    Attributes:
-        sites: All sample sites.
-        plates: Names of the plates over records.
-        local: Latents with one entry per record.
-        loop: Whether each record has an observed site of its own, by a loop over rows. Then
-            ``sites`` are those of one row.
-    """
-
-    sites: tuple[Site, ...]
-    plates: frozenset[str]
-    local: frozenset[str]
+    sites: tuple[Site, ...]  # all sample sites
+    plates: frozenset[str]  # names of the plates over records
+    local: frozenset[str]  # latents with one entry per record
+    # Whether each record has an observed site of its own, by a loop over rows. Then ``sites`` are
+    # those of one row.
     loop: bool = False
 
     @property

@@ -57,25 +57,15 @@ class Place(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """A place, and the way to it; of one normal or of independent ones.
-
-    Attributes:
-        at: The place.
-        before: The last place that has held.
-        slope: The slope there; of one normal, it and the whole loss's Hessian along white axes.
-        trust: The share of a step that is trusted; above 1, of the farthest step.
-        short: Whether the last step would have gone further.
-        begin: The first place with a finite slope.
-        begun: Whether there was one.
-    """
+    """A place, and the way to it; of one normal or of independent ones."""
 
     at: Any
-    before: Any
-    slope: Any
-    trust: Array
-    short: Array
-    begin: Any
-    begun: Array
+    before: Any  # the last place that has held
+    slope: Any  # the slope there; of one normal, it and the whole loss's Hessian along white axes
+    trust: Array  # the share of a step that is trusted; above 1, of the farthest step
+    short: Array  # whether the last step would have gone further
+    begin: Any  # the first place with a finite slope
+    begun: Array  # whether there is one
 
 
 class JointLocal(NamedTuple):

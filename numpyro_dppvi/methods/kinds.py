@@ -21,18 +21,13 @@ _AT_ONCE, _ON_ACCELERATOR = 64, 1024
 
 
 class Kinds(NamedTuple):
-    """Kinds of clients who are alike and next to one another.
+    """Kinds of clients who are alike and next to one another."""
 
-    Attributes:
-        first: The first client of each kind, behind which come others until a multiple of those at
-            a time is full.
-        of_client: Each client's kind.
-        number: How many kinds there are; ``None`` where each client is one.
-    """
-
+    # The first client of each kind, behind which come others until a multiple of those at a time is
+    # full.
     first: Array
-    of_client: Array
-    number: Array | None
+    of_client: Array  # each client's kind
+    number: Array | None  # how many kinds there are; ``None`` where each client is one
 
     def of_first(self, function: Callable[..., Array], *rows: Array) -> Array:
         """A function of rows of clients, for the first of each kind; zeros where none is."""

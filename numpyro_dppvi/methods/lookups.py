@@ -24,15 +24,12 @@ _CERTAIN, _POSSIBLE = 2.0, 1.0
 
 
 class Lookups(NamedTuple):
-    """What is read off the model.
+    """What is read off the model."""
 
-    Attributes:
-        meeting: Which entries can matter to one record together, truth values, shape ``(d, d)``.
-        peers: Sets of entries of one latent, of which a record looks up one: truth values of shape
-            ``(c, d)``, each entry in one set at most, and each set of ``FEW`` or more.
-    """
-
+    # Which entries can matter to one record together, truth values, shape ``(d, d)``.
     meeting: np.ndarray
+    # Sets of entries of one latent, of which a record looks up one: truth values of shape ``(c,
+    # d)``, each entry in one set at most, and each set of ``FEW`` or more.
     peers: np.ndarray
 
     def peers_by(self, prior_sd: Array, expected: Array | None = None) -> Array:
@@ -57,21 +54,13 @@ class Lookups(NamedTuple):
 
 
 class _Common(NamedTuple):
-    """Of each entry that has peers; of others zeros.
+    """Of each entry that has peers; of others zeros."""
 
-    Attributes:
-        mean: What is expected of it by what was seen of all of them.
-        var: The variance of its error.
-        apart: How much of an entry's own difference to it is no noise for certain, in [0, 1].
-        unsure: How much may be none.
-        number: How many peers there are.
-    """
-
-    mean: Array
-    var: Array
-    apart: Array
-    unsure: Array
-    number: Array
+    mean: Array  # what is expected of it by what was seen of all of them
+    var: Array  # the variance of its error
+    apart: Array  # how much of an entry's own difference to it is no noise for certain, in [0, 1]
+    unsure: Array  # how much may be none
+    number: Array  # how many peers there are
 
 
 def _common(seen: Array, var: Array, peers: Array) -> _Common:

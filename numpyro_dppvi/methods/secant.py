@@ -60,19 +60,12 @@ class Rounds(NamedTuple):
 
 
 class Response(NamedTuple):
-    """How scores responded along a step, in white coordinates in which the shape is the identity.
+    """How scores responded along a step, in white coordinates (the shape is the identity)."""
 
-    Attributes:
-        ahead: The step's direction, of length 1, shape ``(d,)``.
-        change: By how much scores have changed, over what the identity explains.
-        error: Its noise's standard deviation, infinite if nothing is known.
-        length: The step's, in deviations of one record.
-    """
-
-    ahead: Array
-    change: Array
-    error: Array
-    length: Array
+    ahead: Array  # the step's direction, of length 1, shape ``(d,)``
+    change: Array  # by how much scores have changed, over what the identity explains
+    error: Array  # its noise's standard deviation, infinite if nothing is known
+    length: Array  # the step's, in deviations of one record
 
     @property
     def whole_error(self) -> Array:

@@ -22,14 +22,10 @@ _MAX_ATTRIBUTE = 30_000
 
 
 class Variable(NamedTuple):
-    """One array of a group.
+    """One array of a group."""
 
-    Attributes:
-        values: The array; in a group of draws, the draws are the leading axis.
-        dims: Names of the other dimensions; ``None`` for those without a name.
-    """
-
-    values: Array | np.ndarray
+    values: Array | np.ndarray  # the array; in a group of draws, the draws are the leading axis
+    # Names of the other dimensions; ``None`` for those without a name.
     dims: Sequence[str | None] = ()
 
 

@@ -209,18 +209,13 @@ def squared_norms_of_hits(hits: Hits, dtype: jnp.dtype) -> Array:
 
 
 class Grid(NamedTuple):
-    """A grid for the entries of clipped vectors: multiples of a power of two, the unit.
+    """A grid for the entries of clipped vectors: multiples of a power of two, the unit."""
 
-    Attributes:
-        norm: The clipping norm in units.
-        one: The number 1 in units; infinite below clipping norms of 10^-20, where all vectors that
-            are not set to zero are longer than the norm.
-        unit: The unit, in 64 bits.
-    """
-
-    norm: Array
+    norm: Array  # the clipping norm in units
+    # The number 1 in units; infinite below clipping norms of 10^-20, where all vectors that are not
+    # set to zero are longer than the norm.
     one: Array
-    unit: Array
+    unit: Array  # in 64 bits
 
 
 def grid(clip_norm: Array | float, rounded: Array | bool, dtype: jnp.dtype) -> Grid:

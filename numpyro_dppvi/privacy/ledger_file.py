@@ -67,25 +67,17 @@ def random_name() -> str:
 
 
 class _Seen(NamedTuple):
-    """The contents of a file, as far as they have been read.
+    """The contents of a file, as far as they have been read."""
 
-    Attributes:
-        size: In bytes.
-        check: The hash in the last line.
-        budgets: The newest budgets; ``None`` before the first line.
-        names: The clients' names; empty if no run has had any.
-        entries: What was charged.
-        kept: For each run with a checkpoint, the names of its checkpoints in order.
-        repair: What to write first if the file ends in an unfinished line.
-    """
-
-    size: int = 0
-    check: str = ""
+    size: int = 0  # in bytes
+    check: str = ""  # the hash in the last line
+    # The newest budgets; ``None`` before the first line.
     budgets: tuple[PrivacyBudget, ...] | None = None
-    names: tuple[str, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    names: tuple[str, ...] = ()  # the clients' names; empty if no run has had any
+    entries: tuple[Entry, ...] = ()  # what was charged
+    # For each run with a checkpoint, the names of its checkpoints in order.
     kept: Mapping[str, tuple[str, ...]] = {}
-    repair: bytes = b""
+    repair: bytes = b""  # what to write first if the file ends in an unfinished line
 
 
 class LedgerFile:

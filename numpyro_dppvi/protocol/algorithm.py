@@ -185,19 +185,11 @@ class Setup(NamedTuple):
     """What is known of a run before its model is read: public, but for ``secret_keys``.
 
     The attributes that are not described here are the arguments of :func:`pvi`.
-
-    Attributes:
-        records: Shapes and dtypes of all clients' records, by argument.
-        trusted: The trusted aggregator, or ``None``.
-        earlier: The posterior that stands in the place of the model's priors, or ``None``.
-        prior_left_out: The power of the prior that cavities lack.
-        alone: Whether clients fit alone. They begin their solves at the start, which their factors
-            do not hold.
-        space: What was read of the model, if it has been read before.
     """
 
     model: Model
     guide: Any
+    # Shapes and dtypes of all clients' records, by argument.
     records: Mapping[str, jax.ShapeDtypeStruct]
     model_kwargs: Mapping[str, Any]
     method: Method
@@ -208,10 +200,14 @@ class Setup(NamedTuple):
     trusted: TrustedAggregator | None
     plan: PrivacyPlan | None = None
     ledger_file: LedgerFile | None = None
+    # The posterior that stands in the place of the model's priors, or ``None``.
     earlier: Prior | None = None
     init_scale: float | None = None
-    prior_left_out: float = 0.0
+    prior_left_out: float = 0.0  # the power of the prior that cavities lack
+    # Whether clients fit alone. They begin their solves at the start, which their factors do not
+    # hold.
     alone: bool = False
+    # What was read of the model, if it has been read before.
     space: latents.LatentSpace | None = None
 
 

@@ -29,19 +29,13 @@ from numpyro_dppvi.records.placement import AXIS, SpreadShards, on_devices, padd
 
 
 class Places(NamedTuple):
-    """Where the clients of a group are visited: every device has as many places for them.
+    """Where the clients of a group are visited: every device has as many places for them."""
 
-    Attributes:
-        numbers: The client at each place, shape ``(num_devices * width,)``; any at a free one.
-        taken: Whether there is one.
-        in_group: Its place in the group; any at a free one.
-        of_group: The places of the group's clients, in their order.
-    """
-
+    # The client at each place, shape ``(num_devices * width,)``; any at a free one.
     numbers: np.ndarray
-    taken: np.ndarray
-    in_group: np.ndarray
-    of_group: np.ndarray
+    taken: np.ndarray  # whether there is one
+    in_group: np.ndarray  # its place in the group; any at a free one
+    of_group: np.ndarray  # the places of the group's clients, in their order
 
 
 def places(

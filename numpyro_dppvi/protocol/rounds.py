@@ -114,19 +114,13 @@ def first_state(
 
 
 class Turn(NamedTuple):
-    """Where a round is between two groups.
+    """Where a round is between two groups."""
 
-    Attributes:
-        now: What server and clients have.
-        totals: The ``factors.block_totals`` of the clients' factors. They travel from group to
-            group: adding up all M factors anew at each of M visits would make a sequential round
-            cost M squared.
-        counts: What a :class:`RoundInfo` counts, so far.
-    """
-
-    now: RoundState
+    now: RoundState  # what server and clients have
+    # The ``factors.block_totals`` of the clients' factors. They travel from group to group: adding
+    # up all M factors anew at each of M visits would make a sequential round cost M squared.
     totals: Natural
-    counts: tuple[Array, Array, Array]
+    counts: tuple[Array, Array, Array]  # what a ``RoundInfo`` counts, so far
 
 
 class Group(NamedTuple):

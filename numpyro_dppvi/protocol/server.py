@@ -118,15 +118,10 @@ class ServerState(NamedTuple):
 
 
 class MergeInfo(NamedTuple):
-    """What a merge did; functions of released values only.
+    """What a merge did; functions of released values only."""
 
-    Attributes:
-        projected: Entries of the product of the clients' factors that were raised to zero.
-        rejected: Whether the merge was refused because q would have left its domain.
-    """
-
-    projected: Array
-    rejected: Array
+    projected: Array  # entries of the product of the clients' factors that were raised to zero
+    rejected: Array  # whether the merge was refused because q would have left its domain
 
 
 # Compiled as one: called by itself it would be a program for each of its operations.

@@ -25,20 +25,13 @@ Data: TypeAlias = Records | Sequence[Records] | Mapping[str, Records] | Table
 
 
 class LaidOut(NamedTuple):
-    """All clients' records.
+    """All clients' records."""
 
-    Attributes:
-        shards: The records; all else is public.
-        sizes: Records of each client.
-        names: The clients' names; empty if they have none.
-        called: What messages call each client's data.
-        columns: By argument whose array came as a table, the names of its columns.
-    """
-
-    shards: Shards
-    sizes: tuple[int, ...]
-    names: tuple[str, ...]
-    called: tuple[str, ...]
+    shards: Shards  # the records; all else is public
+    sizes: tuple[int, ...]  # records of each client
+    names: tuple[str, ...]  # of the clients; empty if they have none
+    called: tuple[str, ...]  # what messages call each client's data
+    # By argument whose array came as a table, the names of its columns.
     columns: Mapping[str, tuple[str, ...]] = {}
 
 

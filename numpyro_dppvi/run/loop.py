@@ -20,20 +20,13 @@ from numpyro_dppvi.run.settling import Arrival, Course
 
 
 class LoopEnd(NamedTuple):
-    """How far a run got.
+    """How far a run got."""
 
-    Attributes:
-        state: The algorithm's state after the last round that ran.
-        history: What happened, round by round.
-        interrupted: Whether somebody stopped it.
-        refused: Whether the ledger did, because other runs have used up a budget.
-        arrival: When its path had arrived; ``None`` if it had not, or nobody can tell.
-    """
-
-    state: Any
-    history: History
-    interrupted: bool
-    refused: bool
+    state: Any  # the algorithm's state after the last round that ran
+    history: History  # what happened, round by round
+    interrupted: bool  # whether somebody stopped it
+    refused: bool  # whether the ledger did, because other runs have used up a budget
+    # When its path had arrived; ``None`` if it had not, or nobody can tell.
     arrival: Arrival | None = None
 
 
@@ -117,14 +110,10 @@ def no_history(natural: Natural) -> History:
 
 
 class _Stop:
-    """The wish to stop, and what must not be broken off for it.
-
-    Attributes:
-        requested: Whether Ctrl-C was pressed.
-    """
+    """The wish to stop, and what must not be broken off for it."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = False  # whether Ctrl-C was pressed
         self._busy = False
 
     def __call__(self, number: int, frame: Any) -> None:

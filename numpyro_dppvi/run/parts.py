@@ -40,19 +40,12 @@ class Part(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What a checkpoint says of a run that was kept.
+    """What a checkpoint says of a run that was kept."""
 
-    Attributes:
-        parts: First to last.
-        ended: Whether more rounds may follow: all rounds ran, or none of them costs anything.
-        run_name: What a ledger file calls the run; ``None`` without one.
-        method: The run's method in words.
-    """
-
-    parts: tuple[Part, ...]
-    ended: bool
-    run_name: str | None
-    method: str
+    parts: tuple[Part, ...]  # first to last
+    ended: bool  # whether more rounds may follow: all rounds ran, or none of them costs anything
+    run_name: str | None  # what a ledger file calls the run; ``None`` without one
+    method: str  # the run's method in words
 
     @property
     def num_rounds(self) -> int:

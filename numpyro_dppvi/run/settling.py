@@ -46,19 +46,13 @@ _FEWEST = 6
 
 
 class Way(NamedTuple):
-    """How a path ends, in posterior standard deviations, of the entry for which it is largest.
+    """How a path ends, in posterior standard deviations, of the entry for which it is largest."""
 
-    Attributes:
-        left: How far more rounds would still go.
-        noise: The standard deviation of a round around the path, from draws or privacy noise.
-        hidden: How far a slow path can still go without being seen in the noise of two blocks.
-        lasting: The same as ``noise`` of all rounds that one draw moves, added up: the mean of n
-            rounds has this over sqrt(n).
-    """
-
-    left: float
-    noise: float
-    hidden: float
+    left: float  # how far more rounds would still go
+    noise: float  # the standard deviation of a round around the path, from draws or privacy noise
+    hidden: float  # how far a slow path can still go without being seen in the noise of two blocks
+    # The same as ``noise`` of all rounds that one draw moves, added up: the mean of n rounds has
+    # this over sqrt(n).
     lasting: float
 
 
@@ -130,18 +124,12 @@ class Arrival(NamedTuple):
 
     From here on each round merges a smaller share of its changes than the one before it, so that
     q averages over what all of them found. It stays the product of the factors.
-
-    Attributes:
-        round: How many rounds it took.
-        way: What was left then.
-        damping: The share of a change that was merged until then.
-        until_settled: Whether the run ends once draws do not matter.
     """
 
-    round: int
-    way: Way
-    damping: float
-    until_settled: bool
+    round: int  # how many rounds it took
+    way: Way  # what was left then
+    damping: float  # the share of a change that was merged until then
+    until_settled: bool  # whether the run ends once draws do not matter
 
     def looks_back_to(self) -> int:
         """The first round of the path that says so."""

@@ -55,19 +55,12 @@ _take = compiled("problem")(server.take)
 
 
 class Missed(NamedTuple):
-    """No release of a hospital, and why.
+    """No release of a hospital, and why."""
 
-    Attributes:
-        why: A sentence for the log.
-        charged: Whether the hospital may have been charged for the step all the same.
-        unreached: Whether the message may not have arrived.
-        code: The hospital's reason, if it gave one.
-    """
-
-    why: str
-    charged: bool = False
-    unreached: bool = False
-    code: Code | None = None
+    why: str  # a sentence for the log
+    charged: bool = False  # whether the hospital may have been charged for the step all the same
+    unreached: bool = False  # whether the message may not have arrived
+    code: Code | None = None  # the hospital's reason, if it gave one
 
     @property
     def for_good(self) -> bool:

@@ -46,19 +46,12 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class OpenStudy:
-    """A study that the hospital allows, with its records. Sensitive, as its client is.
+    """A study that the hospital allows, with its records. Sensitive, as its client is."""
 
-    Attributes:
-        prepared: What follows from the study; public.
-        number: Which of the study's clients the hospital is.
-        client: It, with its first state.
-        steps: The visits that are planned for it.
-    """
-
-    prepared: Prepared
-    number: int
-    client: Client = dataclasses.field(repr=False)
-    steps: tuple[Step, ...]
+    prepared: Prepared  # what follows from the study; public
+    number: int  # which of the study's clients the hospital is
+    client: Client = dataclasses.field(repr=False)  # it, with its first state
+    steps: tuple[Step, ...]  # the visits that are planned for it
 
     def request(self, visit: Visit) -> Request:
         """What the client is asked. Keys and learning rate are the study's own."""

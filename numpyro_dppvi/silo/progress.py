@@ -42,24 +42,16 @@ class Counts(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What the server knows. All of it was released, or is public.
+    """What the server knows. All of it was released, or is public."""
 
-    Attributes:
-        slot: How many groups, or with asynchronous hospitals how many releases, are done with.
-        known: Its state.
-        history: Of the rounds that have ended.
-        counts: Of the round that has not.
-        taken: By hospital.
-        asked: Visits whose replies have not been dealt with, as they were sent, by hospital.
-        charged: Every release that has arrived: round, number of the hospital, and its step.
-    """
-
-    slot: int
-    known: ServerState
-    history: History
-    counts: Counts
-    taken: Mapping[str, Taken]
+    slot: int  # how many groups, or with asynchronous hospitals how many releases, are done with
+    known: ServerState  # its state
+    history: History  # of the rounds that have ended
+    counts: Counts  # of the round that has not
+    taken: Mapping[str, Taken]  # by hospital
+    # Visits whose replies have not been dealt with, as they were sent, by hospital.
     asked: Mapping[str, bytes]
+    # Every release that has arrived: round, number of the hospital, and its step.
     charged: tuple[tuple[int, int, int], ...]
 
 

@@ -263,25 +263,15 @@ class Step(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What follows from a study: the same at the server and at every hospital. All of it is public.
-
-    Attributes:
-        study: The study.
-        digest: What everybody knows it by.
-        run: How its method is run.
-        plan: The privacy plan; ``None`` without privacy.
-        assembly: What rounds are made of.
-        keys: Public keys: of the start, and of the rounds.
-        form: What arrays its messages hold.
-    """
+    """What follows from a study, at the server as at every hospital; all of it is public."""
 
     study: Study
-    digest: str
-    run: RunSpec
-    plan: PrivacyPlan | None
-    assembly: Assembly
-    keys: tuple[PRNGKey, PRNGKey]
-    form: Form
+    digest: str  # what everybody knows it by
+    run: RunSpec  # how its method is run
+    plan: PrivacyPlan | None  # the privacy plan; ``None`` without privacy
+    assembly: Assembly  # what rounds are made of
+    keys: tuple[PRNGKey, PRNGKey]  # public keys: of the start, and of the rounds
+    form: Form  # what arrays its messages hold
 
     def first_state(self) -> RoundState:
         """What server and hospitals begin with."""
