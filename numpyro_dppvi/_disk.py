@@ -131,10 +131,8 @@ def _plain(number: int, path: Path) -> os.stat_result:
 
 
 def _check_owner(facts: os.stat_result, path: Path) -> None:
-    """Refuses a file that another user created.
-
-    The folder's owner is trusted, since they can replace any file in it anyway.
-    """
+    """Refuses a file that another user created."""
+    # The folder's owner is trusted, since they can replace any file in it anyway.
     if not hasattr(os, "geteuid"):  # Windows
         return
     if facts.st_uid not in (os.geteuid(), path.parent.stat().st_uid):

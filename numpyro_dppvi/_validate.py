@@ -27,10 +27,8 @@ MOST_INT = 2**31 - 1
 
 
 def shown(value: Any) -> str:
-    """A value for an error message: itself if it is a short string or number, else its type.
-
-    An argument passed by mistake may be data, and a message must not reveal records.
-    """
+    """A value for an error message: itself if it is a short string or number, else its type."""
+    # An argument passed by mistake may be data, and a message must not reveal records.
     if value is None or isinstance(value, (str, numbers.Number)):
         try:
             text = repr(value.item() if isinstance(value, np.generic) else value)
@@ -57,10 +55,8 @@ def _article(noun: str) -> str:
 
 
 def set_field(value: Any, name: str, check: Callable[..., Any], *limits: Any, **more: Any) -> None:
-    """Puts what a check makes of a frozen value's field in its place.
-
-    So a list becomes a tuple, and a NumPy integer an ``int``: equal values have equal hashes.
-    """
+    """Puts what a check makes of a frozen value's field in its place."""
+    # So a list becomes a tuple, and a NumPy integer an ``int``: equal values have equal hashes.
     object.__setattr__(value, name, check(name, getattr(value, name), *limits, **more))
 
 
@@ -125,10 +121,8 @@ def finite(name: str, value: float, example: str) -> float:
 
 
 def positive_int(name: str, value: int, most: int = MOST_INT) -> int:
-    """Returns a whole number in [1, most] as an ``int``; refuses others.
-
-    A NumPy integer could overflow later: 10 times an ``int8`` of 100 is -24.
-    """
+    """Returns a whole number in [1, most] as an ``int``; refuses others."""
+    # A NumPy integer could overflow later: 10 times an ``int8`` of 100 is -24.
     return _count(name, value, 1, most, 10)
 
 
@@ -209,11 +203,9 @@ def called_by(
 
 
 def complete(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Refuses calls that lack an argument in a sentence that shows a whole call.
+    """Refuses calls that lack an argument in a sentence that shows a whole call."""
 
-    Python would name the last argument that is lacking, also where another one was forgotten.
-    """
-
+    # Python would name the last argument that is lacking, also where another one was forgotten.
     def check(function: Callable[..., Any], given: dict[str, Any]) -> None:
         parameters = inspect.signature(function).parameters
         needed = [p.name for p in parameters.values() if p.default is p.empty]

@@ -57,15 +57,13 @@ class Compiled(Generic[_P, _R]):
 
 
 def options(quick: bool = False) -> tuple[tuple[str, Any], ...]:
-    """Options for the compiler; none where it does not know them.
-
-    Most of a first fit is compilation. Without XLA's new emitters for processors, rounds of
-    ``DPOptimization`` compile in about half to two thirds of the time, those of ``FisherScoring``
-    in about four fifths; they run at .92 to 1.00 of the time (JAX 0.10.2, one core, alternately in
-    one process, medians of twelve pairs). Cut into pieces for several cores, programs of ours take
-    a tenth to a quarter longer, on two cores, too. What is ``quick`` goes without LLVM's
-    optimisations as well, which takes half the time or less.
-    """
+    """Options for the compiler; none where it does not know them."""
+    # Most of a first fit is compilation. Without XLA's new emitters for processors, rounds of
+    # ``DPOptimization`` compile in about half to two thirds of the time, those of ``FisherScoring``
+    # in about four fifths; they run at .92 to 1.00 of the time (JAX 0.10.2, one core, alternately
+    # in one process, medians of twelve pairs). Cut into pieces for several cores, programs of ours
+    # take a tenth to a quarter longer, on two cores, too. What is ``quick`` goes without LLVM's
+    # optimisations as well, which takes half the time or less.
     wanted = ("xla_cpu_use_fusion_emitters", False), ("xla_cpu_parallel_codegen_split_count", 1)
     more = (("xla_backend_optimization_level", 0),) if quick else ()
     return tuple(option for option in (*wanted, *more) if _is_known(*option))

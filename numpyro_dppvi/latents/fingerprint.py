@@ -19,10 +19,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(*programs: Any) -> str:
-    """A digest of traced programs (``jax.make_jaxpr(f)(...)``) and all their constants.
-
-    The identity of the function would not do, because a model may read globals that change.
-    """
+    """A digest of traced programs (``jax.make_jaxpr(f)(...)``) and all their constants."""
+    # The identity of the function would not do, because a model may read globals that change.
     digest = hashlib.sha256()
     for program in programs:
         # JAX names variables in the order in which they appear, so that equal programs print alike.

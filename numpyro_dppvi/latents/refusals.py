@@ -74,10 +74,8 @@ def refuse_endless(name: str) -> None:
 
 
 def refuse_moving_support(outcome: str, causes: frozenset[str]) -> None:
-    """Refuses an outcome whose support depends on a latent.
-
-    A record's density jumps to zero at the learnt bound, so its gradient does not show the bound.
-    """
+    """Refuses an outcome whose support depends on a latent."""
+    # A record's density jumps to zero at the learnt bound, so its gradient does not show the bound.
     if causes:
         raise UnsupportedModelError(
             f"the support of the outcome {outcome!r} depends on latent {min(causes)!r}, but no "

@@ -433,10 +433,8 @@ class LatentSpace:
 
 
 def _draws_something_else(fn: Any) -> bool:
-    """Whether draws of a site's distribution are not of its density.
-
-    That of a censored outcome may be inside another one (``to_event``, ``mask``, a mixture).
-    """
+    """Whether draws of a site's distribution are not of its density."""
+    # That of a censored outcome may be inside another one (``to_event``, ``mask``, a mixture).
     if isinstance(fn, (dist.Unit, *_CENSORED)):
         return True
     inside = (getattr(fn, name, None) for name in _INSIDE)

@@ -314,11 +314,9 @@ def log_sum(
 
 
 def _apart(summed: Sequence[Summed], depends: Mapping[str, frozenset[str]]) -> list[list[Summed]]:
-    """The latents in groups of equally many values, of which no density depends on two.
-
-    All of a group can be varied at once. A chain has two, its even and its odd states, so that it
-    costs as much to trace as it has steps, and not the square of that.
-    """
+    """The latents in groups of equally many values, of which no density depends on two."""
+    # All of a group can be varied at once. A chain has two, its even and its odd states, so that it
+    # costs as much to trace as it has steps, and not the square of that.
     met = {one.name: frozenset[str]() for one in summed}
     for names in depends.values():
         for name in names:
@@ -341,12 +339,10 @@ def _aligned(table: Array, axes: Sequence[str], wanted: Sequence[str]) -> Array:
 
 
 def with_own_gradient(density: Callable[..., Array]) -> Callable[..., Array]:
-    """The function, with a gradient in its first argument that is taken one call at a time.
-
-    Where a class makes a value impossible, NumPyro divides by the smallest number of 32 bits and
-    then multiplies by zero. That is zero for one record, but not for the sum over records of a
-    probability that they share: then it is infinity times zero.
-    """
+    """The function, with a gradient in its first argument that is taken one call at a time."""
+    # Where a class makes a value impossible, NumPyro divides by the smallest number of 32 bits and
+    # then multiplies by zero. That is zero for one record, but not for the sum over records of a
+    # probability that they share: then it is infinity times zero.
     own = jax.custom_vjp(density)
 
     def forward(theta: PyTree, *others: PyTree) -> tuple[Array, PyTree]:

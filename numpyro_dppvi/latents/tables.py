@@ -107,10 +107,8 @@ def of_one_client(data: Any, model: Model, model_kwargs: Mapping[str, Any], name
 def matrix_columns(
     parts: Sequence[Mapping[str, Any]], clients: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Names of the columns of arguments that are tables themselves, such as ``X``.
-
-    All clients' must be the same, in one order, or their matrices would mean different things.
-    """
+    """Names of the columns of arguments that are tables themselves, such as ``X``."""
+    # All clients' must be the same, in one order, or their matrices would mean different things.
     found: dict[str, tuple[str, ...]] = {}
     first: dict[str, str] = {}
     for client, part in zip(clients, parts, strict=True):

@@ -241,10 +241,8 @@ _RULES: Mapping[str, _Rule] = {
 
 
 def _null_space(rows: Linear) -> np.ndarray:
-    """An orthonormal basis of the directions along which all rows vanish, shape ``(d, m)``.
-
-    Entries that are in no row are left out: records see nothing of these anyway.
-    """
+    """An orthonormal basis of the directions along which all rows vanish, shape ``(d, m)``."""
+    # Entries that are in no row are left out: records see nothing of these anyway.
     rows = rows[np.any(rows != 0, axis=1)]
     rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     # Most rows are single entries, and these vanish.

@@ -272,10 +272,8 @@ class FisherScoring(values.Method):
 # Step by step it would be a program for each of thirty operations.
 @compiled("space", "family", quick=True)
 def _widened(space: LatentSpace, family: MeanField, q: Natural, memory: Memory) -> Array:
-    """By the information that was learnt: the median over the latents that records enter.
-
-    Without noise the precision in prior units would be about 1 + N level J.
-    """
+    """By the information that was learnt: the median over the latents that records enter."""
+    # Without noise the precision in prior units would be about 1 + N level J.
     ((_, natural),) = entering.marginal(family, q, entering.of(space, family)).items()
     shape, unseen = memory.shape, entering.unseen(space, family)
     if unseen.shape[1]:
@@ -348,11 +346,10 @@ def _about(told: Told, pairs: int, key: PRNGKey, scores: Array | None = None) ->
 def _probabilities(
     told: Told, density: Callable[[Array, PyTree], Array], outcomes: PyTree, key: PRNGKey
 ) -> Array:
-    """Those of a record's outcomes, where the truth is about ``loc`` as the posterior is.
-
-    At ``loc`` itself they would be off by half their second derivative times the posterior's
-    covariance, all one way: where outcomes are rare, the intercept lagged by 1.6 of its deviations.
-    """
+    """Those of a record's outcomes, where the truth is about ``loc`` as the posterior is."""
+    # At ``loc`` itself they would be off by half their second derivative times the posterior's
+    # covariance, all one way: where outcomes are rare, the intercept lagged by 1.6 of its
+    # deviations.
     places = _about(told, _PAIRS, key)
     densities = jax.vmap(jax.vmap(density, (None, 0)), (0, None))(places, outcomes)
     return jnp.mean(jax.nn.softmax(densities), axis=0)
@@ -415,14 +412,13 @@ def _centred(
 
 
 def _as_observed(told: Told, score: Callable[[Array], Array]) -> PyTree:
-    """What one record adds to a release whose outcomes cannot be drawn.
-
-    Its score is clipped about 0. Its information is the observed one, at first with a share of the
-    score's square: both have the same mean at the truth, but far from it the former can vanish,
-    where Newton's steps by it would be thrown, and the latter cannot. Nothing says how many
-    scores would be clipped under the model, so the clip follows those that come near it: if tails
-    are like an exponential density's, a fraction p beyond a third of the clip is p^3 beyond it.
-    """
+    """What one record adds to a release whose outcomes cannot be drawn."""
+    # Its score is clipped about 0. Its information is the observed one, at first with a share of
+    # the score's square: both have the same mean at the truth, but far from it the former can
+    # vanish, where Newton's steps by it would be thrown, and the latter cannot. Nothing says how
+    # many scores would be clipped under the model, so the clip follows those that come near it: if
+    # tails are like an exponential density's, a fraction p beyond a third of the clip is p^3 beyond
+    # it.
     observed = score(told.loc)
     slope = jax.jacrev(score)(told.loc)  # a sum over discrete latents has no forward rule
     white = observed @ told.white

@@ -200,11 +200,9 @@ def onwards(walk: Walk, held: Walk, after: Any, finite: Array) -> Walk:
 
 
 def bent(slope: Callable[[Array], Array], at: Array, direction: Array) -> Array:
-    """The derivative of a slope along a direction: of its Jacobian, which is symmetric, a product.
-
-    Forwards, or backwards where the model has a function whose gradient was written by hand (an
-    ODE's solver), which JAX cannot push forwards.
-    """
+    """The derivative of a slope along a direction: a product of its symmetric Jacobian."""
+    # Forwards, or backwards where the model has a function whose gradient was written by hand (an
+    # ODE's solver), which JAX cannot push forwards.
     try:
         return jax.jvp(slope, (at,), (direction,))[1]
     except TypeError as error:
@@ -243,11 +241,9 @@ def held(walk: Walk, here: Any, fell: Array, rises: Array) -> Walk:
 
 
 def trusted(trust: Array, holds: Array, short: Array) -> Array:
-    """The share of the next step that is trusted.
-
-    q is narrow where a spread in the model is too small, and steps of its own standard deviations
-    would creep. One whose slopes at both ends say that it held may be followed by a longer one.
-    """
+    """The share of the next step that is trusted."""
+    # q is narrow where a spread in the model is too small, and steps of its own standard deviations
+    # would creep. One whose slopes at both ends say that it held may be followed by a longer one.
     longer = jnp.where(short, trust * _LONGER, jnp.clip(trust * _LONGER, None, 1.0))
     return jnp.where(holds, longer, jnp.minimum(trust, 1.0) * _SHORTER)
 

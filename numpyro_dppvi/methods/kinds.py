@@ -104,10 +104,8 @@ class Kinds(NamedTuple):
 
 
 def of(*rows: Array) -> Kinds:
-    """Kinds of clients whose rows are the same to the last bit.
-
-    Only neighbours are compared: who cuts records into parts of two sizes has them in two rows.
-    """
+    """Kinds of clients whose rows are the same to the last bit."""
+    # Only neighbours are compared: who cuts records into parts of two sizes has them in two rows.
     everyone = jnp.arange(rows[0].shape[0])
     if everyone.size <= _at_once():
         return Kinds(everyone, everyone, None)

@@ -109,12 +109,10 @@ def _is_joint(family: MeanField) -> bool:
 
 
 def _until_near(solve: Callable[[Any, Any], Any], first: Any, keys: Any) -> Any:
-    """Goes on, with other draws, until a solve ends near where it began.
+    """Goes on, with other draws, until a solve ends near where it began."""
 
-    A factor is made of where a solve ends. One that has not arrived is sure of where it was on its
-    way, other clients believe that, and what they believe holds it there when it goes on.
-    """
-
+    # A factor is made of where a solve ends. One that has not arrived is sure of where it was on
+    # its way, other clients believe that, and what they believe holds it there when it goes on.
     def is_left(solved: tuple[Array, Any, Array]) -> Array:
         number, _, far = solved
         return far & (number < _MOST_SOLVES)

@@ -232,11 +232,9 @@ def _expected_jvp(
 
 
 def finite_at_nodes(values: Array, weights: Array) -> Array:
-    """Values at a rule's nodes, with 0 for what is not finite where no author would look.
-
-    The outermost nodes lie 6 to 8 standard deviations away, where log(1 - exp(-rate)) is minus
-    infinity in 32 bits, say. Their weights are below rounding, but times infinity are not.
-    """
+    """Values at a rule's nodes, with 0 for what is not finite where no author would look."""
+    # The outermost nodes lie 6 to 8 standard deviations away, where log(1 - exp(-rate)) is minus
+    # infinity in 32 bits, say. Their weights are below rounding, but times infinity are not.
     heavy = (weights > _NEGLIGIBLE).reshape(-1, *[1] * (values.ndim - 1))
     return jnp.where(heavy | jnp.isfinite(values), values, 0)
 

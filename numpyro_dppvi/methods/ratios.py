@@ -135,12 +135,10 @@ def first(scales: Array, alike: Array, clear: Array) -> Look:
 
 
 def narrow(counts: Array, counts_var: Array, counted: Array, drawn: Array) -> Array:
-    """Latents whose records have about one scale, from histograms of scales by octaves.
-
-    The mean scale of drawn outcomes is that of a column. An outcome that cannot be drawn has a
-    scale of its own, which scatters all latents' scales alike: what is narrow is the narrowest one
-    elsewhere, rather than what a column about zero would make of it.
-    """
+    """Latents whose records have about one scale, from histograms of scales by octaves."""
+    # The mean scale of drawn outcomes is that of a column. An outcome that cannot be drawn has a
+    # scale of its own, which scatters all latents' scales alike: what is narrow is the narrowest
+    # one elsewhere, rather than what a column about zero would make of it.
     held, noise = jnp.max(_held(counts, 2), axis=1), jnp.sqrt(2 * counts_var)
     enough = jnp.maximum(_NARROW[0] * counted - _MISSED * noise, _NARROW[1] * counted)
     narrowest = counts[jnp.argmax(held)]

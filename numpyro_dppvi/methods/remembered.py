@@ -286,12 +286,10 @@ def any_shape(memory: Memory) -> Array:
 
 
 def least(size: int, total_records: Array) -> Array:
-    """What every learnt shape gets in prior units: over all records, as much as the prior knows.
-
-    Of columns that repeat others nothing is left, or next to nothing: say that a column repeats
-    others, but not in one record of a thousand. Noise soon tells that most records say nothing of
-    it by itself, and clips hide what the few say. Coordinates would be stretched on and on, until
-    what is released in them is rounding, or a step that noise leads moves the few's predictions by
-    many units of a log rate. Factors claim nothing of what is added.
-    """
+    """What every learnt shape gets in prior units: over all records, as much as the prior knows."""
+    # Of columns that repeat others nothing is left, or next to nothing: say that a column repeats
+    # others, but not in one record of a thousand. Noise soon tells that most records say nothing of
+    # it by itself, and clips hide what the few say. Coordinates would be stretched on and on, until
+    # what is released in them is rounding, or a step that noise leads moves the few's predictions
+    # by many units of a log rate. Factors claim nothing of what is added.
     return jnp.eye(size) / total_records

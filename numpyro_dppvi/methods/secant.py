@@ -81,11 +81,9 @@ def nothing(size: int) -> Rounds:
 
 
 def after(rounds: Rounds, new: Scores, total_records: Array) -> Rounds:
-    """With the scores of another group, of which each client was visited as often.
-
-    A sum of all clients' scores falls by the information times the way of their mean place, if they
-    are the same clients: so each counts once, and only whole rounds are compared.
-    """
+    """With the scores of another group, of which each client was visited as often."""
+    # A sum of all clients' scores falls by the information times the way of their mean place, if
+    # they are the same clients: so each counts once, and only whole rounds are compared.
     going = rounds.going
     keep = jnp.where(new.visit == going.visit, 1.0, 0.0)
     records = keep * going.records + new.records
@@ -134,11 +132,10 @@ def missed(said: Response, shape: Array) -> Array:
 
 
 def learnt(said: Response, seen: Array, known: Array) -> tuple[Array, Array]:
-    """The mean of all released shapes and ``known``, N^-1, with a response that is too small.
-
-    An observation of the shape along one direction u, with error e: if noise is N^(1/2) e N^(1/2)
-    with N = known^-1, the entry along u has variance 2 (u'Nu)^2, and all others follow as N u does.
-    """
+    """The mean of all released shapes and ``known``, N^-1, with a response that is too small."""
+    # An observation of the shape along one direction u, with error e: if noise is N^(1/2) e N^(1/2)
+    # with N = known^-1, the entry along u has variance 2 (u'Nu)^2, and all others follow as N u
+    # does.
     ahead = said.ahead
     noise = jnp.linalg.solve(known + 1e-9 * jnp.eye(len(known)), ahead)
     own = jnp.maximum(ahead @ noise, 1e-12)  # no step has no direction

@@ -124,11 +124,9 @@ def after(
 
 
 def cut(tails: Tails) -> float:
-    """The fraction of records whose scores are far out, beyond what the model expects.
-
-    0 where it may be noise, or chance: of n records that are expected, the square root of n more or
-    less. These are the same ones in all rounds, so that their chance does not average out.
-    """
+    """The fraction of records whose scores are far out, beyond what the model expects."""
+    # 0 where it may be noise, or chance: of n records that are expected, the square root of n more
+    # or less. These are the same ones in all rounds, so that their chance does not average out.
     excess, least, records = _added_up(tails)
     return float(np.max(np.where(excess > least, excess / max(records, 1), 0)))
 

@@ -347,11 +347,9 @@ class OfRecords(NamedTuple):
     def released(
         self, sampler: Sampler, keys: tuple[PRNGKey, Purposes], coordinates: Coordinates
     ) -> Gradient:
-        """DP estimate of all records' gradient: sample, clip each, sum, add noise, divide by q.
-
-        The divisor is the probability that a record is in the batch, a public number; how many
-        were drawn is secret.
-        """
+        """DP estimate of all records' gradient: sample, clip each, sum, add noise, divide by q."""
+        # The divisor is the probability that a record is in the batch, a public number; how many
+        # were drawn is secret.
         (rng_key, secret), params = keys, self.params
         problem = self.space, self.family, self.expectation, rng_key, coordinates
         capacity = jax.tree.leaves(self.records)[0].shape[0]
@@ -419,13 +417,12 @@ class OfRecords(NamedTuple):
         return add_noise(secret.noise, total, params.noise_std, like=like, asked=asked)
 
     def _shard(self, number: Array) -> tuple[Mapping[str, Array], Array]:
-        """Rows ``number``, ``number + num_shards``, ... of the records, and which of them count.
-
-        A record's shard is a function of its place alone: replacing a record changes one shard. So
-        rows that do not count repeat the shard's own first record. Were they taken from elsewhere
-        (a gather past the end gives the client's last record), 0 * inf would carry that record into
-        a gradient that it is not in; and zeros are impossible outcomes under some models.
-        """
+        """Rows ``number``, ``number + num_shards``, ... of the records, and which of them count."""
+        # A record's shard is a function of its place alone: replacing a record changes one shard.
+        # So rows that do not count repeat the shard's own first record. Were they taken from
+        # elsewhere (a gather past the end gives the client's last record), 0 * inf would carry that
+        # record into a gradient that it is not in; and zeros are impossible outcomes under some
+        # models.
         num_shards = self.params.num_shards
         places = number + num_shards * jnp.arange(self.layout.shard_capacity)
         present = (places < self.num_records) & (number < num_shards)

@@ -33,11 +33,9 @@ class White(NamedTuple):
 
 
 def coordinates(shape: Array) -> White:
-    """Coordinates in which the shape is the identity, one column after the other.
-
-    By Cholesky's factors: an axis is what a column has beside those before it, so that columns keep
-    apart. Eigenvectors of the shape would mix what noise cannot tell from one another.
-    """
+    """Coordinates in which the shape is the identity, one column after the other."""
+    # By Cholesky's factors: an axis is what a column has beside those before it, so that columns
+    # keep apart. Eigenvectors of the shape would mix what noise cannot tell from one another.
     root = jnp.sqrt(jnp.diagonal(shape))
     order = order_of(shape)
     alike = shape / (root[:, None] * root)
@@ -51,11 +49,9 @@ def coordinates(shape: Array) -> White:
 
 
 def order_of(shape: Array) -> Array:
-    """Latents in the order in which coordinates take them.
-
-    First come columns that have most in common, the intercept and those far from zero: what little
-    they have of their own would drown in the noise of others that were taken off them.
-    """
+    """Latents in the order in which coordinates take them."""
+    # First come columns that have most in common, the intercept and those far from zero: what
+    # little they have of their own would drown in the noise of others that were taken off them.
     root = jnp.sqrt(jnp.diagonal(shape))
     alike = shape / (root[:, None] * root)  # correlations, which are well scaled
     # The diagonal of the fourth power weighs eigenvectors by their eigenvalues' fourth powers.

@@ -116,11 +116,9 @@ def check_proper(
 
 
 def check_width(family: MeanField, parts: PriorFactor, step: float) -> None:
-    """Refuses a normal prior that is far narrower than the optimiser's noisy steps.
-
-    An optimiser such as Adam takes steps of a fixed length even if gradients are pure noise. These
-    would end many standard deviations away from such a prior.
-    """
+    """Refuses a normal prior that is far narrower than the optimiser's noisy steps."""
+    # An optimiser such as Adam takes steps of a fixed length even if gradients are pure noise.
+    # These would end many standard deviations away from such a prior.
     for name, (_, narrowest) in _widths(family, parts.exact).items():
         if name not in parts.refined and float(narrowest) < _NARROWEST * step:
             raise UnsupportedModelError(

@@ -46,10 +46,8 @@ _ROWS_AT_ONCE = 16  # of a running sum, on an accelerator
 
 @jax.custom_batching.custom_vmap
 def anyone(flag: Array) -> Array:
-    """A public flag and, where visits are mapped, whether it is true for any of them.
-
-    A ``lax.cond`` on it runs one of its branches; on a flag of each visit's own, mapped, both.
-    """
+    """A public flag and, where visits are mapped, whether it is true for any of them."""
+    # A ``lax.cond`` on it runs one of its branches; on a flag of each visit's own, mapped, both.
     return flag
 
 
@@ -73,12 +71,10 @@ def rounding_norm(num_entries: int) -> float:
 
 
 def squared_norms(leaves: Sequence[Array | Product], dtype: jnp.dtype) -> Array:
-    """Joint squared norms of vectors, given with one leading axis, added up in 64 bits.
-
-    In 32 bits the compiler may add up some rows' squares in another order than others', so that a
-    vector's rounding depended on its place. In 64 bits, where the squares are exact, the order
-    changes a sum by 10^-16, which hardly ever shows once it is rounded.
-    """
+    """Joint squared norms of vectors, given with one leading axis, added up in 64 bits."""
+    # In 32 bits the compiler may add up some rows' squares in another order than others', so that a
+    # vector's rounding depended on its place. In 64 bits, where the squares are exact, the order
+    # changes a sum by 10^-16, which hardly ever shows once it is rounded.
     with jax.enable_x64(True):
 
         def of_leaf(leaf: Array | Product) -> Array:

@@ -194,11 +194,9 @@ def likely_releases(
 
 
 def _least_sufficient(spends: Callable[[float], float], target: float, guess: float) -> float:
-    """Noise with ``_ENOUGH * target <= spends(noise) <= target``, or ``_LEAST_NOISE`` if larger.
-
-    ``spends``, epsilon as a decreasing function of the noise, is expensive. In logarithms it is
-    nearly linear, so secant steps converge fast; a bracket keeps them from going astray.
-    """
+    """Noise with ``_ENOUGH * target <= spends(noise) <= target``, or ``_LEAST_NOISE`` if larger."""
+    # ``spends``, epsilon as a decreasing function of the noise, is expensive. In logarithms it is
+    # nearly linear, so secant steps converge fast; a bracket keeps them from going astray.
     aim = math.log(0.5 * (_ENOUGH + 1) * target)
     low, high = 0.0, math.inf  # too little noise, enough noise
     noise = guess

@@ -132,11 +132,10 @@ def clipped_in_steps(
 
 
 def _written_down(contributions: PyTree) -> PyTree:
-    """Vectors whose norms and sums are made of the same numbers.
-
-    An accelerator's compiler may make an entry in several kernels, and contracts products and sums
-    in each as it likes. Where terms of an entry cancel, that moves it by far more than the margin.
-    """
+    """Vectors whose norms and sums are made of the same numbers."""
+    # An accelerator's compiler may make an entry in several kernels, and contracts products and
+    # sums in each as it likes. Where terms of an entry cancel, that moves it by far more than the
+    # margin.
     return contributions if on_cpu() else jax.lax.optimization_barrier(contributions)
 
 

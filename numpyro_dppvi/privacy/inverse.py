@@ -186,10 +186,8 @@ def rounds_from_epsilon(
 
 
 def _most_rounds(fits: Callable[[int], bool], guess: float, most: int) -> int:
-    """The largest number of rounds in [0, most] that fits; any number below it does, too.
-
-    ``fits`` is slow to tell: steps that double lead from a good guess to where it changes.
-    """
+    """The largest number of rounds in [0, most] that fits; any number below it does, too."""
+    # ``fits`` is slow to tell: steps that double lead from a good guess to where it changes.
     low = int(min(max(guess, 1), most))
     high, step = low + 1, max(1, low // 64)
     if fits(low):

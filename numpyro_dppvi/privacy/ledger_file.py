@@ -333,10 +333,8 @@ class _Found:
         self.check = _check(self.check, line)
 
     def is_unfinished(self, line: bytes) -> bool:
-        """Whether a line is a proper beginning of a line that the library writes.
-
-        After a power failure, zeros may stand in place of bytes that had not reached the disk.
-        """
+        """Whether a line is a proper beginning of a line that the library writes."""
+        # After a power failure, zeros may stand in place of bytes that had not reached the disk.
         line = line.rstrip(b"\0")
         if not any(line[: len(start)] == start[: len(line)] for start in _BEGINNINGS):
             return False

@@ -467,11 +467,9 @@ def of_changes(
 def shard_weights(
     clip_norms: Sequence[float], num_shards: Sequence[int], *, averaged: bool, aggregated: bool
 ) -> list[float]:
-    """The factor of each client's noise on a sum of clipped changes.
-
-    Under a trusted aggregator, the client whose shards can move the sum furthest determines the
-    noise of all, so that all shares have one standard deviation.
-    """
+    """The factor of each client's noise on a sum of clipped changes."""
+    # Under a trusted aggregator, the client whose shards can move the sum furthest determines the
+    # noise of all, so that all shares have one standard deviation.
     weights = [1 / shards if averaged else 1.0 for shards in num_shards]
     if not aggregated:
         return weights

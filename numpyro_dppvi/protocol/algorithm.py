@@ -370,11 +370,9 @@ def _layout(setup: Setup) -> Layout:
 
 
 def _rows_at_once(client_sizes: Sequence[int], most: int | None = None) -> int | None:
-    """Chunks of rows that let small clients leave out their padding; ``None`` if they have little.
-
-    Each client wastes less than a chunk. So less than a fifth of what is computed is padding where
-    clients have 124 records or more on average, and less than an eighteenth from 512 on.
-    """
+    """Chunks of rows that let small clients leave out padding; ``None`` if they have little."""
+    # Each client wastes less than a chunk. So less than a fifth of what is computed is padding
+    # where clients have 124 records or more on average, and less than an eighteenth from 512 on.
     mean = sum(client_sizes) / len(client_sizes)
     # Skipping padding pays where clients have a lot of it.
     if max(client_sizes) < 1.2 * mean:

@@ -55,11 +55,9 @@ def check_plan(
     client_sizes: Sequence[int],
     trusted: TrustedAggregator | None,
 ) -> None:
-    """Refuses a plan that does not describe exactly what the method is going to release.
-
-    Noise, accounting and budgets come from the plan, clipping and sampling from the method: a
-    run under another method's plan would cost more than its statement says.
-    """
+    """Refuses a plan that does not describe exactly what the method is going to release."""
+    # Noise, accounting and budgets come from the plan, clipping and sampling from the method: a run
+    # under another method's plan would cost more than its statement says.
     if (method.releases == "nothing") != (plan is None):
         raise ValueError(
             f"{type(method).__name__}() and {'no plan' if plan is None else 'a plan'} do not go "

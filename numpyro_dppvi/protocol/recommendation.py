@@ -194,10 +194,8 @@ def _drawn_widths(
     shapes: Mapping[str, Any],
     constants: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Widths of latents' priors on the unconstrained scale by draws, in standard deviations.
-
-    They are of use where a prior is no factor: that of effects around a mean that is learnt, say.
-    """
+    """Widths of latents' priors on the unconstrained scale by draws, in standard deviations."""
+    # They are of use where a prior is no factor: that of effects around a mean that is learnt, say.
     continuous = [latent for latent in space.latents if not latent.is_discrete]
     names = [latent.name for latent in continuous]
     draws = latents.outputs.prior_draws(

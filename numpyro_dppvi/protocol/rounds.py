@@ -201,11 +201,9 @@ def in_turn(
 def _compiled_beside(
     problem: Problem, visits: tuple[Any, ...], takes: tuple[Any, ...]
 ) -> contextlib.AbstractContextManager[Any]:
-    """Compiles the server's program on another core while that of clients is compiled and run.
-
-    Each takes seconds. Where clients lie on several devices they are compiled one after the other:
-    it is not known here how their releases will lie.
-    """
+    """Compiles the server's program on another core while that of clients is compiled and run."""
+    # Each takes seconds. Where clients lie on several devices they are compiled one after the
+    # other: it is not known here how their releases will lie.
     leaves, structure = jax.tree.flatten((visits, takes))
     shapes = [(np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves]
     seen = hash((problem, structure, *shapes))

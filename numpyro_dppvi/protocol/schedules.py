@@ -182,10 +182,8 @@ def check_kind(schedule: Schedule) -> None:
 
 
 def check(groups: np.ndarray, num_clients: int) -> np.ndarray:
-    """Returns a copy of a round's groups, or refuses them in a sentence.
-
-    A copy, because a schedule may write all its answers into one array.
-    """
+    """Returns a copy of a round's groups, or refuses them in a sentence."""
+    # A copy, because a schedule may write all its answers into one array.
     try:
         groups = np.array(groups)
     except ValueError:

@@ -325,11 +325,9 @@ def _held_dtype(dtype: Any, name: str, received: Any = None) -> np.dtype[Any]:
 def _held(
     array: npt.NDArray[Any], dtype: np.dtype[Any], name: str, missing: bool
 ) -> npt.NDArray[Any]:
-    """Cast to JAX's dtype; refuse numbers that do not fit.
-
-    Messages depend on the dtype only and NumPy's warnings are suppressed, because either could
-    reveal something about a record.
-    """
+    """Cast to JAX's dtype; refuse numbers that do not fit."""
+    # Messages depend on the dtype only and NumPy's warnings are suppressed, because either could
+    # reveal something about a record.
     # A cast can overflow without a word: 1e39 becomes infinite in 32 bits.
     if dtype.kind == "f":
         with np.errstate(all="ignore"):

@@ -174,10 +174,8 @@ def _small_majority_fraction(
 
 
 def _as_written(number: float) -> Fraction:
-    """Convert a float to the decimal fraction that the user wrote.
-
-    In binary, 10 * (1 - 0.9) is slightly less than 1, and rounding down would give no row at all.
-    """
+    """Convert a float to the decimal fraction that the user wrote."""
+    # In binary, 10 * (1 - 0.9) is slightly less than 1, and rounding down would give no row at all.
     return Fraction(repr(float(number)))
 
 

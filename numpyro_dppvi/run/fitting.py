@@ -574,11 +574,9 @@ def _narrowed(relative: Mapping[str, np.ndarray]) -> float | None:
 def _untold(
     relative: Mapping[str, np.ndarray], parents: Mapping[str, frozenset[str]]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Latents that records hardly narrow, though others hang on them: those that their prior has.
-
-    With nothing said of effects u ~ Normal(0, s), the bound is all but flat along s and u together,
-    and a normal approximation of s is far too narrow, wherever it is.
-    """
+    """Latents that records hardly narrow though others hang on them: those that their prior has."""
+    # With nothing said of effects u ~ Normal(0, s), the bound is all but flat along s and u
+    # together, and a normal approximation of s is far too narrow, wherever it is.
     return tuple(
         (name, tuple(sorted(parents[name])))
         for name, ratios in relative.items()

@@ -125,10 +125,8 @@ class _Stop:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While a round's result is kept, which takes a moment, nothing is broken off.
-
-        A file that was broken off in the middle raises errors of its own, which hide the Ctrl-C.
-        """
+        """While a round's result is kept, which takes a moment, nothing is broken off."""
+        # A file that was broken off in the middle raises errors of its own, which hide the Ctrl-C.
         self._busy = True
         try:
             yield
@@ -138,11 +136,9 @@ class _Stop:
 
 @contextlib.contextmanager
 def _graceful_interrupt() -> Iterator[_Stop]:
-    """Makes the first Ctrl-C a request to stop after the round, and only the second an exception.
-
-    A round is one compiled program, which no signal stops: what has been computed by the time it
-    returns would otherwise be thrown away, although it has been charged.
-    """
+    """Makes the first Ctrl-C a request to stop after the round; only the second is an exception."""
+    # A round is one compiled program, which no signal stops: what has been computed by the time it
+    # returns would otherwise be thrown away, although it has been charged.
     stop = _Stop()
     if (
         # Python lets the main thread alone handle signals.

@@ -20,10 +20,8 @@ _CALLED = {
 
 
 def _check(function: Callable[..., Any], given: dict[str, Any]) -> None:
-    """Refuses such calls of ``(model, guide, data, *, ...)`` in a sentence.
-
-    Python itself would say which argument is lacking, but not that None stands for a guide.
-    """
+    """Refuses such calls of ``(model, guide, data, *, ...)`` in a sentence."""
+    # Python itself would say which argument is lacking, but not that None stands for a guide.
     name = function.__name__
     lacking = [argument for argument in _FIRST if argument not in given]
     right = f"write {name}(model, None, data, ...), where None lets the library choose the guide."

@@ -158,20 +158,16 @@ class Arrival(NamedTuple):
 
 
 class Course(NamedTuple):
-    """How a run without privacy is watched.
-
-    ``damping`` is the share of a change that is merged until it arrives.
-    """
+    """How a run without privacy is watched; ``damping`` is the share merged until it arrives."""
 
     family: MeanField
     damping: float
     until_settled: bool
 
     def look(self, history: History) -> Arrival | None:
-        """Whether it has arrived with the last round, where it looks.
-
-        A function of the history alone, so that a run that was broken off ends where it would have.
-        """
+        """Whether it has arrived with the last round, where it looks."""
+        # A function of the history alone, so that a run that was broken off ends where it would
+        # have.
         rounds = len(history.movement)
         if rounds < _FIRST_LOOK or rounds % _LOOKS_APART:
             return None

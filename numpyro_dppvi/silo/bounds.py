@@ -60,10 +60,8 @@ def _of_changes(
 
 
 def _of_sum(params: ClientParams, most: Array, value: PyTree) -> Array:
-    """Norm and largest entry of a clipped sum with noise, each over the most that it can be.
-
-    The norm alone would let a hospital put the noise of all entries into one.
-    """
+    """Norm and largest entry of a clipped sum with noise, each over the most that it can be."""
+    # The norm alone would let a hospital put the noise of all entries into one.
     leaves = jax.tree.leaves(value)
     size = sum(leaf.size for leaf in leaves)
     norm = jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in leaves))
@@ -93,11 +91,9 @@ def _of_descent(problem: Problem, learning_rate: Array, q: Natural, value: Natur
 
 
 def _steps_of_adam(num_steps: int) -> float:
-    """The furthest that a coordinate moves in some first steps of Adam, in learning rates.
-
-    By Cauchy and Schwarz the mean of gradients is at most sqrt(sum_j (b1^2 / b2)^j) times the root
-    of the mean of their squares, both with their decays; the two bias corrections follow.
-    """
+    """The furthest that a coordinate moves in some first steps of Adam, in learning rates."""
+    # By Cauchy and Schwarz the mean of gradients is at most sqrt(sum_j (b1^2 / b2)^j) times the
+    # root of the mean of their squares, both with their decays; the two bias corrections follow.
     steps = np.arange(1, num_steps + 1)
     # The mean is (1 - b1) / (1 - b1^t) sum b1^j g_j, the root sqrt((1 - b2) / (1 - b2^t) sum b2^j
     # g_j^2), and sum b1^j g_j <= sqrt(sum (b1^2 / b2)^j) sqrt(sum b2^j g_j^2).

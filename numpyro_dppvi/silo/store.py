@@ -87,10 +87,8 @@ class Store:
         return max((int(step[1]) for step in steps if step), default=0)
 
     def keep(self, study: str, reserved: Reserved, reply: bytes, private: PyTree) -> None:
-        """Keeps a reply, and what the hospital's shards keep to themselves; on the disk when done.
-
-        The private state goes first: it counts once the reply is there.
-        """
+        """Keeps a reply and what the shards keep to themselves; on the disk when done."""
+        # The private state goes first: it counts once the reply is there.
         folder, step = self.folder / study, reserved.step
         _make(folder)
         facts = {"step": step, "input": reserved.answers}
