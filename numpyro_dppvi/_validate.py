@@ -221,10 +221,8 @@ def complete(example: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def listed(value: Any) -> list[Any] | None:
-    """The entries of a sequence or one-dimensional array; ``None`` for anything else.
-
-    Strings and bytes do not count as sequences.
-    """
+    """The entries of a sequence or one-dimensional array; ``None`` for anything else."""
+    # Strings and bytes do not count as sequences.
     if isinstance(value, jax.core.Tracer):
         return None
     if isinstance(value, (np.ndarray, jax.Array)):

@@ -35,10 +35,8 @@ def one_of(distribution: dist.Distribution | None, *kinds: type[dist.Distributio
 def in_a_row(
     distribution: dist.Distribution | None, shape: tuple[int, ...]
 ) -> dist.Distribution | None:
-    """The distribution of all entries in one row, if it is normal; others as they are.
-
-    Its parameters may only broadcast to the latent's shape.
-    """
+    """The distribution of all entries in one row, if it is normal; others as they are."""
+    # Its parameters may only broadcast to the latent's shape.
     found, size = plain(distribution), math.prod(shape)
     if isinstance(found, dist.Normal):
         loc, scale = (np.broadcast_to(x, shape).reshape(size) for x in (found.loc, found.scale))
@@ -53,10 +51,8 @@ def in_a_row(
 
 
 def split(distribution: dist.Distribution) -> tuple[dist.Distribution, tuple[Transform, ...]]:
-    """The base distribution of a transformed one, and its bijections.
-
-    ``LogNormal`` is a transformed ``Normal``, for example, and ``InverseGamma`` a ``Gamma``.
-    """
+    """The base distribution of a transformed one, and its bijections."""
+    # ``LogNormal`` is a transformed ``Normal``, for example, and ``InverseGamma`` a ``Gamma``.
     transforms: tuple[Transform, ...] = ()
     base = plain(distribution)
     while isinstance(base, dist.TransformedDistribution):

@@ -59,10 +59,8 @@ def unwhiten(family: MeanField, coordinates: Coordinates, white: Natural) -> Nat
 
 
 def weighted(white: Natural, location: Weights, spread: float) -> Natural:
-    """Weights the parts of white coordinates that move a normal's location and its spread.
-
-    Coordinates of other families do not separate this way and are kept.
-    """
+    """Weights the parts of white coordinates that move a normal's location and its spread."""
+    # Coordinates of other families do not separate this way and are kept.
     return Natural(
         {
             name: NormalNatural(location[name] * part.linear, spread * part.quadratic)

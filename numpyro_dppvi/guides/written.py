@@ -42,11 +42,9 @@ class _Drawn(NamedTuple):
 def read(
     guide: Model, space: LatentSpace, records: Mapping[str, Any], model_kwargs: Mapping[str, Any]
 ) -> tuple[dict[str, Transform], MeanField]:
-    """Bijections by latent, and the family of their base values.
-
-    The guide is run on rows of zeros. Values of its parameters do not matter, only the types of
-    its distributions and what they depend on.
-    """
+    """Bijections by latent, and the family of their base values."""
+    # The guide is run on rows of zeros. Values of its parameters do not matter, only the types of
+    # its distributions and what they depend on.
     rows = shapes(records)
 
     def run(rows: Mapping[str, Any], fixed: Mapping[str, Any]) -> Trace:

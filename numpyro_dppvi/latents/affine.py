@@ -36,13 +36,10 @@ class Effect(NamedTuple):
 
 
 def solved(matrices: Array, vectors: Array) -> tuple[Array, Array]:
-    """Solves ``(..., k, k)`` systems by elimination, without pivoting; exact for triangular ones.
-
-    JAX's own solver searches for pivots. What is linear in the vectors could not be told from the
-    traced program then, in which ``methods.hierarchies`` looks for it.
-
-    Returns the solutions and the pivots, whose product is the determinant; both ``(..., k)``.
-    """
+    """Solves ``(..., k, k)`` systems by elimination; returns solutions and pivots, ``(..., k)``."""
+    # Without pivoting: exact for triangular ones, and the pivots' product is the determinant. JAX's
+    # own solver searches for pivots. What is linear in the vectors could not be told from the
+    # traced program then, in which ``methods.hierarchies`` looks for it.
     size = matrices.shape[-1]
     rows = [matrices[..., n, :] for n in range(size)]
     rest = [vectors[..., n] for n in range(size)]

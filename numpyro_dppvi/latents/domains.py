@@ -223,10 +223,7 @@ def _of_copies(fn: dist.ExpandedDistribution, value: Array) -> Array:
 
 
 def broken_arguments(fn: Any) -> Iterator[tuple[dist.Distribution, str, Constraint, Array]]:
-    """Yields parameters with a restricted range, and where they violate it.
-
-    Component distributions, as of a mixture, are included.
-    """
+    """Yields parameters with a restricted range, also of components, and where they violate it."""
     for name, constraint in fn.arg_constraints.items():
         value = vars(fn).get(name)  # parameters as passed; derived ones are computed properties
         known = kind(constraint)

@@ -158,10 +158,8 @@ def _masks(fn: Any) -> Iterator[Array]:
 
 
 def _is_read(space: LatentSpace, name: str, asked: bool) -> bool:
-    """Whether a made-up record without an argument has a density, with gradients.
-
-    If the model does not ask for NaN, it must be blind to what is written in its place, too.
-    """
+    """Whether a made-up record without an argument has a density, with gradients."""
+    # If the model does not ask for NaN, it must be blind to what is written in its place, too.
     rng = np.random.default_rng(0)
     base = {latent.name: _some_base(rng, latent) for latent in space.latents}
     row = {key: made_up(rng, struct) for key, struct in space.row.items()}

@@ -39,10 +39,8 @@ def is_one_party(data: Any, asked: Asked) -> bool:
 
 
 def arguments_of(records: Any, asked: Asked, name: str) -> Mapping[str, Any]:
-    """Records by argument: a mapping as it is, or a table's columns that the model asks for.
-
-    Messages name columns, which are public, and nothing of their values.
-    """
+    """Records by argument: a mapping as it is, or a table's columns that the model asks for."""
+    # Messages name columns, which are public, and nothing of their values.
     if not is_table(records):
         return dict(records)
     # Columns without a name, or with a number for one, can be no argument of a model.

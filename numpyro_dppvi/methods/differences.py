@@ -92,10 +92,8 @@ def after(
 
 
 def large(differences: Differences, size: int) -> Array:
-    """Whether differences are too large to move after each visit, for ``size`` latents.
-
-    Surely so by what came on the way, and perhaps by what came from one location.
-    """
+    """Whether differences are too large to move after each visit, for ``size`` latents."""
+    # Surely so by what came on the way, and perhaps by what came from one location.
     moving, still = differences
     alarm = moving.square - _SURE * moving.error > _harmless(size)
     return alarm & (still.square + _MAYBE * still.error > _harmless(size))

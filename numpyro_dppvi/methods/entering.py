@@ -32,10 +32,8 @@ def of(space: LatentSpace, family: MeanField) -> np.ndarray:
 
 
 def columns(space: LatentSpace, family: MeanField) -> np.ndarray:
-    """Which of these entries are multiplied by values of a record, shape ``(k,)``.
-
-    As the weights of a matrix are. Of others a record's information is no column's.
-    """
+    """Which of these entries are multiplied by values of a record, shape ``(k,)``."""
+    # As the weights of a matrix are. Of others a record's information is no column's.
     layers = space.first_layers
     return np.isin(of(space, family), _places(family, layers.names if layers else frozenset()))
 

@@ -190,11 +190,9 @@ def _of(chosen: Array, unit: Array, centre: Array, step: Array | float) -> Look:
 
 
 def with_found(known: Ratios) -> Ratios:
-    """With what the histograms of the current look show.
-
-    Means over what fits: a place and a spread of a normal to which all records belong, or most,
-    against records on both sides of zero alike, and against none.
-    """
+    """With what the histograms of the current look show."""
+    # Means over what fits: a place and a spread of a normal to which all records belong, or most,
+    # against records on both sides of zero alike, and against none.
     spread = jnp.repeat(jnp.array(_SPREADS), 4 * BINS)
     middle = jnp.tile((jnp.arange(4 * BINS) + 0.5) / 4, len(_SPREADS))
     shape = _templates()

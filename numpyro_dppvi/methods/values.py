@@ -238,11 +238,10 @@ def shards_by_client(method: Method, client_sizes: Sequence[int]) -> tuple[int, 
 
 
 def program_of(method: Any) -> Any:
-    """The method without the numbers that are arguments of a compiled program.
-
-    Methods that differ in nothing else share a compilation. What reads these numbers from a method
-    inside a program would read stand-ins: they are in ``visits.ClientParams`` and ``Layout``.
-    """
+    """The method without the numbers that are arguments of a compiled program."""
+    # Methods that differ in nothing else share a compilation. What reads these numbers from a
+    # method inside a program would read stand-ins: they are in ``visits.ClientParams`` and
+    # ``Layout``.
     if isinstance(method, type) or not dataclasses.is_dataclass(method):
         return method
     # The method is part of a compiled program's key. What the plan hands to the program as an

@@ -384,10 +384,8 @@ def random_words(rng_key: PRNGKey, shape: tuple[int, ...]) -> Array:
 
 
 def normal(words: Array) -> Array:
-    """Standard normal draws from pairs of random words, by inverting the distribution function.
-
-    Draws reach 9 standard deviations, whose tail probability is about 2^-64.
-    """
+    """Standard normal draws from pairs of random words, by inverting the distribution function."""
+    # Draws reach 9 standard deviations, whose tail probability is about 2^-64.
     with jax.enable_x64(True):
         # One bit is the sign; the other 63 are a tail probability u in (0, 1/2). Floats are dense
         # near 0, so ndtri(u) keeps its relative precision far into the tail, where ndtri(1 - u)

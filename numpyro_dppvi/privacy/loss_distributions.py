@@ -114,15 +114,13 @@ def _of_event(
 
 
 def _of_fixed_size(noise: float, prob: float, grid: float) -> pld.PrivacyLossDistribution:
-    """The privacy loss of a Gaussian sum over a batch of fixed size, under replace-one.
-
-    Let P and Q be Gaussians whose means differ by the sensitivity, and q (``prob``) the fraction of
-    records in a batch. The privacy profile is H((1-q) Q + q P || Q) for epsilon >= 0 (Balle, Barthe
-    and Gaboardi 2018) and H(P || (1-q) P + q Q) for epsilon < 0 (Zhu, Dong and Wang 2022). No
-    single pair of data sets attains both branches, but together they are the profile of one
-    dominating pair, which can be composed. Composing each branch by itself gives no bound (Lebeda,
-    Regehr, Kamath and Steinke 2024).
-    """
+    """The privacy loss of a Gaussian sum over a batch of fixed size, under replace-one."""
+    # Let P and Q be Gaussians whose means differ by the sensitivity, and q (``prob``) the fraction
+    # of records in a batch. The privacy profile is H((1-q) Q + q P || Q) for epsilon >= 0 (Balle,
+    # Barthe and Gaboardi 2018) and H(P || (1-q) P + q Q) for epsilon < 0 (Zhu, Dong and Wang 2022).
+    # No single pair of data sets attains both branches, but together they are the profile of one
+    # dominating pair, which can be composed. Composing each branch by itself gives no bound
+    # (Lebeda, Regehr, Kamath and Steinke 2024).
     upper_branch = GaussianPrivacyLoss(
         noise,
         sensitivity=unit_sensitivity("replace_one"),

@@ -253,10 +253,8 @@ class PrivacyPlan:
 
 
 def with_worth(plan: PrivacyPlan, num_latents: int) -> PrivacyPlan:
-    """The plan, which also says what the budgets buy at best.
-
-    Where a budget protects whole clients, or nothing is left of it, nothing is known.
-    """
+    """The plan, which also says what the budgets buy at best."""
+    # Where a budget protects whole clients, or nothing is left of it, nothing is known.
     budgets = [client.budget for client in plan.clients]
     before = [client.before for client in plan.clients]
     if any(

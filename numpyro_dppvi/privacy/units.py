@@ -19,10 +19,8 @@ def in_words(budget: PrivacyBudget) -> str:
 
 
 def check_sampler(budget: PrivacyBudget, sampler: Sampler) -> None:
-    """Raises a ValueError for sampled batches with units other than a record.
-
-    No dominating pair of distributions is proven for them.
-    """
+    """Raises a ValueError for sampled batches with units other than a record."""
+    # No dominating pair of distributions is proven for them.
     # Of a person's k records a batch holds any number from 0 to k. The proven pairs are of one
     # record that is in the batch or not.
     if isinstance(sampler, FullBatch) or in_words(budget) == "record":
@@ -35,10 +33,7 @@ def check_sampler(budget: PrivacyBudget, sampler: Sampler) -> None:
 
 
 def records_changed(budget: PrivacyBudget) -> int:
-    """How many per-record vectors in a sum one unit of protection can change.
-
-    For a client there is no useful bound: it is refused.
-    """
+    """How many per-record vectors in a sum one unit of protection can change; refuses clients."""
     if budget.unit == "client":
         raise ValueError(
             "unit must be 'record' for methods that clip each record's gradient, got 'client': "
@@ -49,10 +44,8 @@ def records_changed(budget: PrivacyBudget) -> int:
 
 
 def shards_changed(budget: PrivacyBudget, num_shards: int) -> int:
-    """How many of a client's shards one unit of protection can change.
-
-    A person's records may all lie in different shards; a client's are in all of them.
-    """
+    """How many of a client's shards one unit of protection can change."""
+    # A person's records may all lie in different shards; a client's are in all of them.
     if budget.unit == "client":
         return num_shards
     return min(budget.max_records_per_person, num_shards)

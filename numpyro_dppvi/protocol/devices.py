@@ -41,11 +41,7 @@ class Places(NamedTuple):
 def places(
     group: np.ndarray, sizes: np.ndarray, num_devices: int, clients_each: int, at_once: int | None
 ) -> Places:
-    """Places for a group; how many there are depends on its size alone.
-
-    Clients who are solved side by side are about equally large, because a batch takes as long as
-    its largest one.
-    """
+    """Places for a group; how many there are depends on its size alone."""
     # All clients of the group may be on one device, so that every device gets room for as many as
     # can be: shapes must not follow who is in the group, or each group would be compiled anew.
     width = min(clients_each, len(group))
@@ -53,8 +49,8 @@ def places(
     free = np.arange(num_devices) * width
     of_group = np.zeros(len(group), int)
     for number in np.argsort(sizes, stable=True):
-        # Smallest first, device by device, so that neighbours, which share a batch, are of about
-        # one size.
+        # Smallest first, device by device, so that neighbours are of about one size: a batch takes
+        # as long as its largest client.
         device = group[number] // clients_each
         of_group[number] = free[device]
         free[device] += 1

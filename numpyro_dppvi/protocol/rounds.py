@@ -182,10 +182,8 @@ def in_turn(
     drawn: Any,
     begun: tuple[Turn, PRNGKey],
 ) -> tuple[RoundState, RoundInfo]:
-    """A round by the programs of clients and server in turn; arguments as of :func:`as_one`.
-
-    All are started one after the other: nothing waits for numbers, and none comes to the host.
-    """
+    """A round by the programs of clients and server in turn; arguments as of :func:`as_one`."""
+    # All are started one after the other: nothing waits for numbers, and none comes to the host.
     start, public = begun
     turn = start
     for index in map(np.int32, range(groups.shape[0])):

@@ -136,11 +136,9 @@ def padded(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def on_devices(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Arrays whose leading axis is cut into as many pieces as there are devices.
-
-    A process hands over the pieces of its own devices alone; what others have in theirs, it does
-    not see.
-    """
+    """Arrays whose leading axis is cut into as many pieces as there are devices."""
+    # A process hands over the pieces of its own devices alone; what others have in theirs, it does
+    # not see.
     sharding = NamedSharding(mesh, P(AXIS))
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)

@@ -29,11 +29,9 @@ def description(
     run: RunSpec,
     plan: PrivacyPlan | None,
 ) -> dict[str, str]:
-    """A run by the aspects that must not change while it is under way.
-
-    Nothing of it depends on a record. The same records must be passed again, and this is not
-    checked: a digest of them on the disk would tell something about them.
-    """
+    """A run by the aspects that must not change while it is under way."""
+    # Nothing of it depends on a record. The same records must be passed again, and this is not
+    # checked: a digest of them on the disk would tell something about them.
     model, space, prior = posterior.model, posterior.space, posterior.prior
     start = posterior.family.standard()
     sizes, noise_seed = list(setup.client_sizes), setup.secret_keys.insecure_seed

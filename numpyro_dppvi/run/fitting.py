@@ -441,11 +441,9 @@ def _fitted(
 
 
 def over_devices(run: planning.RunSpec, shards: Shards) -> Shards | SpreadShards:
-    """Records over all devices, where there are several and it saves time.
-
-    That is where clients are visited side by side and have enough to do. A run of several
-    processes always spreads them, because each visits its own.
-    """
+    """Records over all devices, where there are several and it saves time."""
+    # That is where clients are visited side by side and have enough to do. A run of several
+    # processes always spreads them, because each visits its own.
     # In turn, one device works and the others wait.
     side_by_side = any(groups.shape[1] > 1 for groups in run.groups)
     numbers = sum(leaf.size for leaf in shards.records.values())

@@ -53,10 +53,8 @@ class Past(NamedTuple):
         return self.parts[-1].num_rounds
 
     def is_continued_by(self, run: planning.RunSpec) -> bool:
-        """Whether a run goes on beyond the end of this one.
-
-        A run of another kind of method does not: it is refused as such, whatever its budget.
-        """
+        """Whether a run goes on beyond the end of this one."""
+        # A run of another kind of method does not: it is refused as such, whatever its budget.
         # With the parenthesis, or one method's name could be the beginning of another's.
         same = self.method.startswith(f"{type(run.method).__name__}(")
         return self.ended and same and run.num_rounds > self.num_rounds
@@ -118,10 +116,8 @@ def plan_of(
     past: Past | None,
     ledger_file: LedgerFile | None,
 ) -> PrivacyPlan:
-    """The plan of a run, whether new, resumed or continued.
-
-    Without names, those in the ledger file count, if it has any.
-    """
+    """The plan of a run, whether new, resumed or continued."""
+    # Without names, those in the ledger file count, if it has any.
     spent: planning.Spent | None = None
     if ledger_file is not None:
         # Clients without names are those in the file, if they are as many.

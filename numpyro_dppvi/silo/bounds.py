@@ -31,10 +31,7 @@ _B1, _B2 = 0.9, 0.999
 def excess(
     problem: Problem, params: ClientParams, learning_rate: Array, q: Natural, value: PyTree
 ) -> float | None:
-    """How large a release is, over the most that an honest hospital sends.
-
-    At most 1 for an honest one; ``None`` where nothing bounds it.
-    """
+    """How large a release is, over the most that an honest one is; ``None`` where unbounded."""
     releases = problem.method.releases
     if releases == "changes":
         return float(_of_changes(problem, params, learning_rate, q, value))
@@ -50,10 +47,9 @@ def excess(
 def _of_changes(
     problem: Problem, params: ClientParams, learning_rate: Array, q: Natural, value: Natural
 ) -> Array:
-    """Changes are measured as they were clipped and noised: in white coordinates, say.
-
-    They are a sum of ``num_shards`` vectors of norm at most the clip, times the weight, and noise.
-    """
+    """Changes are measured as they were clipped and noised: in white coordinates, say."""
+    # They are a sum of ``num_shards`` vectors of norm at most the clip, times the weight, and
+    # noise.
     # Natural gradients clip and noise in white coordinates of q: that is where the clip is a bound.
     measured = problem.method.solver(learning_rate).measured(problem.family, q, value)
     return _of_sum(params, params.weight * params.num_shards * params.clip_norm, measured)

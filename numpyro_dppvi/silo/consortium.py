@@ -153,11 +153,9 @@ _Arrivals: TypeAlias = queue.SimpleQueue[tuple[str, _Came | BaseException]]
 
 
 def _next(arrivals: _Arrivals) -> tuple[str, _Came]:
-    """The next reply, and whose. Raises what its delivery has raised.
-
-    Waits in pieces: between them Python deals with signals that another thread was sent, as by
-    Flower, whose applications are told so that their SuperLink is gone.
-    """
+    """The next reply, and whose. Raises what its delivery has raised."""
+    # Waits in pieces: between them Python deals with signals that another thread was sent, as by
+    # Flower, whose applications are told so that their SuperLink is gone.
     while True:
         with contextlib.suppress(queue.Empty):
             name, reply = arrivals.get(timeout=_PIECE_SECONDS)

@@ -62,10 +62,8 @@ def first(prepared: Prepared) -> Progress:
 
 
 def ledger(prepared: Prepared, progress: Progress) -> Ledger:
-    """The releases that have arrived, as the study plans them.
-
-    A hospital's own ledger may have one more, whose reply never came.
-    """
+    """The releases that have arrived, as the study plans them."""
+    # A hospital's own ledger may have one more, whose reply never came.
     plan = prepared.plan
     if plan is None:
         return Ledger()

@@ -292,10 +292,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(pinned: PinnedStudy, secret_keys: SecretKeys = SecretKeys()) -> Prepared:
-    """Reads the model, plans the noise, and settles what messages hold; looks at no record.
-
-    The secret keys are a hospital's own; the server's are never used.
-    """
+    """Reads the model, plans the noise, and settles what messages hold; looks at no record."""
+    # The secret keys are a hospital's own; the server's are never used.
     study, sizes = pinned.study, tuple(pinned.study.hospitals.values())
     run = planning.resolve(
         study.method,
