@@ -20,13 +20,8 @@ from numpyro.ops.provenance import eval_provenance
 
 from numpyro_dppvi._typing import Array, PyTree
 from numpyro_dppvi._validate import UnsupportedModelError
+from numpyro_dppvi.latents import refusals
 from numpyro_dppvi.latents.domains import integers
-from numpyro_dppvi.latents.refusals import (
-    refuse_endless,
-    refuse_imputed,
-    refuse_infinite,
-    refuse_weights,
-)
 from numpyro_dppvi.latents.trace import Site, Structure, Trace, log_prob, normal_of, rescaled
 
 OneRow: TypeAlias = Callable[[Mapping[str, Array], Mapping[str, Array]], Trace]
@@ -141,7 +136,7 @@ def read_summed(run: OneRow, row: Mapping[str, Array], sites: Sequence[Site]) ->
     found = []
     for name in names:
         value, support = one[name]
-        refuse_infinite(name, support)
+        refusals.refuse_infinite(name, support)
         # A support is a range of integers, or that of a normal (see imputed).
         entries = np.asarray(integers(support)) if support.is_discrete else _GRID
         shapes = zip(value.shape, two[name][0].shape, strict=True)
@@ -175,7 +170,7 @@ def imputed(run: OneRow, row: Mapping[str, Array], structure: Structure) -> tupl
     for name, leaves in eval_provenance(log_probs, **values).items():
         for cause in frozenset[str]().union(*leaves):
             if not are_normal[cause]:
-                refuse_imputed(unseen[cause], name)
+                refusals.refuse_imputed(unseen[cause], name)
             found[cause] = unseen[cause]
     return tuple(found[name] for name in sorted(found))
 
@@ -210,13 +205,13 @@ def read_summation(
     bounds = {name: frozenset[str]().union(*leaves) for name, (_, leaves) in found.items()}
     for one in summed:
         if bounds[one.name] and one.is_discrete:
-            refuse_endless(one.name)
+            refusals.refuse_endless(one.name)
     # A density of x_1 given z_1 spans z_1 alone. This is what makes a chain cheap: with T states of
     # K values the tables have K^2 entries, T of them, and not K^T.
     depends = {name: density & mine for name, (density, _) in found.items()}
     for name in sorted(weighted):
         if depends[name]:
-            refuse_weights(name, min(depends[name]))
+            refusals.refuse_weights(name, min(depends[name]))
     return plan(summed, depends, frozenset(name for name in client_side if bounds[name] & mine))
 
 

@@ -18,17 +18,8 @@ from numpyro.primitives import _PYRO_STACK, Messenger
 from numpyro_dppvi._typing import Array, Model, Records
 from numpyro_dppvi._validate import UnsupportedModelError
 from numpyro_dppvi.families.reading import split
+from numpyro_dppvi.latents import reasons
 from numpyro_dppvi.latents.domains import kind
-from numpyro_dppvi.latents.reasons import (
-    IMPUTE,
-    WRONG_NUMBER_ERRORS,
-    a_site_a_record,
-    a_state_a_record,
-    misfit,
-    misfit_outcome,
-    one_row_only,
-    slip,
-)
 
 Trace = dict[str, Any]
 """A NumPyro trace: messages by site name."""
@@ -110,7 +101,7 @@ class _ProperPriors(Messenger):
                 raise UnsupportedModelError(
                     f"latent {msg['name']!r} is under mask(False), and so has no prior, from which "
                     "a posterior could start: leave the mask out. Of missing entries no client can "
-                    f"tell whose is whose: {IMPUTE}."
+                    f"tell whose is whose: {reasons.IMPUTE}."
                 )
             fn = fn.base_dist
         if isinstance(fn, dist.ImproperUniform):
@@ -349,7 +340,7 @@ def static_facts(
     except UnsupportedModelError as refusal:
         raise UnsupportedModelError(str(refusal)) from None  # drops JAX's notes
     except (IndexError, TypeError, NotImplementedError, AttributeError) as error:
-        said = slip(error)
+        said = reasons.slip(error)
         if said is None:
             raise
         raise UnsupportedModelError(said) from error
@@ -361,7 +352,7 @@ def _check_shape(site: dict[str, Any]) -> None:
     try:
         site["fn"].log_prob(site["value"])
     except (TypeError, ValueError) as error:
-        said = misfit_outcome(site["name"], site["fn"], site["value"])
+        said = reasons.misfit_outcome(site["name"], site["fn"], site["value"])
         if said is None:
             raise
         raise UnsupportedModelError(said) from error
@@ -395,7 +386,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
     except UnsupportedModelError:
         raise
     except Exception as error:  # an error in the user's code; its own message is the best
-        said = misfit(error)
+        said = reasons.misfit(error)
         if said is not None:
             raise UnsupportedModelError(said) from error
         given = ", ".join(f"{name} {s.shape}" for name, s in shapes.items())
@@ -409,7 +400,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
     for forced in _stated_plates(sites, num_rows):
         try:
             grown = static_facts(model, longer, kwargs, forced)
-        except WRONG_NUMBER_ERRORS as error:
+        except reasons.WRONG_NUMBER_ERRORS as error:
             wrong = wrong or error
             continue
         first = first or (forced, grown)
@@ -418,7 +409,7 @@ def structure(model: Model, shapes: Mapping[str, Any], kwargs: Mapping[str, Any]
     if first is None:
         traced = jax.make_jaxpr(lambda rows: _log_probs(model, rows, kwargs))
         program = traced(dict(shapes))
-        raise UnsupportedModelError(one_row_only(num_rows, sites, program, kwargs, wrong))
+        raise UnsupportedModelError(reasons.one_row_only(num_rows, sites, program, kwargs, wrong))
     forced, grown = first
     if any(site.observed for site in _only_in(grown, sites)):
         return _of_a_loop(model, shapes, kwargs, sites, grown, forced)
@@ -448,16 +439,16 @@ def _of_a_loop(
     """The structure of a model with a loop over records and a sample statement for each."""
     states = [s.name for s in _only_in(grown, known) if s.marked]
     said = (
-        a_state_a_record(states[0])
+        reasons.a_state_a_record(states[0])
         if states
-        else a_site_a_record(min(s.name for s in grown if s.observed))
+        else reasons.a_site_a_record(min(s.name for s in grown if s.observed))
     )
     refusal = UnsupportedModelError(said)
     try:
         sites, of_two = (
             static_facts(model, resized(shapes, number), kwargs, forced) for number in (1, 2)
         )
-    except WRONG_NUMBER_ERRORS:
+    except reasons.WRONG_NUMBER_ERRORS:
         raise refusal from None
     # One row more must add observed sites and nothing else: a latent for each row would be local.
     new = _only_in(of_two, sites)
