@@ -34,21 +34,17 @@ class Outcome(NamedTuple):
     inputs: frozenset[str]
 
 
-class _Unconditioned(handlers.uncondition):
-    """Removes all observations but those of the named sites."""
+class Unconditioned(handlers.uncondition):
+    """A model without its observations but those kept, so that it draws its outcomes."""
 
     def __init__(self, fn: Model, kept: frozenset[str]) -> None:
         super().__init__(fn)
         self.kept = kept
 
     def process_message(self, msg: dict[str, Any]) -> None:
+        """Removes an observation, as for all sites but those that are kept."""
         if msg.get("name") not in self.kept:
             super().process_message(msg)
-
-
-def unconditioned(model: Model, kept: frozenset[str]) -> Model:
-    """The model without its observations, so that it draws its outcomes; but those kept stay."""
-    return _Unconditioned(model, kept)
 
 
 def observed_covariates(

@@ -16,7 +16,7 @@ from numpyro_dppvi._typing import Array, Model, PRNGKey
 from numpyro_dppvi.latents import HANDLERS, LatentSpace, from_model
 from numpyro_dppvi.latents.arguments import asked_of
 from numpyro_dppvi.latents.missing import may_be_missing
-from numpyro_dppvi.latents.outputs import observed_covariates, outcomes, unconditioned
+from numpyro_dppvi.latents.outputs import Unconditioned, observed_covariates, outcomes
 from numpyro_dppvi.latents.reasons import misfit, slip
 from numpyro_dppvi.latents.trace import all_rows, indexable, resized
 
@@ -46,7 +46,7 @@ def predict(
         with HANDLERS:
             # With its observations, the model would give back an outcome that was passed as its own
             # prediction.
-            sites = Predictive(unconditioned(all_rows(model, rows), kept), dict(draws))
+            sites = Predictive(Unconditioned(all_rows(model, rows), kept), dict(draws))
             found = sites(key, **indexable({**constants, **rows}))
         return {name: value for name, value in found.items() if value.size}  # drops factors
 

@@ -54,10 +54,9 @@ def noise_multiplier(
     units.check_sampler(budget, sampler)
     if math.isinf(budget.epsilon):
         return 0.0
-
-    def event_of(noise: float) -> dpa.DpEvent:
-        return sampler.dp_event(noise, num_records, physical_size)
-
+    event_of = functools.partial(
+        sampler.dp_event, num_records=num_records, physical_size=physical_size
+    )
     spends, event = _spends(budget, event_of, num_releases, before), event_of(1.0)
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     if accounting.is_gaussian(accounting.compose([*before, (event, num_releases)])):
@@ -120,10 +119,9 @@ def _rough_noise(
     budget: PrivacyBudget, num_releases: int, sampler: Sampler, num_records: int, physical_size: int
 ) -> float:
     """Noise that keeps the budget, found on coarser grids: the start of the fine search."""
-
-    def event_of(noise: float) -> dpa.DpEvent:
-        return sampler.dp_event(noise, num_records, physical_size)
-
+    event_of = functools.partial(
+        sampler.dp_event, num_records=num_records, physical_size=physical_size
+    )
     spends = _spends(budget, event_of, num_releases, _NOTHING, roughly=True)
     one_release = dpa.get_sigma_gaussian(budget.epsilon, budget.delta)
     guess = _likely_noise(sampler, num_records, budget.relation, num_releases * one_release**2)

@@ -85,16 +85,11 @@ def _after_all_rounds(state: Array) -> Array:
 def _double_round(state: Array) -> Array:
     """A quarter round on each column, then one on each diagonal."""
     # Rotating row i by i places turns diagonals into columns, and rotating it back undoes that.
+    row, column = np.divmod(np.arange(_WORDS_PER_BLOCK), 4)
     for places in (1, -1):
         columns = _quarter_rounds(*state.reshape(4, 4, -1))
-        state = jnp.concatenate(columns)[_rotated_rows(places)]
+        state = jnp.concatenate(columns)[4 * row + (column + places * row) % 4]
     return state
-
-
-def _rotated_rows(places: int) -> np.ndarray:
-    """Where the words of a state come from if row i is rotated i times by so many places."""
-    row, column = np.divmod(np.arange(_WORDS_PER_BLOCK), 4)
-    return 4 * row + (column + places * row) % 4
 
 
 def _quarter_rounds(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
