@@ -19,9 +19,8 @@ _LEFT_OUT = ("covariance_matrix", "precision_matrix")
 def params(family: MeanField, coordinates: Coordinates) -> dict[str, Array]:
     """Parameters of all members, named as ``AutoNormal`` and ``AutoMultivariateNormal`` do.
 
-    Returns:
-        ``w_auto_loc``, ``tau_auto_concentration`` and so on; ``auto_loc`` and
-        ``auto_scale_tril`` of a vector of all latents.
+    That is ``w_auto_loc``, ``tau_auto_concentration`` and so on; ``auto_loc`` and
+    ``auto_scale_tril`` of a vector of all latents.
     """
     return {
         _param(family, name, argument): getattr(base, argument)

@@ -17,21 +17,13 @@ Dims = tuple[str | None, ...]
 
 
 class Outcome(NamedTuple):
-    """A site that is not a latent: observed, or drawn because no outcome was passed.
+    """A site that is not a latent: observed, or drawn because no outcome was passed."""
 
-    Attributes:
-        value: The observed value; ``None`` if it is not observed.
-        shape: Shape of a value.
-        dims: Plate names of its dimensions; ``None`` for dimensions without a plate.
-        batch_dims: The same without event dimensions, as for the log likelihood.
-        inputs: Names of the rows' arguments that the value depends on.
-    """
-
-    value: Array | None
-    shape: tuple[int, ...]
-    dims: Dims
-    batch_dims: Dims
-    inputs: frozenset[str]
+    value: Array | None  # the observed value; ``None`` if it is not observed
+    shape: tuple[int, ...]  # shape of a value
+    dims: Dims  # plate names of its dimensions; ``None`` for dimensions without a plate
+    batch_dims: Dims  # the same without event dimensions, as for the log likelihood
+    inputs: frozenset[str]  # names of the rows' arguments that the value depends on
 
 
 class Unconditioned(handlers.uncondition):

@@ -25,15 +25,11 @@ _ABOVE_HIGHEST = 1.0
 
 
 class Scores(NamedTuple):
-    """Scores of records, each computed from its own row alone.
+    """Scores of records, each computed from its own row alone."""
 
-    Attributes:
-        log_density: Log predictive density; may be anything for records that break a model.
-        is_hit: Whether the class that the posterior finds most likely is the one observed; ``None``
-            unless the outcome is one class a record.
-    """
-
-    log_density: Array
+    log_density: Array  # log predictive density; may be anything for records that break a model
+    # Whether the class that the posterior finds most likely is the one observed; ``None`` unless
+    # the outcome is one class a record.
     is_hit: Array | None
 
 

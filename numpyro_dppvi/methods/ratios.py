@@ -107,9 +107,7 @@ def nothing(size: int) -> Ratios:
 def place(look: Look, scores: Array) -> Array:
     """The bins of one record's ratios; outside of ``range(BINS)`` where nothing is counted.
 
-    Args:
-        look: Where to look.
-        scores: Of drawn outcomes, in units of the prior, shape ``(outcomes, d)``.
+    Scores are of drawn outcomes, in units of the prior, shape ``(outcomes, d)``.
     """
     member = look.members > 0
     lengths = scores / jnp.where(look.unit > 0, look.unit, 1)
@@ -160,12 +158,8 @@ def _held(counts: Array, octaves: int) -> Array:
 def _best(counts: Array, shape: Array, noise: Array) -> Array:
     """How well histograms fit a shape at the best place, up to what they have in common.
 
-    Half the fall of the squared distance. Noise in the shape makes its own square larger.
-
-    Args:
-        counts: The histograms, shape ``(d, BINS)``.
-        shape: What is looked for in them.
-        noise: The sum of the variances of its noise.
+    Half the fall of the squared distance. Histograms have shape ``(d, BINS)``. The shape's noise,
+    of which ``noise`` is the sum of the variances, makes its own square larger.
     """
     fits = []
     for part in (0.0, 0.25, 0.5, 0.75):  # of an octave

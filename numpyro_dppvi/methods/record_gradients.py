@@ -218,11 +218,8 @@ def _behind(layers: FirstLayers) -> Callable[..., Any]:
 def _paired(gradients: Array) -> tuple[Array, Array]:
     """Differences between gradients at a draw and at its mirror image, and the mean of all.
 
-    With white noise, z d + (-z) d' = z (d - d'): half as many products.
-
-    Args:
-        gradients: By record and draw; every second draw is the one before it, mirrored. The last
-            of an odd number has no mirror image.
+    By record and draw; every second draw is the one before it, mirrored, and the last of an odd
+    number has no mirror image. With white noise, z d + (-z) d' = z (d - d'): half as many products.
     """
     num_draws = gradients.shape[1]
     if num_draws > _MOST_PAIRED:

@@ -80,12 +80,7 @@ def excesses(flags: Array, flags_var: Array) -> tuple[Array, Array]:
 def by_chance(flags: Array, records: Array) -> Array:
     """Variances of the two sums under the model, by chance, as released; noise may make them < 0.
 
-    Of far scores, how many drawn ones are clipped bounds it.
-
-    Args:
-        flags: As above, the chance and what is clipped as numbers in [-1, 1], shape ``(4,)`` or
-            longer.
-        records: Records behind them.
+    Of far scores, how many drawn ones are clipped bounds it. ``flags`` are as of :func:`after`.
     """
     return (flags[jnp.array([3, 2])] + records) / 2
 

@@ -16,17 +16,12 @@ from numpyro_dppvi.protocol import planning
 
 
 class Part(NamedTuple):
-    """What some rounds of a run were planned from.
+    """What some rounds of a run were planned from."""
 
-    Attributes:
-        num_rounds: Rounds of the run by the end of the part.
-        budgets: One per client, or one if all are equal; empty without privacy.
-        before: What other runs had released when the part was planned, one per client; empty for
-            nothing.
-    """
-
-    num_rounds: int
+    num_rounds: int  # rounds of the run by the end of the part
+    # One per client, or one if all are equal; empty without privacy.
     budgets: tuple[PrivacyBudget, ...]
+    # What other runs had released when the part was planned, one per client; empty for nothing.
     before: tuple[Composition, ...]
 
     def spent(self, budgets: Sequence[PrivacyBudget]) -> Sequence[Composition]:

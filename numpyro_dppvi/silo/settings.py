@@ -16,33 +16,23 @@ _SHA256 = 64
 
 @dataclass(frozen=True)
 class Caps:
-    """The most that a hospital gives away, over all studies together.
+    """The most that a hospital gives away, over all studies together."""
 
-    Args:
-        budget: Its epsilon and delta, and the relation and unit that every study must protect.
-        releases: The most replies that may leave.
-        noise_multiplier: The least noise of a release, over what a unit can change in it.
-        trusted_aggregator: Whether a release may carry a share of that noise alone, all of which is
-            in the sum over hospitals: whoever runs the server then sees more than the budget says.
-    """
-
-    budget: PrivacyBudget
-    releases: int
-    noise_multiplier: float
+    budget: PrivacyBudget  # also the relation and the unit that every study must protect
+    releases: int  # the most replies that may leave
+    noise_multiplier: float  # the least noise of a release, over what a unit can change in it
+    # Whether a release may carry a share of that noise alone, all of which is in the sum over
+    # hospitals: whoever runs the server then sees more than the budget says.
     trusted_aggregator: bool = False
 
 
 @dataclass(frozen=True)
 class Checks:
-    """What the data officer expects of the records.
+    """What the data officer expects of the records."""
 
-    Args:
-        rows: The least and the largest number of rows.
-        columns: For each array its ``least`` and its ``most`` value, or one of them per column;
-            there must be no other arrays. Empty for no expectations.
-    """
-
-    rows: tuple[int, int]
+    rows: tuple[int, int]  # the least and the largest number of them
+    # For each array its ``least`` and its ``most`` value, or one of them per column; there must be
+    # no other arrays. Empty for no expectations.
     columns: Mapping[str, Mapping[str, Any]]
 
 
@@ -55,28 +45,16 @@ class AllowedStudy(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """A hospital's ``silo.toml``.
+    """A hospital's ``silo.toml``."""
 
-    Args:
-        folder: Where the file lies, and the loader's module beside it.
-        name: The hospital's name.
-        loader: ``module:function`` that returns the records.
-        store: The folder of ledger, kept replies and private factors.
-        socket: The Unix socket.
-        socket_group: The group of users who may open it, too; ``None`` for nobody else.
-        caps: The most that it gives away.
-        studies: What was reviewed.
-        checks: What its data officer expects of the records.
-    """
-
-    folder: Path
-    name: str
-    loader: str
-    store: Path
-    socket: Path
-    socket_group: str | None
+    folder: Path  # where the file lies, and the loader's module beside it
+    name: str  # of the hospital
+    loader: str  # ``module:function`` that returns the records
+    store: Path  # the folder of ledger, kept replies and private factors
+    socket: Path  # the Unix socket
+    socket_group: str | None  # the group of users who may open it, too; ``None`` for nobody else
     caps: Caps
-    studies: tuple[AllowedStudy, ...]
+    studies: tuple[AllowedStudy, ...]  # what was reviewed
     checks: Checks
 
 
