@@ -56,8 +56,7 @@ class AnyNormal:
 
     def location(self, coordinates: Any) -> Array:
         """The mean."""
-        location: Array = coordinates.loc
-        return location
+        return coordinates.loc
 
     def draws(self: Any, rng_key: PRNGKey, coordinates: Any, num_draws: int) -> Array:
         """Antithetic draws: every second one is the one before it, reflected in the mean."""

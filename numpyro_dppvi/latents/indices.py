@@ -93,8 +93,7 @@ def _result(
     before, known = ClosedJaxpr(plain, program.consts), dict(zip(jaxpr.invars, given, strict=True))
 
     def value(program: ClosedJaxpr, var: Any) -> Array:
-        found: Array = programs.part(program, list(known), var)(*known.values())[0]
-        return found
+        return programs.part(program, list(known), var)(*known.values())[0]
 
     for each in lookups:
         eqn = jaxpr.eqns[each.equation]
@@ -130,8 +129,7 @@ def _filled(kind: Any, fill: int) -> Any:
 def _gathered(eqn: JaxprEqn, ins: list[Any], fill: int) -> Array:
     mode = jax.lax.GatherScatterMode.FILL_OR_DROP
     value = _filled(ins[0].dtype, fill)
-    found: Array = eqn.primitive.bind(*ins, **{**eqn.params, "mode": mode, "fill_value": value})
-    return found
+    return eqn.primitive.bind(*ins, **{**eqn.params, "mode": mode, "fill_value": value})
 
 
 def _sliced(eqn: JaxprEqn, ins: list[Any], fill: int) -> Array:

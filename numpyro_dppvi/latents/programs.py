@@ -114,8 +114,7 @@ def entries(
 
 def shape_of(variable: Any) -> tuple[int, ...]:
     """The shape of a variable's value."""
-    shape: tuple[int, ...] = variable.aval.shape
-    return shape
+    return variable.aval.shape
 
 
 def spread(array: np.ndarray, shape: Sequence[int], places: Sequence[int]) -> np.ndarray:

@@ -286,11 +286,7 @@ def log_sum(
         # out_axes=None is an error where the result does vary: a wrong ``depends`` cannot go
         # unseen.
         axes = {site: 0 if names & set(values) else None for site, names in depends.items()}
-
-        def at(values: Mapping[str, Array]) -> dict[str, Array]:
-            return over(number + 1, {**z, **values})
-
-        return jax.vmap(at, out_axes=axes)(values)
+        return jax.vmap(lambda at: over(number + 1, {**z, **at}), out_axes=axes)(values)
 
     tables = [
         (tuple(name for name in in_order if name in depends[site]), table)

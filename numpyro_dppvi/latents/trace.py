@@ -137,8 +137,7 @@ def all_rows(model: Model, rows: Mapping[str, Any]) -> Model:
     if not rows:
         return model
     # Only plates over records may be subsampled; latents.refusals sees to that.
-    forced: Model = _ForcedPlates(model, None, len(next(iter(rows.values()))))
-    return forced
+    return _ForcedPlates(model, None, len(next(iter(rows.values()))))
 
 
 class _ByNumber(Messenger):

@@ -159,8 +159,7 @@ def solve(local: JointLocal, first: Place, keys: Any) -> Place:
         return jax.lax.scan(step, walk, steps)
 
     flat = jnp.zeros_like(first.loc), jnp.eye(len(first.loc), dtype=first.loc.dtype)
-    end: Place = walked(first, flat, block, keys)
-    return end
+    return walked(first, flat, block, keys)
 
 
 def walked(first: Any, flat: Any, block: Callable[..., Any], keys: Any) -> Any:

@@ -52,8 +52,7 @@ class Kinds(NamedTuple):
         def more(turn: Array, found: Array) -> Array:
             return jax.lax.dynamic_update_slice_in_dim(found, some(turn), turn * _at_once(), 0)
 
-        found: Array = jax.lax.fori_loop(0, -(-number // _at_once()), more, nothing)
-        return found
+        return jax.lax.fori_loop(0, -(-number // _at_once()), more, nothing)
 
     def total(self, function: Callable[..., PyTree], *rows: Array) -> PyTree:
         """The sum over kinds of a function that adds up those it is given; arguments as there.
@@ -84,19 +83,15 @@ class Kinds(NamedTuple):
         if self.number is None:
             return jax.vmap(product)(self.of_client, vectors)
         # A matrix for each client at a time would be more memory than all that is remembered.
-        found: Array = jax.lax.map(
+        return jax.lax.map(
             lambda pair: product(*pair), (self.of_client, vectors), batch_size=_at_once()
         )
-        return found
 
     def sums(self, rows: Array) -> Array:
         """Sums of clients' rows by kind."""
         if self.number is None:
             return rows
-        sums: Array = jax.ops.segment_sum(
-            rows, self.of_client, self.first.size, indices_are_sorted=True
-        )
-        return sums
+        return jax.ops.segment_sum(rows, self.of_client, self.first.size, indices_are_sorted=True)
 
     def clients(self, rows: Array) -> Array:
         """Of each client what was found of its kind."""

@@ -233,8 +233,7 @@ def _solve(local: _Local, first: _Place, keys: Any) -> _Place:
         return jax.lax.scan(step, walk, steps)
 
     flat = jax.tree.map(jnp.zeros_like, first)
-    end: _Place = joint_newton.walked(first, flat, block, keys)
-    return end
+    return joint_newton.walked(first, flat, block, keys)
 
 
 def _held(walk: Walk, here: _Place) -> Walk:

@@ -261,8 +261,7 @@ def _of_each(function: Callable[[Any], Array], rows: Any) -> Array:
     """Of every row: one after the other on a processor, where each stays in a core's cache."""
     if not on_cpu():
         return jax.vmap(function)(rows)
-    found: Array = jax.lax.scan(lambda _, row: (None, function(row)), None, rows)[1]
-    return found
+    return jax.lax.scan(lambda _, row: (None, function(row)), None, rows)[1]
 
 
 def total_of_rounded_products(products: LowerProduct, grid: Grid) -> Array:
@@ -287,8 +286,7 @@ def _matrix_of_products(grid: Grid, left: Array, right: Array) -> Array:
     def of_row(mine: Array) -> Array:
         mine = mine.reshape(-1, ROWS_PER_BLOCK)
         each = [jnp.round(mine[:, k, None] * blocks[:, k]) for k in range(ROWS_PER_BLOCK)]
-        total: Array = weighted_total(functools.reduce(jnp.add, each), grid.unit)
-        return total
+        return weighted_total(functools.reduce(jnp.add, each), grid.unit)
 
     return _of_each(of_row, left.T)
 
@@ -327,8 +325,7 @@ def total_of_rounded_hits(hits: Hits, grid: Grid) -> Array:
 
     with jax.enable_x64(True):
         nothing = jnp.zeros(shape, jnp.float64)
-        total: Array = jax.lax.cond(anyone(jnp.any(hits.asked > 0)), laid_out, lambda: nothing)
-        return total
+        return jax.lax.cond(anyone(jnp.any(hits.asked > 0)), laid_out, lambda: nothing)
 
 
 def _in_eights(rows: Array) -> list[Array]:

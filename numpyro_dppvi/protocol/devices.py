@@ -135,11 +135,7 @@ def _ask(
     if begins:
         known, _ = server.begin_round(problem, params, known, rng_key)
     q, key = known.natural, _group_key(problem, rng_key, index)
-
-    def request(number: Array) -> Request:
-        return server.request(problem, params, known, q, number, key)
-
-    return known, jax.vmap(request)(numbers)
+    return known, jax.vmap(lambda n: server.request(problem, params, known, q, n, key))(numbers)
 
 
 @compiled("problem", "mesh", "at_once")
@@ -188,10 +184,7 @@ def _visit(
         out_specs=(P(), mine),
         check_vma=False,
     )
-    found: tuple[Release, Natural | None] = everywhere(
-        private, own, shards, visits, jnp.asarray(index)
-    )
-    return found
+    return everywhere(private, own, shards, visits, jnp.asarray(index))
 
 
 def _in_batches(visit: Callable[[Visits], Outcome], visits: Visits, at_once: int | None) -> Outcome:
@@ -208,8 +201,7 @@ def _in_batches(visit: Callable[[Visits], Outcome], visits: Visits, at_once: int
     # A condition within a map runs one of its branches. Within a vmap both would run, and free
     # places would cost as much as clients.
     def visited(batch: Visits) -> Outcome:
-        found: Outcome = jax.lax.cond(jnp.any(batch.taken), one, nothing, batch)
-        return found
+        return jax.lax.cond(jnp.any(batch.taken), one, nothing, batch)
 
     outcomes: Outcome = jax.lax.map(visited, batches)
     axes, places = 1 + len(shape), visits.taken.size
@@ -263,8 +255,7 @@ def _settle(mesh: Mesh, private: Natural, kept: Natural, visits: Visits, answer:
     everywhere = jax.shard_map(
         on_device, mesh=mesh, in_specs=(mine, mine, mine, P()), out_specs=mine, check_vma=False
     )
-    found: Natural = everywhere(private, kept, visits, answer)
-    return found
+    return everywhere(private, kept, visits, answer)
 
 
 @compiled("problem")

@@ -382,8 +382,7 @@ def _asked(
 ) -> Request:
     """What the server asks of the clients of one of the groups, on a leading axis."""
     group = _group(params, groups, None, index)
-    asked: Request = jax.vmap(_ask(problem, params, turn, group, public))(group.numbers)
-    return asked
+    return jax.vmap(_ask(problem, params, turn, group, public))(group.numbers)
 
 
 @compiled("problem")
@@ -457,8 +456,7 @@ def _side_by_side(
     outcomes = jax.lax.map(visit, by_size, batch_size=at_once)
     back = jnp.argsort(order)
     # In the group's own order again, which the server's numbers of clients follow.
-    in_turn: Outcome = jax.tree.map(lambda leaf: leaf[back], outcomes)
-    return in_turn
+    return jax.tree.map(lambda leaf: leaf[back], outcomes)
 
 
 def batch_size(problem: Problem, group_size: int) -> int | None:
