@@ -1,8 +1,7 @@
 """Which method suits a study, and what its budget buys, from public facts alone."""
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 from numpyro_dppvi import _html, _validate, guides, latents
 from numpyro_dppvi._typing import Model
 from numpyro_dppvi._validate import UnsupportedModelError
-from numpyro_dppvi.families import MeanField
 from numpyro_dppvi.latents.tables import Table, check_clients, of_one_client
 from numpyro_dppvi.methods import DPOptimization, FisherScoring, VirtualClients
 from numpyro_dppvi.methods.values import Method
@@ -171,16 +169,67 @@ def of_space(
     # s sqrt(d / 2), root mean square: over N, that is the information's relative error.
     spread = math.sqrt(variance / _INFO_SHARE / 2) * _INFO_CLIP
     spread *= bought.num_latents**1.5 / num_records
-    asked = FisherScoring().guide(guide, model)
-    read = functools.partial(guides.approximation, asked, model, space, shapes, constants)
-    other = by_gradients(sizes, trusted is not None)
-    drawn = functools.partial(_drawn_widths, model, space, shapes, constants)
     most = _MOST_SPREAD * min(1.0, _FEW_LATENTS / bought.num_latents) ** 2
     if trusted is not None:
         most = max(most, _MOST_SPREAD_SUMMED)
-    method, why = _method(model, read, drawn, prior, bought.num_latents, noise, spread, most, other)
-    joining = of_joining(bought, client_names)
-    return Recommendation(method, (why, of_widths(bought), *([joining] if joining else [])), bought)
+    scoring, other = FisherScoring(), by_gradients(sizes, trusted is not None)
+
+    def found(method: Method, why: str) -> Recommendation:
+        joining = of_joining(bought, client_names)
+        reasons = (why, of_widths(bought), *([joining] if joining else []))
+        return Recommendation(method, reasons, bought)
+
+    asked = scoring.guide(guide, model)
+    # Reading the guide is part of trying: its refusal is a reason to take the other method.
+    try:
+        based, family = guides.approximation(asked, model, space, shapes, constants)
+        scoring.check(based, family)
+    except UnsupportedModelError as refusal:
+        return found(other, f"FisherScoring() cannot be used, because {refusal}")
+    if isinstance(prior, Prior):
+        # A method goes on from a posterior only in the family that it was released in.
+        if prior.family == family:
+            why = "the prior is a posterior of FisherScoring(), which it must go on from."
+            return found(scoring, why)
+        return found(other, "the prior is a posterior of another guide than FisherScoring()'s.")
+    num_latents = bought.num_latents
+    if not (num_latents > _MOST_LATENTS or spread > most or noise > _MOST_NOISE):
+        return found(
+            scoring,
+            f"the information matrix of {num_latents} latent{'s' * (num_latents > 1)} can be "
+            f"released with an error of about {spread:.2g} of it, so that factors can know their "
+            "noise.",
+        )
+    many = (
+        f"{num_latents} latents are too many for this budget and these records to release their "
+        f"information matrix: its error would be {spread:.2g} of it (at most {most:.2g}), noise "
+        f"{noise:.2g} posterior standard deviations (at most {_MOST_NOISE:g})."
+    )
+    if num_latents > _MOST_LATENTS:
+        return found(other, many)
+    # With 12 to 40 weights and 250 to 5000 records at epsilon .1 to 1, a learnt spread was 2 to 33
+    # posterior deviations off by other methods, and .3 to 3 by this one.
+    if based.few_outcomes is None:
+        return found(
+            scoring,
+            f"{many} But other methods clip at a fixed length, which bends what outcomes of any "
+            "size say about rates and spreads. Intervals will be wide.",
+        )
+    # In the family of the other method, for which a fit compiles the same programs.
+    family = guides.family_of(None, model, based)
+    widths = widths_of(family, first_factor(None, family, based).exact)
+    if any(np.isinf(width).any() for width in widths.values()):
+        drawn = _drawn_widths(model, space, shapes, constants)
+        widths |= {n: drawn[n] for n in widths if np.isinf(widths[n]).any()}
+    strange = off_scale(widths)
+    if strange is None:
+        return found(other, many)
+    return found(
+        scoring,
+        f"{many} But the prior of latent {strange[0]!r} has a standard deviation of "
+        f"{strange[1]:.2g} on the unconstrained scale, and steps of other methods suit priors of "
+        "one width, about 1. Intervals will be wide: scale the latent in the model.",
+    )
 
 
 def by_gradients(sizes: Sequence[int], trusted: bool) -> Method:
@@ -205,63 +254,3 @@ def _drawn_widths(
     # By quantiles, because a prior's tails may be as long as a Cauchy's.
     ends = {name: jnp.quantile(base, jnp.array([0.16, 0.84]), axis=0) for name, base in each}
     return {name: (upper - lower) / 2 for name, (lower, upper) in ends.items()}
-
-
-def _method(
-    model: Model,
-    read: Callable[[], tuple[latents.LatentSpace, MeanField]],
-    drawn: Callable[[], Mapping[str, Any]],
-    prior: Prior | None,
-    num_latents: int,
-    noise: float,
-    spread: float,
-    most: float,
-    other: Method,
-) -> tuple[Method, str]:
-    """The method, and the reason for it; ``other`` where it is not FisherScoring."""
-    # Reading the guide is part of trying: its refusal is a reason to take the other method.
-    scoring = FisherScoring()
-    try:
-        space, family = read()
-        scoring.check(space, family)
-    except UnsupportedModelError as refusal:
-        return other, f"FisherScoring() cannot be used, because {refusal}"
-    if isinstance(prior, Prior):
-        # A method goes on from a posterior only in the family that it was released in.
-        if prior.family == family:
-            return scoring, "the prior is a posterior of FisherScoring(), which it must go on from."
-        return other, "the prior is a posterior of another guide than FisherScoring()'s."
-    if num_latents > _MOST_LATENTS or spread > most or noise > _MOST_NOISE:
-        many = (
-            f"{num_latents} latents are too many for this budget and these records to release "
-            "their information matrix: its error would be "
-            f"{spread:.2g} of it (at most {most:.2g}), noise {noise:.2g} posterior standard "
-            f"deviations (at most {_MOST_NOISE:g})."
-        )
-        if num_latents > _MOST_LATENTS:
-            return other, many
-        # With 12 to 40 weights and 250 to 5000 records at epsilon .1 to 1, a learnt spread was 2 to
-        # 33 posterior deviations off by other methods, and .3 to 3 by this one.
-        if space.few_outcomes is None:
-            return scoring, (
-                f"{many} But other methods clip at a fixed length, which bends what outcomes of "
-                "any size say about rates and spreads. Intervals will be wide."
-            )
-        # In the family of the other method, for which a fit compiles the same programs.
-        family = guides.family_of(None, model, space)
-        widths = widths_of(family, first_factor(None, family, space).exact)
-        if any(np.isinf(width).any() for width in widths.values()):
-            by_draws = drawn()
-            widths |= {n: by_draws[n] for n in widths if np.isinf(widths[n]).any()}
-        strange = off_scale(widths)
-        if strange is None:
-            return other, many
-        return scoring, (
-            f"{many} But the prior of latent {strange[0]!r} has a standard deviation of "
-            f"{strange[1]:.2g} on the unconstrained scale, and steps of other methods suit priors "
-            "of one width, about 1. Intervals will be wide: scale the latent in the model."
-        )
-    return scoring, (
-        f"the information matrix of {num_latents} latent{'s' * (num_latents > 1)} can be "
-        f"released with an error of about {spread:.2g} of it, so that factors can know their noise."
-    )
