@@ -92,7 +92,6 @@ def citation(result: FitResult | Selection) -> Citation:
 
 
 def _references(result: FitResult) -> Iterator[Reference]:
-    """The references of a fit."""
     yield _reference("This software", "numpyro_dppvi")
     yield _reference("The method and its mathematics", "heikkila2023dppvi")
     yield from _of_method(result)

@@ -72,7 +72,6 @@ class Comparison:
         return "\n".join([self.stamp, *lines])
 
     def _repr_html_(self) -> str:
-        """The same for notebooks."""
         header, *rows = self._rows()
         return _html.paragraph(self.stamp) + _html.table(header, rows)
 
@@ -183,7 +182,6 @@ def _nuts(
     num_warmup: int,
     num_samples: int,
 ) -> dict[str, np.ndarray]:
-    """NUTS on all records."""
     rows = {name: jnp.asarray(value) for name, value in records.items()}
     earlier = posterior.prior
 

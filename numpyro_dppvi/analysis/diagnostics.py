@@ -71,7 +71,6 @@ class Diagnostics:
         return "\n".join([_TITLE, *(f"  {name:<10} {fact}" for name, fact in self._facts())])
 
     def _repr_html_(self) -> str:
-        """The same for notebooks."""
         return _html.heading(_TITLE) + _html.facts(self._facts())
 
     def _facts(self) -> list[tuple[str, str]]:

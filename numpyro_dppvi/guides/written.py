@@ -159,7 +159,6 @@ def _composed(transforms: tuple[Transform, ...]) -> Transform:
 
 
 def _family(latent: Latent, drawn: _Drawn, transform: Transform) -> Any:
-    """The family of a latent's base value."""
     if drawn.shape != latent.shape:
         raise UnsupportedModelError(
             f"latent {latent.name!r} has shape {latent.shape} in the model and {drawn.shape} in "

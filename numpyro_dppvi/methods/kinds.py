@@ -114,7 +114,6 @@ def of(*rows: Array) -> Kinds:
 
 
 def _some(turn: Array, *rows: Array) -> list[Array]:
-    """The rows of a turn."""
     at_once = _at_once()
     return [jax.lax.dynamic_slice_in_dim(leaf, turn * at_once, at_once) for leaf in rows]
 

@@ -236,7 +236,6 @@ class Posterior:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        """The summary for notebooks."""
         rows, said = self._table()
         return _html.table(rows[0], rows[1:]) + "".join(map(_html.paragraph, said))
 

@@ -147,7 +147,6 @@ class Ledger:
         return "\n".join(["Ledger", *lines])
 
     def _repr_html_(self) -> str:
-        """The same for notebooks."""
         header, *rows = self._table()
         return _html.heading("Ledger") + _html.table(header, rows)
 

@@ -166,7 +166,6 @@ class PrivacyPlan:
         return "\n".join([_TITLE, *lines])
 
     def _repr_html_(self) -> str:
-        """The same for notebooks."""
         header, *rows = self._table()
         said = [_html.paragraph(sentence) for sentence in self._sentences() if sentence]
         return "".join([_html.heading(_TITLE), _html.table(header, rows), *said])
@@ -481,7 +480,6 @@ def shard_weights(
 def _noise_of_changes(
     noise_law: Noise, budget: PrivacyBudget, num_releases: int, before: Composition
 ) -> float:
-    """The noise multiplier for a budget."""
     if isinstance(noise_law, DiscreteGaussian):
         return calibrate.discrete_noise_multiplier(budget, num_releases, before)
     return calibrate.noise_multiplier(budget, num_releases=num_releases, before=before)

@@ -58,7 +58,6 @@ class Recommendation:
         return "\n".join([self._heading, *(f"  {reason}" for reason in self.reasons)])
 
     def _repr_html_(self) -> str:
-        """The same for notebooks."""
         return _html.heading(self._heading) + _html.bullets(self.reasons)
 
     @property

@@ -357,7 +357,6 @@ def _take(
 
 
 def _end(problem: Problem, before: RoundState, start: Turn, turn: Turn) -> RoundInfo:
-    """What a round did."""
     now = turn.now
     # The prior's update has left the clients' factors as they were.
     q = server.from_totals(before.server.prior, start.totals)
@@ -397,7 +396,6 @@ def _visited(
     asked: Request,
     shards: Shards,
 ) -> Outcome:
-    """The visits of one of the groups."""
     group = _group(params, groups, drawn, index)
     respond = _of_records(problem, params, shards)
     return _visit(problem, params, clients, group, secret, asked, respond)

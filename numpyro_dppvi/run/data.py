@@ -131,7 +131,6 @@ def _check_one_party(data: Any, asked: Asked) -> None:
 
 
 def _names(part: Records | Table) -> set[str]:
-    """The names of a client's arrays or columns."""
     return set(part if isinstance(part, Mapping) else part.columns)
 
 

@@ -250,7 +250,6 @@ class Status:
         return said
 
     def _repr_html_(self) -> str:
-        """The sentences for notebooks."""
         return _html.paragraph(str(self))
 
     @property

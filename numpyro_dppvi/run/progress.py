@@ -50,7 +50,6 @@ def progress(
 
 
 def _in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 

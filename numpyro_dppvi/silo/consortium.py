@@ -438,7 +438,6 @@ class _Server:
 
 
 def _result(prepared: Prepared, end: _End) -> FitResult:
-    """What a run gives to its user."""
     known, history, study = end.known.known, end.known.history, prepared.study
     # The server has no ledger file: names of runs and checkpoints are the hospitals' own.
     ledger = progress.ledger(prepared, end.known)

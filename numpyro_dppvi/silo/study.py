@@ -132,7 +132,6 @@ def check_name(argument: str, name: Any) -> str:
 
 
 def _row(name: str, row: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of one record."""
     try:
         shape, dtype = row
         # As JAX holds it: without x64 "float64" means float32, at the server and at every hospital.
