@@ -112,14 +112,13 @@ def plan_of(
     ledger_file: LedgerFile | None,
 ) -> PrivacyPlan:
     """The plan of a run, whether new, resumed or continued."""
-    # Without names, those in the ledger file count, if it has any.
     spent: planning.Spent | None = None
     if ledger_file is not None:
         # Clients without names are those in the file, if they are as many.
         names = names or ledger_file.names(len(sizes))
-    if past is None and ledger_file is not None:
-        spent = functools.partial(ledger_file.spent, names=names)
     if past is None:
+        if ledger_file is not None:
+            spent = functools.partial(ledger_file.spent, names=names)
         return planning.plan_run(run, budget, sizes, spent, names)
     # Part after part as it was planned then: each one's noise was calibrated on top of those before
     # it, and must come out as it was charged.
