@@ -71,11 +71,7 @@ def load_adult() -> TabularData:
 
 
 def _encode(columns: Mapping[str, Sequence[str]]) -> tuple[Features, tuple[str, ...]]:
-    """Turn text columns into features: bias, numeric, categorical.
-
-    Returns:
-        The features, shape `(num_rows, 109)`, and their names.
-    """
+    """Text columns to features, `(num_rows, 109)`: bias, numeric, categorical; and their names."""
     features = {"bias": np.ones(len(columns["income"]))}
     for column in _NUMERIC:
         values = np.asarray(columns[column], np.float64)

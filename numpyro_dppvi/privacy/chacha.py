@@ -50,11 +50,7 @@ def implementation() -> Hashable:
 
 @jax.jit
 def blocks(key: Array, counters: Array, nonce: Array) -> Array:
-    """Blocks of the key stream: a key of eight words, a counter a block, a nonce of three words.
-
-    Returns:
-        Words, shape ``(num_blocks, 16)``.
-    """
+    """Blocks of the key stream, ``(num_blocks, 16)`` words; key and nonce are of 8 and 3 words."""
     # The state of a block is a 4 x 4 matrix of words: constants, key (two rows), counter and nonce.
     # All blocks are computed at once, along the last axis. Rows lie end to end: as an array of
     # three axes, or one for each row, they take longer to compile and to compute.

@@ -24,11 +24,7 @@ from numpyro_dppvi.silo.study import Prepared, digest_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What the console script ``dppvi`` does.
-
-    Returns:
-        The exit status: 0, or 1 with a sentence on the standard error.
-    """
+    """What the console script ``dppvi`` does: returns 0, or 1 with a sentence on standard error."""
     parsed = _parser().parse_args(arguments)
     try:
         parsed.act(parsed)
