@@ -22,6 +22,7 @@ from numpyro_dppvi.families.reading import same, split
 from numpyro_dppvi.latents import domains
 from numpyro_dppvi.latents.affine import Effect
 from numpyro_dppvi.latents.arguments import asked_of, check_arguments
+from numpyro_dppvi.latents.curvature import curved
 from numpyro_dppvi.latents.fingerprint import evaluated, fingerprint
 from numpyro_dppvi.latents.layers import FirstLayers, first_layers
 from numpyro_dppvi.latents.meeting import meeting
@@ -333,6 +334,15 @@ class LatentSpace:
         Truth values, shape ``(d, d)``; in the order of the latents' names. See ``latents.meeting``.
         """
         return self._of_program(meeting)
+
+    @property
+    @functools.lru_cache(maxsize=32)  # noqa: B019
+    def curved(self) -> np.ndarray:
+        """Which entries of the continuous latents' base values change how much a record tells.
+
+        Truth values, shape ``(d,)``; in the order of the latents' names. See ``latents.curvature``.
+        """
+        return self._of_program(curved)
 
     def _of_program(self, read: Callable[..., np.ndarray]) -> np.ndarray:
         """What is read off the program of a record's density, given its discrete latents."""

@@ -38,6 +38,13 @@ def columns(space: LatentSpace, family: MeanField) -> np.ndarray:
     return np.isin(of(space, family), _places(family, layers.names if layers else frozenset()))
 
 
+def curved(space: LatentSpace, family: MeanField) -> np.ndarray:
+    """Which of these entries change how much a record tells, shape ``(k,)``."""
+    found = np.ones(family.members[0][1].size, bool)
+    found[_places(family, sorted(space.continuous))] = space.curved
+    return found[of(space, family)]
+
+
 def unseen(space: LatentSpace, family: MeanField) -> np.ndarray:
     """A basis of the directions of these entries along which no record tells, shape ``(k, m)``."""
     basis = np.zeros_like(space.unseen)
