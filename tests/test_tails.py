@@ -61,6 +61,9 @@ def test_nothing_is_said_of_what_may_be_noise(kind):
         assert bool(tails.cut(known) > 0) is said
         np.testing.assert_allclose(tails.unseen(known), least, rtol=1e-6)
     assert tails.unseen(tails.nothing()) == 1
+    # Of few records noise can be more than there are.
+    few = known._replace(excess=100.0 * known.excess, records=jnp.ones(COUNTED))
+    assert tails.cut(few) == 1
 
 
 @pytest.mark.parametrize(

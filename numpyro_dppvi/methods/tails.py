@@ -123,7 +123,8 @@ def cut(tails: Tails) -> float:
     # 0 where it may be noise, or chance: of n records that are expected, the square root of n more
     # or less. These are the same ones in all rounds, so that their chance does not average out.
     excess, least, records = _added_up(tails)
-    return float(np.max(np.where(excess > least, excess / max(records, 1), 0)))
+    # Noise in the releases of few records can exceed all of them.
+    return float(np.clip(np.max(np.where(excess > least, excess, 0)) / max(records, 1), 0, 1))
 
 
 def unseen(tails: Tails) -> float:
