@@ -161,7 +161,7 @@ def _memory(rng):
     root = rng.normal(size=(4, 4))
     shape = root @ root.T + 4 * np.eye(4)
     known = 3 * np.diag(rng.uniform(1, 2, 4))
-    return remembered(shape=shape, shape_known=known, level_var=0.0)
+    return remembered(shape=shape, shape_known=known, level_var=0.0, curved=np.zeros(4))
 
 
 def test_where_all_meet_nothing_is_different():
@@ -177,20 +177,30 @@ def test_where_all_meet_nothing_is_different():
 
 def test_a_record_of_one_group_is_moved_by_the_way_of_that_group():
     """Four groups, of which a quarter of the records each tells: what others do is no error."""
+    straight = _of_one_group(curved=np.zeros(4))
+    np.testing.assert_allclose(straight[0], straight[1] / 16, rtol=1e-3)
+    # What changes on the way counts twice, because errors of a path are not added to it.
+    bent = _of_one_group(curved=np.ones(4)) - straight
+    np.testing.assert_allclose(bent[0], 2 * bent[1] / 16, rtol=1e-3)
+
+
+def _of_one_group(curved):
+    """The error of one group's entry, and that of records which all belong to it."""
     alone = np.eye(4, dtype=bool)
     lookups = Lookups(alone, np.ones((1, 4), bool))
     # A record has the information 2 of its own group's entry, so that the mean has half.
-    exact = remembered(shape=np.eye(4) / 2, shape_known=1e9 * np.eye(4), level_var=0.0)
+    sure = {"shape_known": 1e9 * np.eye(4), "level_var": 0.0, "curved": curved}
+    exact = remembered(shape=np.eye(4) / 2, **sure)
     axes = coordinates(exact.shape)
     unknown = moving.unknown(exact, axes, lookups)
     far = np.array([0.4, 0.0, 0.0, 0.0])
     found = np.asarray(axes.outside(moving.error_of(exact, unknown, jnp.asarray(far))))
     np.testing.assert_allclose(found[1:, 1:], 0, atol=1e-7)
     # What one kind of record alone would have, for a quarter of all: its own way's, by that share.
-    single = remembered(shape=2 * np.eye(4), shape_known=1e9 * np.eye(4), level_var=0.0)
+    single = remembered(shape=2 * np.eye(4), **sure)
     whole = moving.unknown(single, coordinates(single.shape), None)
     of_all = coordinates(single.shape).outside(moving.error_of(single, whole, jnp.asarray(far)))
-    np.testing.assert_allclose(found[0, 0], np.asarray(of_all)[0, 0] / 16, rtol=1e-3)
+    return np.array([found[0, 0], np.asarray(of_all)[0, 0]])
 
 
 def test_errors_are_those_of_a_matrix_with_zeros():

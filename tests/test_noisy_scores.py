@@ -45,7 +45,7 @@ def learn(memory, axes, now, error, share, added=0.0):
 
 shrink = jax.jit(shapes.shrunk)
 longer = jax.jit(shapes.longer)
-after_step = jax.jit(functools.partial(moving.moved, lookups=None))
+after_step = jax.jit(functools.partial(moving.moved, lookups=None, share=0.2))
 
 
 @jax.jit
@@ -78,6 +78,7 @@ def remembered(**changes):
         searches=False,
         drawn=True,
         columns=np.ones(SIZE),
+        curved=np.ones(SIZE),
     )
     return memory._replace(**{name: jnp.asarray(value) for name, value in changes.items()})
 
@@ -416,7 +417,9 @@ def test_scores_begin_hardly_beside_the_prior_mean():
         {"w": FullNormalCoordinates(jnp.zeros(2), jnp.log(jnp.array([3000.0, 1])), jnp.zeros(1))}
     )
     loc = np.asarray(
-        nothing(family, wide, 1, searches=False, drawn=True, columns=np.ones(SIZE)).loc
+        nothing(
+            family, wide, 1, searches=False, drawn=True, columns=np.ones(SIZE), curved=np.ones(SIZE)
+        ).loc
     )
     assert np.all((loc > 0) & (loc < 0.01))
 

@@ -227,6 +227,7 @@ class FisherScoring(values.Method):
             searches=space.few_outcomes is None,
             drawn=space.can_draw,
             columns=entering.columns(space, family),
+            curved=entering.curved(space, family),
         )
 
     def told(self, memory: Memory, place: Array | int) -> Told:

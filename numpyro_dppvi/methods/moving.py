@@ -5,6 +5,7 @@ scores are kept in units of :class:`Moves`, one sum for all of them, so that a v
 however many clients there are.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -22,7 +23,12 @@ _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white le
 # How much of what is unknown of the level counts, where scores are moved; by how much it lags, over
 # what is unknown of it, squared; and the most that counts of that.
 _LEVEL_DOUBT, _LEVEL_LAG, _MOST_LAG = 0.3, 40.0, 0.2
-_CURVATURE, _UNSURE = 6.0, 0.1  # errors of the linear observation: of third and of second order
+# Errors of the linear observation: of third order, of a path and of a step where records look
+# entries up, and of second order.
+_CURVATURE, _LOOKED_UP, _UNSURE = 3.0, 6.0, 0.1
+# What a round leaves of the way of those before, and in how many directions a path's error lies;
+# nobody knows in which.
+_LATELY, _DIRECTIONS = 0.5, 4.0
 
 
 class Unknown(NamedTuple):
@@ -81,8 +87,6 @@ def error_of(memory: Memory, unknown: Unknown, way: Array) -> Array:
     ``way`` is in prior units; the result is in the coordinates of ``unknown``.
     """
     axes, left = unknown.axes, unknown.left
-    white = way @ axes.back.T
-    squared = jnp.sum(white**2)
     # A noisy level is followed slowly: by the share g = var / (var + noise) of what a visit says.
     # On a way along which it changes by r a visit it lags by r / g. With var^2 = drift noise, as
     # where visits make up for the drift, that is in proportion to var, and its square to var^2.
@@ -90,7 +94,16 @@ def error_of(memory: Memory, unknown: Unknown, way: Array) -> Array:
     lag = lag / (1 + lag / _MOST_LAG)
     unsure = _UNSURE**2 + _LEVEL_DOUBT * memory.level_var + lag
     if left is None:
-        alike = (_CURVATURE * squared**2 / 2 + unsure * squared) * jnp.eye(way.size)
+
+        def felt(way: Array) -> Array:
+            squared, bent = (jnp.sum((w @ axes.back.T) ** 2) for w in (way, memory.curved * way))
+            return _CURVATURE * bent**2 / 2 + unsure * squared
+
+        alike = felt(way) * jnp.eye(way.size)
+        curved = memory.curved[:, None] * memory.curved * memory.shape
+        part = jnp.minimum(1, _DIRECTIONS / way.size) * _of_path(memory, way, felt)
+        alike = alike + part * axes.information(curved)
+        white = way @ axes.back.T
         wrong = (white @ unknown.noise @ white) * unknown.noise
     else:
         alike = axes.information(_of_entries(memory, unknown, way, unsure))
@@ -101,6 +114,18 @@ def error_of(memory: Memory, unknown: Unknown, way: Array) -> Array:
     return alike + wrong
 
 
+def _of_path(memory: Memory, way: Array, error: Callable[[Array], Array]) -> Array:
+    """What is to be added to the error over a way, because others led there.
+
+    Where the information falls all along a path, all of its steps are off in one direction: errors
+    add up, and not their squares. Where a path leads there and back, they cancel.
+    """
+    lately, way = memory.moves.lately, memory.curved * way
+    more = jnp.maximum(error(lately + way) - error(lately) - error(way), 0)
+    # Where outcomes cannot be drawn, what is seen of the shape has an error for that already.
+    return memory.drawn * more
+
+
 def _of_entries(memory: Memory, unknown: Unknown, way: Array, unsure: Array) -> Array:
     """What is alike for all entries elsewhere, where a record looks entries up; in prior units.
 
@@ -108,9 +133,10 @@ def _of_entries(memory: Memory, unknown: Unknown, way: Array, unsure: Array) -> 
     is w' J w of these over the share s_i of such records. Their scores are off by about l_i^2, so
     that the mean of all records' is off by s_i^(1/2) l_i^2, for J_ii of 1.
     """
-    shape, mine = memory.shape, unknown.meeting * way
-    felt = jnp.maximum(jnp.sum(mine @ shape * mine, axis=1), 0)
-    root = jnp.sqrt(_CURVATURE * felt**2 / unknown.share / 2 + unsure * felt)
+    shape = memory.shape
+    each = (unknown.meeting * w for w in (way, memory.curved * way))
+    felt, bent = (jnp.maximum(jnp.sum(w @ shape * w, axis=1), 0) for w in each)
+    root = jnp.sqrt(_LOOKED_UP * bent**2 / unknown.share / 2 + unsure * felt)
     return root[:, None] * shape * root
 
 
@@ -146,7 +172,7 @@ def found(received: Received, memory: Memory, axes: White, alike: Kinds) -> Memo
     They are in ``axes``, until :func:`outside` takes them back. What is known of them has a row for
     each kind of client, until :func:`kept` gives each client its own.
     """
-    (unit, way, _), own = memory.moves, memory.own
+    unit, way, own = memory.moves.unit, memory.moves.way, memory.own
 
     def now(known: Array, error: Array, weights: Array) -> Array:
         more = axes.information(memory.moves.error - unpack(error))
@@ -174,7 +200,7 @@ def outside(memory: Memory, axes: White, alike: Kinds) -> Memory:
 
 def kept(memory: Memory, alike: Kinds) -> Memory:
     """The inverse of :func:`found`: scores and what is known of them as they are kept."""
-    (unit, way, error), own = memory.moves, memory.own
+    (unit, way, error, _), own = memory.moves, memory.own
     return memory.with_own(
         score=own.score / unit + own.records[:, None] * way,
         score_known=alike.clients(own.score_known) * unit**2,
@@ -182,10 +208,11 @@ def kept(memory: Memory, alike: Kinds) -> Memory:
     )
 
 
-def moved(memory: Memory, loc: Array, lookups: Lookups | None) -> Memory:
+def moved(memory: Memory, loc: Array, lookups: Lookups | None, share: Array) -> Memory:
     """What is remembered, seen from where scores are taken next.
 
-    That is ``loc``, in base values; ``lookups`` is as of ``noisy_scores.take``.
+    That is ``loc``, in base values; ``lookups`` is as of ``noisy_scores.take``, and ``share`` that
+    of all records whose clients were visited.
     """
     axes, size = coordinates(memory.shape), loc.size
     way = (loc - memory.loc) / memory.prior_sd
@@ -200,6 +227,7 @@ def moved(memory: Memory, loc: Array, lookups: Lookups | None) -> Memory:
         loc=loc,
         shape_known=axes.unknown((turn * p) @ turn.T),
         moves=before._replace(
+            lately=_LATELY**share * (before.lately + memory.curved * way),
             way=before.way + memory.shape @ way / before.unit,
             error=before.error + error / before.unit**2,
         ),

@@ -1,5 +1,7 @@
 """Factors that know their noise: A (A + Sigma)^-1 A of what clients released."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +22,13 @@ _FARTHEST = 1.0  # how far a step takes a latent at most, in its prior's deviati
 _STEPS = 3  # towards the mean of the posterior, whose factors depend on where it is
 _LEAST = 0.1  # response that a client's own step counts with
 _DOUBTED = 0.3  # the least response of latents that may lie far from zero
+# What a direction may have of a column's information at the most, and within how many errors of
+# none, for it to be said to have none.
+_LITTLE, _ERRORS = 0.3, 2.0
 _EDGE = 6.0  # of the noise in what was seen: beyond it the shape is believed
 _WANDERS = 0.07  # the variance of noise in a latent's step from which on steps are shorter
 _FAR = 2.0  # spreads from zero, beyond which a column counts as far from it
-_BEYOND = 1e3  # how many times the noise's deviation an error counts, for steps
+_BEYOND = 1e3  # how many times the noise's deviation an error counts at most
 
 
 def changes(
@@ -79,6 +84,8 @@ def changes(
         # A shape that is learnt in noise has some information there, which nobody has told: it is
         # the prior alone that tells an intercept from the mean of all groups' effects.
         turn = seen(axes, jnp.asarray(unseen, sd.dtype) / sd[:, None]) @ turn
+    if lookups is None and noise_aware:
+        turn = told_of(memory, axes, unknown.outside) @ turn
     before = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), received.factor[name])
     known = alike.of_each(lambda rows: pack(axes.known(unpack(rows))), memory.own.score_known)
     records = alike.of_first(lambda rows: rows, num_records[:, None, None])
@@ -92,17 +99,15 @@ def changes(
     # The variance of noise in a record's score, if all clients' are taken together.
     noise = size / jnp.maximum(alike.total(told, many, known, records), 1e-30)
 
-    def claims(middle: Array, most: Array) -> Array:
-        """What factors claim to know, given about where the posterior's mean is; of each kind.
-
-        An extrapolation's error counts with a variance of ``most`` at most.
-        """
+    def claims(middle: Array) -> Array:
+        """What factors claim to know, given about where the posterior's mean is; of each kind."""
         # In white coordinates A = n level R with the response R, which is about the identity, so
         # that A (A + Sigma)^-1 A is n R (n R / level + V)^-1 n R for scores over the level with
         # error V, and with K = V^-1 the middle is (1 + K n R / level)^-1 K.
         # As long as the server waits, scores stay where they are.
         way = jnp.where(waits, 0, middle - here)
         error = moving.error_of(memory, unknown, way)
+        most = _BEYOND**2 * noise
         error = error * jnp.minimum(1, most / jnp.maximum(jnp.trace(error) / size, 1e-30))
         error = received.num_factors * error
 
@@ -170,13 +175,13 @@ def changes(
         return jnp.where(jnp.all(jnp.isfinite(to)), to, here)
 
     # Of a place far away factors claim little. If that is less than the prior knows, the next step
-    # goes to the prior's mean, and without noise a run goes there and back for ever: so an error
-    # holds steps back by so many times the noise at most.
+    # goes to the prior's mean, and without noise a run goes there and back for ever; or clients in
+    # turn each lead to their own mode. So an error counts for so many times the noise at most.
     # A loop, in which factors come before steps, because compiling each of them took a second. Of
     # the last turn only the factors and the covariance count.
     def again(number: Array, found: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         middle, _, _ = found
-        now = claims(middle, jnp.where(number < _STEPS, _BEYOND**2 * noise, jnp.inf))
+        now = claims(middle)
         mean, covariance = moments(total(now))
         to = step(mean, covariance)
         # The first is Newton's step. What factors claim of a place far away is little, and would
@@ -188,6 +193,32 @@ def changes(
     middle, last, covariance = jax.lax.fori_loop(0, _STEPS + 1, again, start)
     change = jax.tree.map(jnp.subtract, naturals(last), received.factor[name])
     return Natural({name: change}), middle * sd, covariance
+
+
+def told_of(memory: Memory, axes: White, noise: Array) -> Array:
+    """Takes off a vector in ``axes`` what records may not speak of at all.
+
+    Columns that add up to a constant say nothing of one direction. Noise hides that: the shape has
+    as much information there as noise could hide. Where columns surely have little of their own
+    beside others, and none of it was seen, factors claim none; the prior keeps what it says.
+
+    Columns far from zero have little of their own, too, which looks and not the matrix show.
+
+    ``noise`` is that of what was seen of the shape, N in prior units.
+    """
+    alone = coordinates(jnp.diag(jnp.diagonal(memory.shape)))
+    values, turn = jnp.linalg.eigh(alone.information(memory.seen))
+    noise = jnp.diagonal(turn.T @ alone.information(noise) @ turn)
+    # Noise in a given direction, and in one that was searched for in noise alone.
+    error, edge = math.sqrt(2) * noise, 2 * math.sqrt(len(turn)) * noise
+    # 1 for what is to be taken off, 0 for what may not be; between these, a part.
+    little = jnp.clip(2 - (jnp.maximum(values, 0) + edge) / _LITTLE, 0, 1)
+    off = little * jnp.clip(2 - values / (_ERRORS * error), 0, 1)
+    off = jnp.where(jnp.sum(memory.scales.constant) > 1, 0, off)
+    ways = axes.back @ alone.white @ turn
+    ways = ways / jnp.sqrt(jnp.sum(ways**2, axis=0))
+    by = off / (1 - off + 1e-4)
+    return jnp.linalg.inv(jnp.eye(len(turn)) + (ways * by) @ ways.T)
 
 
 def steady(way: Array, noise: Array) -> Array:

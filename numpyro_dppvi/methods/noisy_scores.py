@@ -210,7 +210,7 @@ def take(
         near=noisy_factors.near(memory, about, reach),
         search=search.let_go(memory.search, asked),
     )
-    return change, moving.moved(memory, jnp.where(moves, loc, memory.loc), lookups)
+    return change, moving.moved(memory, jnp.where(moves, loc, memory.loc), lookups, asked)
 
 
 def _counted(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
@@ -392,7 +392,7 @@ def _scored(group: _Group, memory: Memory, alike: Kinds) -> Memory:
     """Each client's own scores, averaged with what is known of them, in the coordinates told."""
     received, axes, scored, level = group.received, group.axes, group.scored, memory.level
     sums, std = group.part("score", group.said.clip[0])
-    fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-12), 0)
+    fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-6), 0)
     pulled = pull.after(
         memory.pull,
         axes.white,

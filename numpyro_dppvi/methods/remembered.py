@@ -109,11 +109,13 @@ class Moves(NamedTuple):
         unit: By what scores were multiplied, because the level that they are over has changed.
         way: By how much a record's score has fallen, in this unit, shape ``(d,)``.
         error: Covariance of its error, in this unit squared, shape ``(d, d)``.
+        lately: The way of the last rounds, older ones for less, of latents that are ``curved``.
     """
 
     unit: Array
     way: Array
     error: Array
+    lately: Array
 
 
 class Memory(NamedTuple):
@@ -151,6 +153,7 @@ class Memory(NamedTuple):
         search: Where records would have the run begin.
         drawn: Whether outcomes can be drawn, 1 or 0.
         columns: 1 for latents that are multiplied by values of a record, shape ``(d,)``.
+        curved: 1 for latents on whose values it depends how much a record tells, shape ``(d,)``.
     """
 
     loc: Array
@@ -182,6 +185,7 @@ class Memory(NamedTuple):
     search: Search
     drawn: Array
     columns: Array
+    curved: Array
 
     @property
     def own(self) -> Own:
@@ -202,6 +206,7 @@ def nothing(
     searches: bool,
     drawn: bool,
     columns: np.ndarray,
+    curved: np.ndarray,
 ) -> Memory:
     """What is remembered before the first visit: the prior."""
     ((name, normal),) = family.members
@@ -243,7 +248,7 @@ def nothing(
                 error=jnp.zeros((num_factors, size * (size + 1) // 2)),
             )
         ),
-        moves=Moves(one, jnp.zeros(size), square),
+        moves=Moves(one, jnp.zeros(size), square, jnp.zeros(size)),
         pull=pull.nothing(size),
         rounds=secant.nothing(size),
         waiting=nobody(size),
@@ -252,6 +257,7 @@ def nothing(
         search=search.nothing(loc / prior_sd, searches),
         drawn=one if drawn else zero,
         columns=jnp.asarray(columns, float),
+        curved=jnp.asarray(curved, float),
     )
 
 
