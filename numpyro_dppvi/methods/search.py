@@ -5,7 +5,8 @@ thousands of days where it says one day. A Newton step from there goes one unit 
 what records say of scales there is wrong by thousands. So at first visits a client also releases
 votes for places along the latents' axes. A record's votes are a vector of length 1, whose entries
 are larger where its density is near the best that it has anywhere. If one place is surely better
-than the prior's mean, the run begins about there, and asks again.
+than the prior's mean, the run begins about there, and asks again. If noise may hide one, records
+vote once more where they are.
 """
 
 from typing import NamedTuple
@@ -23,6 +24,7 @@ _REGRET = 5.0  # a place counts half if a record's density is lower there by so 
 _HARDLY = 0.02  # of the best place's votes: what counts as an error where there is no noise
 _SURE = 10.0, 5.0  # errors by which a place has to be better, and once all have voted
 _BETTER = 1.5  # and so many times as good
+_UNSURE = 3.9  # from so many errors on all vote once more; of noise alone one run in twenty-five
 _AS_GOOD = 0.6  # of the best place's votes: from so many on a place counts
 _FIRST = 0.9  # of the best along an axis: the first step with so many ends it
 _HOLDS = 0.7  # what a round leaves of ``Search.holds``
@@ -36,8 +38,8 @@ class Search(NamedTuple):
         votes: Sums of votes for the places about where they were asked, shape ``(places,)``.
         var: Variance of their noise.
         voted: Records that have voted, as a share of all.
-        repeated: Visits of a client that do not count, because the run then began elsewhere or
-            histograms were asked for once more.
+        repeated: Visits of a client that do not count, because the run then began elsewhere, or
+            votes or histograms were asked for once more.
         origin: Where it would begin otherwise, in units of the prior, shape ``(d,)``.
         holds: How much of what the prior would pull steps back to its mean is taken off: all once
             the run has begun elsewhere, then less and less; 0 if it has not.
@@ -107,9 +109,12 @@ def after(
     error = jnp.sqrt(noise_var + (_HARDLY * jnp.max(mean)) ** 2)
     better = (mean - stay) / jnp.maximum(error, 1e-12)
     # A move costs all clients a visit, whenever it is made.
-    bound = jnp.where(voted > 0.999, _SURE[1], _SURE[0])
-    sure = jnp.any((better > bound) & (mean > _BETTER * stay))
-    moves = sure & (most_visits <= _VISITS)
+    all_voted = voted > 0.999
+    bound = jnp.where(all_voted, _SURE[1], _SURE[0])
+    best = jnp.max(jnp.where(mean > _BETTER * stay, better, 0))
+    moves = (best > bound) & (most_visits <= _VISITS)
+    # A run that stays where records are impossible is lost, which is worth another visit.
+    again = all_voted & (best > _UNSURE) & ~moves & (most_visits < _VISITS)
     # Often many latents could make up for what is far, each by a column of its own. All that are
     # about as good together, in shares that add up to 1, scatter less over records. Along an axis,
     # no step counts beyond the first that is about as good as any: records that are censored, say,
@@ -127,7 +132,7 @@ def after(
         votes=jnp.where(moves, 0, total),
         var=jnp.where(moves, 0, noise),
         voted=jnp.where(moves, 0, voted),
-        repeated=jnp.where(moves, most_visits, search.repeated),
+        repeated=jnp.where(moves | again, most_visits, search.repeated),
         holds=jnp.where(moves, 1, search.holds),
     ), jnp.where(moves, step, 0)
 
