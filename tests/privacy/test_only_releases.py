@@ -55,6 +55,9 @@ def facts(thing, path="", seen=None):
         yield path, repr(thing)
     elif isinstance(thing, jax.Array | np.ndarray):
         yield path, array_fact(thing)
+    elif isinstance(thing, tuple) and all(isinstance(part, ATOMS) for part in thing):
+        # One such as a shape may be that of several arrays, in one of two runs.
+        yield path, repr(thing)
     elif isinstance(thing, type | types.ModuleType) or id(thing) in seen:
         return
     else:
