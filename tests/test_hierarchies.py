@@ -1,5 +1,7 @@
 """Moments of posteriors under hierarchies, with the effects integrated out."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,11 @@ def normal(mean, precision):
     return NormalNatural(precision @ jnp.asarray(mean), pack(-precision / 2))
 
 
+def compiled(density, parts):
+    """The moments as one program, which is compiled sooner than one operation after another."""
+    return jax.jit(functools.partial(hierarchies.moments, density, parts))
+
+
 def moments_of(natural):
     covariance = np.linalg.inv(-2 * np.asarray(unpack(natural.quadratic)))
     return covariance @ np.asarray(natural.linear), covariance
@@ -40,10 +47,9 @@ def test_normal_posteriors_have_the_moments_that_they_have(others):
     parts = hierarchies.Split(np.arange(others, size), np.arange(others))
     with jax.enable_x64(True):
         found = normal(np.zeros(size), np.eye(size))
+        moments = compiled(lambda x: -(x - mean) @ prior @ (x - mean) / 2, parts)
         for _ in range(3):  # each round begins where the one before has ended
-            found = hierarchies.moments(
-                lambda x: -(x - mean) @ prior @ (x - mean) / 2, parts, normal(place, factor), found
-            )
+            found = moments(normal(place, factor), found)
     covariance = np.linalg.inv(prior + factor)
     deviations = np.sqrt(np.diag(covariance))
     now, spread = moments_of(found)
@@ -70,12 +76,8 @@ def test_a_hierarchy_agrees_with_a_grid(known):
     place = np.array([0, 0, *(0.7 * rng.normal(size=NUM_GROUPS) - 0.5)])
     rest = np.delete(np.arange(size), 1)
     with jax.enable_x64(True):
-        found = hierarchies.moments(
-            hierarchy_density,
-            hierarchies.Split(rest, np.array([1])),
-            normal(place, precision),
-            normal(np.zeros(size), np.eye(size)),
-        )
+        moments = compiled(hierarchy_density, hierarchies.Split(rest, np.array([1])))
+        found = moments(normal(place, precision), normal(np.zeros(size), np.eye(size)))
     mean, covariance = moments_of(found)
     grid = np.linspace(-9, 3, 3001)
     density, means, variances = [], [], []
@@ -113,12 +115,8 @@ def test_spreads_with_heavy_tails_have_finite_effects():
         return effects + dist.HalfCauchy(1).log_prob(jnp.exp(x[0])) + x[0]
 
     with jax.enable_x64(True):
-        found = hierarchies.moments(
-            density,
-            hierarchies.Split(np.arange(1, 5), np.array([0])),
-            normal(np.zeros(5), np.zeros((5, 5))),
-            normal(np.zeros(5), np.eye(5)),
-        )
+        moments = compiled(density, hierarchies.Split(np.arange(1, 5), np.array([0])))
+        found = moments(normal(np.zeros(5), np.zeros((5, 5))), normal(np.zeros(5), np.eye(5)))
     mean, covariance = moments_of(found)
     # Its logarithm has a hyperbolic secant's density, of mean 0 and standard deviation pi / 2.
     np.testing.assert_allclose(mean[0], 0, atol=0.05)
@@ -241,6 +239,7 @@ def test_a_spread_is_as_unsure_as_effects_in_noise_make_it():
     assert np.sum(covered) >= 11
 
 
+@pytest.mark.slow  # tests/test_effects.py has another one
 def test_a_fit_takes_the_moments():
     """Without noise, where effects are known well; the same as by hand from the posterior's own."""
     rng = np.random.default_rng(0)

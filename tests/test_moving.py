@@ -110,7 +110,8 @@ def indicators(columns, y):
         numpyro.sample("y", dist.Normal(a + columns @ w, 1.0), obs=y)
 
 
-@grid("case", [(3, 0), (3, 1), (10, 0), (10, 1), (30, 0)], quick=[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [(3, 0), (3, 1), (10, 0), (10, 1), (30, 0)])
 def test_where_columns_add_up_to_one_the_intercept_is_not_known(case):
     """It was, to a fortieth of the exact deviation: noise in the shape passed for information."""
     epsilon, seed = case
