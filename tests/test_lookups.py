@@ -283,9 +283,18 @@ def test_effects_of_many_groups_are_covered_in_noise(epsilon, uneven, least):
     assert np.mean(covered) > least
 
 
-def test_a_fit_of_many_groups_knows_weights_beside_them():
-    """Correlation with thirty groups, which noise could hide, once left next to nothing of them."""
-    cell = groups.Cell((1000,) * 5, 1.0, num_groups=30)
-    made = groups.study(cell, 0)
-    _, std = groups.posterior(cell, made, 0)["w"]
-    assert np.all(std < 5.5 * made.exact["w"])
+@pytest.mark.parametrize(
+    ("epsilon", "seed", "part", "least", "most"),
+    [
+        # Correlation with thirty groups, which noise could hide, once left next to nothing.
+        pytest.param(1.0, 3, "w", 1, 5, id="weights"),
+        # No record tells it from the groups' mean, which noise hides: .5 if nobody says so.
+        pytest.param(3.0, 0, "mu", 0.85, 1.3, id="an intercept"),
+    ],
+)
+def test_what_is_known_beside_many_groups(epsilon, seed, part, least, most):
+    cell = groups.Cell((1000,) * 5, epsilon, num_groups=30, model=groups.intercept)
+    made = groups.study(cell, seed)
+    _, std = groups.posterior(cell, made, seed)[part]
+    ratio = std / made.exact[part]
+    assert np.all((ratio > least) & (ratio < most)), ratio

@@ -189,10 +189,8 @@ def exact_width(group, y):
     return np.sqrt(chance @ (1 / precision + (middle - chance @ middle) ** 2))
 
 
-@pytest.mark.parametrize(
-    "epsilon",
-    [1.0, pytest.param(3.0, marks=pytest.mark.slow), pytest.param(np.inf, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # tests/test_lookups.py has another one
+@pytest.mark.parametrize("epsilon", [1.0, 3.0, np.inf])
 def test_an_intercept_beside_groups_is_as_uncertain_as_the_prior_leaves_it(epsilon):
     """Noise hides that no record tells it from the groups' mean: it was three times too sure."""
     rng, number = np.random.default_rng(0), 5000
