@@ -40,7 +40,7 @@ coordinates = jax.jit(white.coordinates)
 def learn(memory, axes, now, error, share, added=0.0):
     """What is learnt from a release if so much was added to the shape, as a part of it."""
     told = (1 - added) * jnp.eye(SIZE)
-    return noisy_scores._shape_seen(memory, axes, now, error, share, told)
+    return noisy_scores._shape_seen(memory, axes, now, error, share, told, 0.04 * share)
 
 
 shrink = jax.jit(shapes.shrunk)
@@ -821,3 +821,28 @@ def test_what_looks_have_found_is_kept_where_no_visit_looks():
     jax.tree.map(np.testing.assert_array_equal, after.found, found)
     # Worked out anew, nothing would be left of it.
     assert not np.isfinite(jax.jit(ratios.with_found)(known).found.var).any()
+
+
+def test_noise_hides_no_more_than_correlations_are():
+    """An error of an entry of 5 counts as one of .5, and one of .01 as what it is."""
+    for noise_std, counted in ((5.0, 0.5), (0.01, 0.01)):
+        memory = remembered(shape=np.eye(SIZE), shape_known=np.eye(SIZE) / noise_std)
+        hidden, _ = moving.hidden(moving.unknown(memory, coordinates(memory.shape), None))
+        np.testing.assert_allclose(hidden, SIZE * counted**2, rtol=0.02)
+
+
+def test_a_level_drifts_as_far_as_rounds_have_led():
+    """By a twentieth where nothing moves, by a fifth once they lead a third of a deviation."""
+
+    def drift(way, curved=0.0, told=1.0):
+        memory = remembered(shape=np.eye(SIZE), level=1.0, curved=np.full(SIZE, curved))
+        before = memory.rounds.before._replace(loc=memory.loc, noise=told * jnp.eye(SIZE))
+        memory = memory._replace(
+            rounds=memory.rounds._replace(before=before),
+            loc=memory.loc + jnp.array([way, 0.0, 0.0, 0.0]),
+        )
+        return float(noisy_scores._level_drift(memory, coordinates(memory.shape))) ** 0.5
+
+    np.testing.assert_allclose(drift(0.0), 0.05, rtol=1e-5)
+    np.testing.assert_allclose(drift(0.1**0.5), np.hypot(0.05, 0.2), rtol=1e-5)
+    assert drift(0.0, told=0.0) == drift(0.0, curved=1.0) == drift(3.0)

@@ -20,6 +20,7 @@ from numpyro_dppvi.methods.white import White, coordinates
 
 # Chosen by simulation (docs/believe.md says on which studies).
 _SHAPE_DRIFT = 3.0  # variance of an entry of the shape after a step of white length 1, times d
+_CORRELATION = 0.5  # of columns, a usual one
 # How much of what is unknown of the level counts, where scores are moved; by how much it lags, over
 # what is unknown of it, squared; and the most that counts of that.
 _LEVEL_DOUBT, _LEVEL_LAG, _MOST_LAG = 0.3, 40.0, 0.2
@@ -65,6 +66,9 @@ class Unknown(NamedTuple):
 def unknown(memory: Memory, axes: White, lookups: Lookups | None) -> Unknown:
     """The noise of what was seen of the shape so far."""
     known, turn = jnp.linalg.eigh(axes.known(memory.shape_known))
+    if lookups is None:
+        # Beside the identity, entries off the diagonal are correlations: noise hides no more.
+        known = jnp.hypot(known, 1 / _CORRELATION)
     found = Unknown(axes, known, turn, jnp.ones_like(memory.shape), jnp.ones_like(known), None)
     if lookups is None:
         return found

@@ -69,7 +69,9 @@ _IN_STEP = 2, 4  # visits by which all must have sent scales or ratios, to be as
 _INFO_SHARES = (0.6, 0.8, 0.1)  # first, decay a visit, last
 _ALONG = 0.2  # beyond a third of the clip: from so many scores on, clipped ones steer by weights
 _MOST_LEVEL = 6.0  # of a shape that is right, at most 1
-_LEVEL_DRIFT = 0.2  # relative change of the level in a round
+# Relative change of the level in a round that leads nowhere, and in one of at least so many squared
+# deviations of a record.
+_LEVEL_DRIFT = 0.05, 0.2, 0.1
 _KNOWN = 3.0  # of its information, over the error: from here on a direction counts by what was seen
 _LOOK_SHARE = 0.8  # of a visit's squared norm, where columns far from zero are looked for
 # An observed information's error at the first visit, and by what it falls a visit: far away it says
@@ -190,7 +192,7 @@ def take(
     memory = moving.found(received, memory, axes, alike)
     memory = _counted(group, memory, lookups)
     scored, any_scored = group.scored, jnp.any(group.scored)
-    memory = factors.select(any_scored, _waiting(group, memory, centred), memory)
+    memory = factors.select(any_scored, _waiting(group, memory, centred, lookups), memory)
     # Where clients differ, the server learns and moves once all were asked; elsewhere once enough
     # were: what a small client releases is mostly noise, and a step by it can lead anywhere.
     waiting = memory.waiting.records / received.total_records
@@ -323,7 +325,7 @@ def _with_scales(memory: Memory, lookups: Lookups | None = None) -> Memory:
     return memory._replace(scales=scales.of(*of))
 
 
-def _waiting(group: _Group, memory: Memory, centred: float) -> Memory:
+def _waiting(group: _Group, memory: Memory, centred: float, lookups: Lookups | None) -> Memory:
     """With what came since the server moved, and by how much clients differ.
 
     ``centred`` is the variance of a score by the outcomes drawn to centre it, over its information.
@@ -350,7 +352,7 @@ def _waiting(group: _Group, memory: Memory, centred: float) -> Memory:
     )
     # Observed information changes wildly on the way: it would tell of differences where none are.
     if partial(received) and received.space.can_draw:
-        memory = memory._replace(differences=_differences(received, memory, axes, fresh))
+        memory = memory._replace(differences=_differences(received, memory, axes, fresh, lookups))
     newest = scored & (memory.own.visits == memory.most_visits)
     asked = jnp.sum(jnp.where(newest, received.num_records, 0))
     # Where records' information is the identity, outcomes that are drawn anew at each visit have
@@ -369,13 +371,15 @@ def _waiting(group: _Group, memory: Memory, centred: float) -> Memory:
     )
 
 
-def _differences(received: Received, memory: Memory, axes: White, fresh: Waiting) -> Differences:
+def _differences(
+    received: Received, memory: Memory, axes: White, fresh: Waiting, lookups: Lookups | None
+) -> Differences:
     """By how much clients differ, after a release that is compared with those before."""
     waiting, (moving, still) = memory.waiting, memory.differences
     now, error = fresh.information / fresh.records, _info_error(received, memory, fresh)
     share = fresh.records / received.total_records
     waits = waiting.visits > 0
-    before, seen, known = _average(received, memory, axes)
+    before, seen, known = _average(received, memory, axes, lookups)
     level = before.level
     others = waiting.information / jnp.maximum(waiting.records, 1) / level
     others_error = _info_error(received, memory, waiting) / level
@@ -423,7 +427,9 @@ def _scored(group: _Group, memory: Memory, alike: Kinds) -> Memory:
     )
 
 
-def _average(received: Received, memory: Memory, axes: White) -> tuple[Memory, Array, Array]:
+def _average(
+    received: Received, memory: Memory, axes: White, lookups: Lookups | None
+) -> tuple[Memory, Array, Array]:
     """Level, mean shape and what is known of it, with the releases that wait."""
     waiting = memory.waiting
     records = jnp.maximum(waiting.records, 1)
@@ -432,7 +438,10 @@ def _average(received: Received, memory: Memory, axes: White) -> tuple[Memory, A
     error = jnp.where(waiting.visits > 0, _info_error(received, memory, waiting), 1e6)
     added = axes.information(least(len(memory.shape), received.total_records))
     told = jnp.eye(len(added)) - jnp.where(any_shape(memory), added, 0)
-    return _shape_seen(memory, axes, waiting.information / records, error, share, told)
+    # Where records look entries up, each moves by a few of them: not by how far all lead together.
+    drift = _level_drift(memory, axes) if lookups is None else jnp.asarray(_LEVEL_DRIFT[1] ** 2)
+    now = waiting.information / records
+    return _shape_seen(memory, axes, now, error, share, told, share * drift)
 
 
 def _info_error(received: Received, memory: Memory, waiting: Waiting) -> Array:
@@ -452,7 +461,7 @@ def _learnt(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
     received, axes, waiting = group.received, group.axes, memory.waiting
     records = jnp.maximum(waiting.records, 1)
     share = waiting.records / received.total_records
-    memory, seen, known = _average(received, memory, axes)
+    memory, seen, known = _average(received, memory, axes, lookups)
     if lookups is not None:
         seen = axes.information(axes.outside(seen) * lookups.meeting)
     near = clips.near(memory, axes)
@@ -493,7 +502,7 @@ def _learnt(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
     before = jnp.diagonal(jnp.where(far, shape, memory.shape))
     memory = memory._replace(seen=axes.outside(seen), shape_known=axes.unknown(known))
     if lookups is not None:
-        noise = jnp.diagonal(moving.unknown(memory, axes, None).outside)
+        noise = jnp.diagonal(moving.unknown(memory, axes, lookups).outside)
         shape, added = apart(shape, lookups.meeting)
         memory = memory._replace(added=added)
         peers = lookups.peers_by(memory.prior_sd, memory.scales.information)
@@ -507,7 +516,13 @@ def _learnt(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
 
 
 def _shape_seen(
-    memory: Memory, axes: White, now: Array, error: Array, share: Array, told: Array
+    memory: Memory,
+    axes: White,
+    now: Array,
+    error: Array,
+    share: Array,
+    told: Array,
+    drift: Array,
 ) -> tuple[Memory, Array, Array]:
     """The level, the mean of all released shapes and what is known of it, in ``axes``.
 
@@ -520,6 +535,7 @@ def _shape_seen(
         error: Noise on its entries.
         share: Of all records, those behind it.
         told: The shape without what was only added to it.
+        drift: Variance by which the level has changed since the last releases, relatively.
     """
     # In the eigenvectors u_i of what is known, with eigenvalues p_i, entry (i, j) of the mean has
     # the standard error (p_i p_j)^(-1/2), and a release has the same one for every entry.
@@ -533,7 +549,7 @@ def _shape_seen(
     by = by * _beside(jnp.diagonal(seen), p, by)
     told = jnp.diagonal(turn.T @ told @ turn)
     ratio = jnp.sum(by * jnp.diagonal(now)) / jnp.sum(by * told) / memory.level
-    drift, noise = share * _LEVEL_DRIFT**2, 2 / jnp.sum(by)
+    noise = 2 / jnp.sum(by)
     # What is not known of the level by now: the variance at which what a visit tells makes up for
     # the drift since the one before, var = drift + var noise / (var + noise).
     var = (drift + jnp.sqrt(drift**2 + 4 * drift * noise)) / 2
@@ -557,6 +573,18 @@ def _shape_seen(
     # Exact on the diagonal; elsewhere it claims a little too much (Cauchy-Schwarz).
     p = jnp.sqrt(p**2 + error**-2)
     return memory, symmetric(turn @ seen @ turn.T), symmetric((turn * p) @ turn.T)
+
+
+def _level_drift(memory: Memory, axes: White) -> Array:
+    """Variance of the level's relative change in a round: by how far the last rounds have led."""
+    before = memory.rounds.before
+    way = axes.back @ (memory.loc / memory.prior_sd - before.loc)
+    far = memory.level * jnp.sum(way**2) / _LEVEL_DRIFT[2]
+    # Of the first rounds, nobody knows how far they will lead.
+    far = jnp.where(jnp.trace(before.noise) > 0, jnp.minimum(1, far), 1)
+    # Where outcomes are rare, a short way in these units can halve what records tell.
+    far = jnp.maximum(far, jnp.mean(memory.curved))
+    return _LEVEL_DRIFT[0] ** 2 + _LEVEL_DRIFT[1] ** 2 * far
 
 
 def _beside(seen: Array, p: Array, by: Array) -> Array:
