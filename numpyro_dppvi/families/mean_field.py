@@ -1,7 +1,7 @@
 """The mean-field product of several families; itself an exponential family."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -277,33 +277,24 @@ class MeanField:
 
     def marginal(self, natural: Natural, part: "MeanField") -> Natural:
         """The marginal of a distribution in a family that :meth:`within` has made of this one."""
-        cut = self._entries_of(part)
-        if not cut:
-            return natural
-        at = self._coordinates(natural)
-        return Natural(
-            {
-                n: full_normal.marginal_of(at[n], cut[n]) if n in cut else leaf
-                for n, leaf in natural.items()
-            }
-        )
+        at = self._coordinates(natural) if self._entries_of(part) else {}
+        return self._cut(natural, part, lambda n, _, rows: full_normal.marginal_of(at[n], rows))
 
     def block(self, factor: Natural, part: "MeanField") -> Natural:
         """A factor that says nothing about the other latents, in such a family."""
-        cut = self._entries_of(part)
-        return Natural(
-            {n: full_normal.block(leaf, cut[n]) if n in cut else leaf for n, leaf in factor.items()}
-        )
+        return self._cut(factor, part, lambda _, leaf, rows: full_normal.block(leaf, rows))
 
     def embedded(self, factor: Natural, part: "MeanField") -> Natural:
         """Inverse of :meth:`block`."""
-        cut, members = self._entries_of(part), dict(self.members)
-        return Natural(
-            {
-                n: full_normal.embedded(leaf, cut[n], members[n]) if n in cut else leaf
-                for n, leaf in factor.items()
-            }
-        )
+        whole, embedded = dict(self.members), full_normal.embedded
+        return self._cut(factor, part, lambda n, leaf, rows: embedded(leaf, rows, whole[n]))
+
+    def _cut(
+        self, tree: Natural, part: "MeanField", of: Callable[[str, Any, list[int]], Any]
+    ) -> Natural:
+        """By member, what a function makes of those of which such a family has not kept all."""
+        cut = self._entries_of(part)
+        return Natural({n: of(n, leaf, cut[n]) if n in cut else leaf for n, leaf in tree.items()})
 
     def _entries_of(self, part: "MeanField") -> dict[str, list[int]]:
         """By member, the entries that such a family has kept, where it has not kept all."""

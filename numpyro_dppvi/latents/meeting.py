@@ -202,7 +202,4 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("gather", "dynamic_slice"), _looked_up),
     **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), _summed),
     **{name: _laid_out(layout) for name, layout in programs.LAYOUTS.items()},
-    "transpose": _laid_out(
-        lambda eqn, each: each.transpose(*eqn.params["permutation"], each.ndim - 1)
-    ),
 }
