@@ -156,3 +156,21 @@ def dual_entropy(self: Any, coordinates: Any) -> Array:
     # H[q] = -E[log q(x)] with log q(x) = <eta, T(x)> - A(eta), and no base measure.
     natural = self.natural(coordinates)
     return self.log_partition(natural) - factors.inner(natural, self.statistics(coordinates))
+
+
+class LogOdds:
+    """What families of integers do alike, whose natural parameters are log odds."""
+
+    entropy = dual_entropy
+
+    def in_domain(self, natural: Array) -> Array:
+        """Whether all are finite."""
+        return factors.is_finite(natural)
+
+    def project(self, natural: Array) -> Array:
+        """Every factor, unchanged."""
+        return natural
+
+    def draws(self: Any, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
+        """Independent draws. They have no derivative; expectations are sums instead."""
+        return self.distribution(coordinates).sample(rng_key, (num_draws,))

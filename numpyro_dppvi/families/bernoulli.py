@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 
-from numpyro_dppvi._typing import Array, PRNGKey
-from numpyro_dppvi.families import factors
-from numpyro_dppvi.families.base import dual_entropy
+from numpyro_dppvi._typing import Array
+from numpyro_dppvi.families.base import LogOdds
 from numpyro_dppvi.families.reading import log_odds
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(LogOdds):
     """Bernoulli distributions over arrays of ``shape``; entries are independent.
 
     Natural parameters are log odds; all finite ones are proper. Coordinates are half the log odds.
@@ -52,23 +51,9 @@ class Bernoulli:
         """The probability of 1."""
         return jax.nn.sigmoid(self.natural(coordinates))
 
-    entropy = dual_entropy
-
     def log_partition(self, natural: Array) -> Array:
         """Sum of log(1 + exp(log odds))."""
         return jnp.sum(jax.nn.softplus(natural))
-
-    def in_domain(self, natural: Array) -> Array:
-        """Whether all are finite."""
-        return factors.is_finite(natural)
-
-    def project(self, natural: Array) -> Array:
-        """Every factor, unchanged."""
-        return natural
-
-    def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
-        """Independent draws. They have no derivative; expectations are sums instead."""
-        return self.distribution(coordinates).sample(rng_key, (num_draws,))
 
     def distribution(self, coordinates: Array) -> dist.Distribution:
         """``Bernoulli(logits).to_event()``."""

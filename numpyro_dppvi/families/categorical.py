@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 
-from numpyro_dppvi._typing import Array, PRNGKey
-from numpyro_dppvi.families import factors
-from numpyro_dppvi.families.base import dual_entropy
+from numpyro_dppvi._typing import Array
+from numpyro_dppvi.families.base import LogOdds
 from numpyro_dppvi.families.reading import log_odds
 
 
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(LogOdds):
     """Categorical distributions over arrays of ``shape``; entries are independent.
 
     Natural parameters are the log odds of all values but the first against the first, of shape
@@ -48,23 +47,9 @@ class Categorical:
         """The probabilities of 1, ..., K - 1."""
         return jax.nn.softmax(_logits(self.natural(coordinates)), axis=-1)[..., 1:]
 
-    entropy = dual_entropy
-
     def log_partition(self, natural: Array) -> Array:
         """Sum of log(1 + sum of exp(log odds))."""
         return jnp.sum(logsumexp(_logits(natural), axis=-1))
-
-    def in_domain(self, natural: Array) -> Array:
-        """Whether all are finite."""
-        return factors.is_finite(natural)
-
-    def project(self, natural: Array) -> Array:
-        """Every factor, unchanged."""
-        return natural
-
-    def draws(self, rng_key: PRNGKey, coordinates: Array, num_draws: int) -> Array:
-        """Independent draws. They have no derivative; expectations are sums instead."""
-        return self.distribution(coordinates).sample(rng_key, (num_draws,))
 
     def distribution(self, coordinates: Array) -> dist.Distribution:
         """``Categorical(logits).to_event()``."""
