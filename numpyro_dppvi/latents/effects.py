@@ -25,7 +25,7 @@ from numpyro_dppvi.latents import programs
 from numpyro_dppvi.latents.additive import made_up
 from numpyro_dppvi.latents.affine import Effect, solved
 from numpyro_dppvi.latents.reasons import WRONG_NUMBER_ERRORS
-from numpyro_dppvi.latents.space import LatentSpace, fingerprinted
+from numpyro_dppvi.latents.space import LatentSpace, fingerprinted, several
 
 # At so many made-up values it must add up, up to rounding.
 _TRIES, _ROUNDING = 5, 1e-3
@@ -319,10 +319,7 @@ def _adds_up(space: LatentSpace) -> bool:
     discrete = {
         lt.name: jnp.zeros((_TRIES, *lt.shape), lt.dtype) for lt in space.latents if lt.is_discrete
     }
-    rows = {
-        name: made_up(rng, jax.ShapeDtypeStruct((_TRIES, *s.shape), s.dtype))
-        for name, s in space.row.items()
-    }
+    rows = {name: made_up(rng, s) for name, s in several(space.row, _TRIES).items()}
 
     @jax.vmap
     def both(
