@@ -53,7 +53,8 @@ def unwhiten(family: MeanField, coordinates: Coordinates, white: Natural) -> Nat
     def of(member: Any, at: MemberCoordinates, white: MemberNatural) -> MemberNatural:
         if isinstance(member, WhiteFamily):
             return member.unwhitened(at, white)
-        return _by_entry(member, at, white, _solve_transposed)
+        # white = L' d
+        return _by_entry(member, at, white, lambda r, w: solve_triangular(r, w, 1, lower=True))
 
     return Natural({n: of(member, coordinates[n], white[n]) for n, member in family.members})
 
@@ -78,10 +79,6 @@ def axis_variances(family: MeanField, coordinates: Coordinates) -> Weights:
         for name, member in family.members
         if isinstance(member, WhiteFamily)
     }
-
-
-def _solve_transposed(root: Array, white: Array) -> Array:
-    return solve_triangular(root, white, trans=1, lower=True)  # white = L' d
 
 
 def _by_entry(

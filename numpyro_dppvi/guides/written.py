@@ -167,7 +167,7 @@ def _family(latent: Latent, drawn: _Drawn, transform: Transform) -> Any:
     table = [  # read here, because users may put rows into it
         (kind, make)
         for kind, make in families.BY_DISTRIBUTION
-        if _is_discrete(kind) == latent.is_discrete
+        if bool(getattr(kind.support, "is_discrete", False)) == latent.is_discrete
     ]
     # The first row that fits, so that a row in front goes before ours. A subclass of a known
     # distribution is one.
@@ -209,10 +209,6 @@ def _instead(latent: Latent, kinds: Sequence[type[dist.Distribution]]) -> str:
         return f"{' or '.join(names)}, or sum it out in the model"
     others = "LogNormal, InverseGamma or another TransformedDistribution of these"
     return ", ".join([*names, others])
-
-
-def _is_discrete(kind: type[dist.Distribution]) -> bool:
-    return bool(getattr(kind.support, "is_discrete", False))
 
 
 def _name(kind: type[dist.Distribution]) -> str:

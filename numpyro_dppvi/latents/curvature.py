@@ -63,10 +63,6 @@ def _sum(eqn: JaxprEqn, ins: list[Degrees]) -> Degrees:
     return np.asarray(np.max(ins, axis=0))
 
 
-def _product(eqn: JaxprEqn, ins: list[Degrees]) -> Degrees:
-    return ins[0] + ins[1]
-
-
 def _power(eqn: JaxprEqn, ins: list[Degrees]) -> Degrees:
     power = eqn.params["y"]
     return power * ins[0] if power > 0 else _no_polynomial(eqn, ins)
@@ -81,17 +77,13 @@ def _first(eqn: JaxprEqn, ins: list[Degrees]) -> Degrees:
     return _quotient(eqn, ins) if len(ins) > 1 else ins[0]
 
 
-def _chosen(eqn: JaxprEqn, ins: list[Degrees]) -> Degrees:
-    return _no_polynomial(eqn, ins[:1]) + _sum(eqn, ins[1:])
-
-
 _Rule: TypeAlias = Callable[[JaxprEqn, list[Degrees]], Degrees]
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("add", "add_any", "sub", "neg", "concatenate", "stack"), _sum),
     **dict.fromkeys(("reduce_sum", "cumsum", "convert_element_type", "copy", "rev"), _first),
     **dict.fromkeys(("gather", "dynamic_slice", *programs.LAYOUTS), _first),
-    **dict.fromkeys(("mul", "dot_general"), _product),
-    "select_n": _chosen,
+    **dict.fromkeys(("mul", "dot_general"), lambda eqn, ins: ins[0] + ins[1]),
+    "select_n": lambda eqn, ins: _no_polynomial(eqn, ins[:1]) + _sum(eqn, ins[1:]),
     "integer_pow": _power,
     "square": lambda eqn, ins: 2 * ins[0],
     "div": _quotient,

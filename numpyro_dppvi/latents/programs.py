@@ -124,28 +124,21 @@ def spread(array: np.ndarray, shape: Sequence[int], places: Sequence[int]) -> np
     return np.broadcast_to(array.reshape(*between, array.shape[-1]), (*shape, array.shape[-1]))
 
 
-def _broadcast(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
-    return spread(array, eqn.params["shape"], eqn.params["broadcast_dimensions"])
-
-
 def _slice(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
     starts, ends = eqn.params["start_indices"], eqn.params["limit_indices"]
     steps = eqn.params["strides"] or (1,) * len(starts)
     return array[tuple(map(slice, starts, ends, steps))]
 
 
-def _reshape(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
-    return array.reshape(*shape_of(eqn.outvars[0]), array.shape[-1])
-
-
-def _transpose(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
-    return array.transpose(*eqn.params["permutation"], array.ndim - 1)
-
-
 LAYOUTS: Mapping[str, Callable[[JaxprEqn, np.ndarray], np.ndarray]] = {
-    "broadcast_in_dim": _broadcast,
+    "broadcast_in_dim": lambda eqn, array: spread(
+        array, eqn.params["shape"], eqn.params["broadcast_dimensions"]
+    ),
     "slice": _slice,
-    "transpose": _transpose,
-    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
+    "transpose": lambda eqn, array: array.transpose(*eqn.params["permutation"], array.ndim - 1),
+    **dict.fromkeys(
+        ("reshape", "squeeze", "expand_dims"),
+        lambda eqn, array: array.reshape(*shape_of(eqn.outvars[0]), array.shape[-1]),
+    ),
 }
 """What operations that lay entries out anew make of such an array."""

@@ -189,18 +189,17 @@ class Posterior:
                 f"values for {', '.join(self.names)}."
             )
         given: dict[str, Array] = {}
+        leading: dict[str, tuple[int, ...]] = {}
         for latent in self.space.latents:
             name, shape = latent.name, latent.shape
             value = _number(f"values[{name!r}]", values[name])
-            if value.shape[value.ndim - len(shape) :] != shape or value.ndim < len(shape):
+            axes = value.ndim - len(shape)
+            if axes < 0 or value.shape[axes:] != shape:
                 raise ValueError(
                     f"values[{name!r}] must end in the latent's shape {shape}, got shape "
                     f"{value.shape}: write values in the shapes that sample(...) returns."
                 )
-            given[name] = value
-        leading = {
-            n: given[n].shape[: given[n].ndim - len(s.shape)] for n, s in self.space.structs.items()
-        }
+            given[name], leading[name] = value, value.shape[:axes]
         try:
             jnp.broadcast_shapes(*leading.values())
         except ValueError:
@@ -354,12 +353,8 @@ class Posterior:
         draws = self.sample(key, (num_samples,))
         prior_key, site_key = jax.random.split(jax.random.fold_in(key, 1))
         derived = outputs.derived(self.model, self.records, self.model_kwargs, self.space.structs)
-        groups = {
-            "posterior": exported.of_draws(self.space, draws, derived),
-            "prior": exported.of_draws(
-                self.space, self._prior_draws(prior_key, num_samples), derived
-            ),
-        }
+        each = {"posterior": draws, "prior": self._prior_draws(prior_key, num_samples)}
+        groups = {name: exported.of_draws(self.space, x, derived) for name, x in each.items()}
         if public_data is not None:
             with predictions.in_words():
                 groups |= exported.of_public_data(

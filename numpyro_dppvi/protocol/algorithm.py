@@ -357,9 +357,7 @@ def _layout(setup: Setup) -> Layout:
     method, plan, client_sizes = setup.method, setup.plan, setup.client_sizes
     num_shards = shards_of(plan, client_sizes)
     # The rows of the largest shard: a client's records over its shards, rounded up.
-    capacity = max(
-        -(-size // shards) for size, shards in zip(client_sizes, num_shards.tolist(), strict=True)
-    )
+    capacity = int(np.max(-(-np.array(client_sizes) // num_shards)))
     # Where a sum of changes is all that is known, no public factor is one client's. Each shard then
     # keeps a factor of its own: one that a client's shards shared would carry a record of one shard
     # into the changes of all, and the sum would move by more than its sensitivity.

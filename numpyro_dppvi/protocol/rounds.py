@@ -335,10 +335,8 @@ def _take(
 ) -> Turn:
     """What the server makes of a group's releases, and what its clients keep of them."""
     now, totals, numbers = turn.now, turn.totals, group.numbers
-    q, key = (
-        server.from_totals(now.server.prior, totals),
-        server.public_key(problem, public, group.place),
-    )
+    q = server.from_totals(now.server.prior, totals)
+    key = server.public_key(problem, public, group.place)
     # From here to the answer nothing is seen but what was released.
     releases = Release(outcomes.release, outcomes.failed)
     known, answer, info = server.take(

@@ -224,18 +224,16 @@ def record_shapes(records: Any, name: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 def _check_names(data: Any, name: str) -> None:
     """Refuse anything but a mapping from arguments' names."""
-    if not isinstance(data, Mapping) or len(data) == 0:
-        received = "an empty mapping" if isinstance(data, Mapping) else _validate.shown(data)
-        raise ValueError(
-            f"{name} must map names to arrays, got {received}: "
-            'write {"X": X, "y": y}, with the names of the model\'s arguments.'
-        )
-    for key in data:
-        if not isinstance(key, str):
-            raise ValueError(
-                f"{name} must map names to arrays, got the key {_validate.shown(key)}: "
-                'write {"X": X, "y": y}, with the names of the model\'s arguments.'
-            )
+    received = _validate.shown(data)
+    if isinstance(data, Mapping):
+        others = [key for key in data if not isinstance(key, str)]
+        if len(data) > 0 and not others:
+            return
+        received = f"the key {_validate.shown(others[0])}" if others else "an empty mapping"
+    raise ValueError(
+        f"{name} must map names to arrays, got {received}: "
+        'write {"X": X, "y": y}, with the names of the model\'s arguments.'
+    )
 
 
 def _check_missing(missing: Any, names: Collection[str]) -> None:

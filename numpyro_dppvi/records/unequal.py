@@ -97,10 +97,8 @@ def partition(
         rest = shuffled[num_small * small_size :]
     else:
         small, rest = _deal_by_class(generator, labels, num_small, small_size, class_balance_factor)
-    large = [
-        rest[client * large_size : (client + 1) * large_size]
-        for client in range(num_clients - num_small)
-    ]
+    num_large = num_clients - num_small
+    large = rest[: num_large * large_size].reshape(num_large, large_size)
     return Partition((*small, *large))
 
 
@@ -124,31 +122,25 @@ def _deal_by_class(
     fraction = _small_majority_fraction(len(majority), len(labels), class_balance_factor)
     small_majority = math.floor(small_size * fraction)
     small_others = small_size - small_majority
+    small, rest = [], []
     for rows, per_client, name in (
         (majority, small_majority, f"the majority class, {values[class_of_row[majority[0]]]!s},"),
         (others, small_others, "the other classes"),
     ):
-        if num_small * per_client > len(rows):
+        dealt = num_small * per_client
+        if dealt > len(rows):
             raise ValueError(
                 f"small clients must not need more rows of {name} than there are, got {len(rows)} "
-                f"rows for {num_small} clients × {per_client} = {num_small * per_client}: write a "
+                f"rows for {num_small} clients × {per_client} = {dealt}: write a "
                 f"class_balance_factor nearer to 0 than {class_balance_factor}, a larger "
                 "size_factor, or the number of rows instead of labels."
             )
-
-    # Of each class a block a client; every row is dealt once.
-    small = np.concatenate(
-        [
-            majority[: num_small * small_majority].reshape(num_small, small_majority),
-            others[: num_small * small_others].reshape(num_small, small_others),
-        ],
-        axis=1,
-    )
-    rest = np.concatenate(
-        [majority[num_small * small_majority :], others[num_small * small_others :]]
-    )
+        # Of each class a block a client; every row is dealt once.
+        small.append(rows[:dealt].reshape(num_small, per_client))
+        rest.append(rows[dealt:])
     # Shuffled within clients, too, so that shards of consecutive rows do not hold one class each.
-    return generator.permuted(small, axis=1), generator.permutation(rest)
+    mixed = generator.permuted(np.concatenate(small, axis=1), axis=1)
+    return mixed, generator.permutation(np.concatenate(rest))
 
 
 def _small_majority_fraction(

@@ -111,9 +111,8 @@ def _check_one_party(data: Any, asked: Asked) -> None:
     if is_table(data) or asked.anything:
         return
     # Parts that have what the whole has are no matrices.
-    if len(data) > 1 and all(
-        is_records(part) and set(data) <= _names(part) for part in data.values()
-    ):
+    names = [set(getattr(part, "columns", part)) for part in data.values() if is_records(part)]
+    if 1 < len(data) == len(names) and all(set(data) <= mine for mine in names):
         raise ValueError(
             "data must not call clients as the model calls its arguments, got "
             f"{_validate.shown(next(iter(data)))} for both: write other names, or a list of the "
@@ -128,10 +127,6 @@ def _check_one_party(data: Any, asked: Asked) -> None:
             f"and {_validate.shown(array)} is neither: put each client's arrays into a "
             "mapping of its own."
         )
-
-
-def _names(part: Records | Table) -> set[str]:
-    return set(part if isinstance(part, Mapping) else part.columns)
 
 
 def _check_per_client(data: Any) -> None:
