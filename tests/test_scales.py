@@ -61,13 +61,34 @@ def test_information_is_the_mean_square(noise_std):
 
 
 @pytest.mark.slow
-def test_a_column_that_noise_hides_is_taken_for_an_average_one():
+def test_a_column_that_noise_hides_is_expected_among_the_others():
     rng = np.random.default_rng(2)
     rare = 1.0 * (rng.random(RECORDS) < 0.002)
     far = 1000 + rng.normal(size=RECORDS)
     found = said(np.stack([3 * rng.normal(size=RECORDS), far, rare]), 50.0)
     assert found.found.tolist() == [True, True, False]
-    np.testing.assert_allclose(found.most[2] ** 2, found.most[0] * found.most[1], rtol=1e-5)
+    assert found.most[0] < found.most[2] < found.most[1]
+
+
+def test_what_hardly_stands_out_is_expected_where_it_does():
+    """Raw columns in noise that hides one in ten: expected by a factor of 1.3, once by 1.9.
+
+    An average of the columns that were found is 26 times its scale, and its weight would be taken
+    for known as soon as that is released.
+    """
+    rng, errors, hidden = np.random.default_rng(0), [], []
+    means, spreads = (
+        np.array([[1.0], [60], [120], [0], [20]]),
+        np.array([[0.0], [15], [20], [1], [5]]),
+    )
+    for seed in range(40):
+        rows = means + spreads * rng.normal(size=(5, RECORDS))
+        found = said(rows, 2200.0, seed=seed)
+        hidden.append(not found.found[3])
+        errors.append(0.5 * np.log2(found.most[3] / np.mean(rows[3] ** 2)))
+    errors = np.array(errors)[hidden]
+    assert len(errors) >= 5
+    assert np.mean(np.abs(errors)) < 1
 
 
 def peaks(*bins):

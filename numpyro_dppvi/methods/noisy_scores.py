@@ -61,8 +61,6 @@ from numpyro_dppvi.methods.shapes import apart, raised, shrunk
 from numpyro_dppvi.methods.visits import Received
 from numpyro_dppvi.methods.white import White, coordinates, symmetric
 
-# With fewer deviations of a bin's noise than so many, histograms are asked for once more.
-_FAINT = 15.0
 _IN_STEP = 2, 4  # visits by which all must have sent scales or ratios, to be asked for them again
 
 # What was chosen by simulation (docs/believe.md says on which studies).
@@ -261,7 +259,7 @@ def _asked_again(received: Received, memory: Memory, first: Array, looked: Array
 
     def again(counted: Array, counts_var: Array, now: Array, latest: int) -> Array:
         clear = scales.clear(memory.drawn, counted, counts_var)
-        faint = (clear > scales.FAINT) & (clear < _FAINT)
+        faint = (clear > scales.FAINT) & (clear < ratios.FAINT)
         once = jnp.abs(counted / received.total_records - 1) < 1e-3
         return jnp.any(now) & faint & once & (visits <= latest)
 

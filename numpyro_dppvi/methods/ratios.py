@@ -38,6 +38,9 @@ _CLEAR, _WIDER = 45.0, 4.0
 _SPREADS = (0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)  # that are looked for, in bins
 # That may have a ratio, the others being elsewhere, and what is believed of each.
 _SHARES, _BELIEFS = (1.0, 0.9, 0.8, 0.7, 0.6), (0.9, 0.025, 0.025, 0.025, 0.025)
+# With fewer deviations of a bin's noise than so many, histograms are asked for again. Until then
+# a ratio is believed if the logarithm of its evidence is so high: what it stretches stays so.
+FAINT, _SURE = 15.0, 2.0
 _WIDE = 0.35  # and if it spreads no further, in units of its mean
 _CLOSE = 0.06  # what spreads less is looked at once more
 _MISFIT = 0.02  # of the records: what a histogram may differ from a normal one
@@ -217,8 +220,9 @@ def with_found(known: Ratios) -> Ratios:
     last = (known.stage > 1) & (width < 1)
     var = var + jnp.where(last, error, 0)
     constant = last | ((known.stage < 2) & (var < _CLOSE**2))
+    sure = jnp.where(known.counted < FAINT * jnp.sqrt(known.counts_var), _SURE, 0)
     seen = (step[:, 0] > 0) & (ways > 0) & (var < known.earlier.var)
-    seen = seen & (evidence - jnp.log(jnp.maximum(ways, 1)) > others)
+    seen = seen & (evidence - jnp.log(jnp.maximum(ways, 1)) > others + sure)
     mean = known.look.centre + (at - BINS // 2) * step[:, 0]
     found = jax.tree.map(
         lambda new, old: jnp.where(seen, new, old), Found(mean, var, 1.0 * constant), known.earlier

@@ -12,8 +12,10 @@ units of the prior. A column of noughts and ones leaves out the noughts, which h
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import logsumexp
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.methods import ratios
@@ -29,6 +31,10 @@ _PEAK = 3  # the bin of the template that holds most
 _FOUND, _SPIKE, _CERTAIN, _NEAR, _ABOUT = 4.5, 5.0, 6.0, 3.5, 6.0
 # Records beyond the template, in one bin or in three, by so many: there are many places for noise.
 _BEYOND = 5.0
+_PARTS = 1.0, 0.6, 0.3, 0.1  # of all records, that a histogram may show
+# By how many octaves columns' scales may differ, and their common place from the prior's own scale.
+_APART, _PLACED = (1.0, 2.0, 4.0), 4.0
+_MISFIT = 0.02  # of the records: what a histogram may differ from a template
 _IN_OCTAVE = 2.2  # the mean square of what is in an octave, over its lower end's: 2.16 to 2.33
 # All records are so many deviations of a bin's noise, or histograms show nothing but noise.
 FAINT = 5.0
@@ -124,8 +130,12 @@ def of(
     about = jnp.abs(log_scale - _mean_of(log_scale, found)) < _ABOUT * np.log(2)
     some = jnp.any(found) & (drawn > 0) & (deviations > FAINT)
     found = found | (some & about & (height > _NEAR * noise))
-    # A column that noise hides is taken for an average one.
-    most = jnp.exp(2 * jnp.where(found, log_scale, _mean_of(log_scale, found)))
+    if peers is None:
+        hidden = _expected(counts, noise, counted)
+    else:
+        # Where records look entries up, what noise hides is taken for an average one.
+        hidden = jnp.broadcast_to(_mean_of(log_scale, found), log_scale.shape)
+    most = jnp.exp(2 * jnp.where(found, log_scale, hidden))
     # What is far from zero has the scale of its mean, which says little of others.
     wide = found & ~constant & (columns > 0)
     usual = jnp.exp(2 * _mean_of(log_scale, jnp.where(jnp.any(wide), wide, found)))
@@ -134,6 +144,37 @@ def of(
     others = jnp.where(jnp.arange(BINS) >= above[:, None], counts, 0)
     beyond = jnp.where(drawn > 0, _squares(others, noise[:, None]) / jnp.maximum(counted, 1), 0)
     return Scales(deviations, found, most, beyond, centred, constant)
+
+
+def _expected(counts: Array, noise: Array, counted: Array) -> Array:
+    """Expected logarithms of scales that noise hides, which are about those of other columns.
+
+    Scales are normal about a common place, both of which are unknown. Each column's records, or a
+    part of them, are spread as a normal's, or share one bin.
+    """
+    number = jnp.arange(BINS - len(ratios.NORMAL) + 1)
+    template = jnp.array(ratios.NORMAL, counts.dtype)
+    parts = jnp.array(_PARTS, counts.dtype)
+    said = counts[:, number[:, None] + jnp.arange(len(template))] @ template
+    said = jnp.stack([said, counts[:, _PEAK : _PEAK + len(number)]], axis=1)
+    squares = jnp.array([_LENGTH**2, 1.0], counts.dtype)[:, None]
+    held = counted * parts[:, None, None]
+    var = noise[:, None, None, None] ** 2 + (_MISFIT * counted) ** 2
+    fits = (held * said[:, None] - held**2 * squares / 2) / jnp.maximum(var, 1e-6)
+    middle = jnp.array([_RMS, _PEAK + 0.5], counts.dtype)[:, None]
+    places = number + middle + jnp.log2(parts)[:, None, None] / 2
+    fits, places = fits.reshape(len(counts), -1), places.ravel()
+    about = jnp.arange(0, BINS, 1.0)[:, None]
+    apart = jnp.array(_APART, counts.dtype)[:, None, None]
+    prior = -(((places - about) / apart) ** 2) / 2 - jnp.log(apart)
+    by_column = fits[:, None, None] + prior
+    each = logsumexp(by_column, axis=-1)
+    # Wherever scales may be together, by all histograms, and then each by its own.
+    total = jnp.sum(each, axis=0) - (((about + LOWEST) / _PLACED) ** 2)[:, 0] / 2
+    weight = jax.nn.softmax(total.ravel()).reshape(total.shape)
+    within = jax.nn.softmax(by_column, axis=-1) @ places
+    place = LOWEST + jnp.sum(weight * within, axis=(1, 2))
+    return jnp.where(counted > 0, place, 0) * np.log(2)
 
 
 def _squares(counts: Array, noise: Array) -> Array:
