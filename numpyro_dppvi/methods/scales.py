@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import logsumexp
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.methods import ratios
@@ -152,7 +151,7 @@ def _expected(counts: Array, noise: Array, counted: Array) -> Array:
     Scales are normal about a common place, both of which are unknown. Each column's records, or a
     part of them, are spread as a normal's, or share one bin.
     """
-    number = jnp.arange(BINS - len(ratios.NORMAL) + 1)
+    number = np.arange(BINS - len(ratios.NORMAL) + 1)
     template = jnp.array(ratios.NORMAL, counts.dtype)
     parts = jnp.array(_PARTS, counts.dtype)
     said = counts[:, number[:, None] + jnp.arange(len(template))] @ template
@@ -161,19 +160,22 @@ def _expected(counts: Array, noise: Array, counted: Array) -> Array:
     held = counted * parts[:, None, None]
     var = noise[:, None, None, None] ** 2 + (_MISFIT * counted) ** 2
     fits = (held * said[:, None] - held**2 * squares / 2) / jnp.maximum(var, 1e-6)
-    middle = jnp.array([_RMS, _PEAK + 0.5], counts.dtype)[:, None]
-    places = number + middle + jnp.log2(parts)[:, None, None] / 2
-    fits, places = fits.reshape(len(counts), -1), places.ravel()
-    about = jnp.arange(0, BINS, 1.0)[:, None]
-    apart = jnp.array(_APART, counts.dtype)[:, None, None]
-    prior = -(((places - about) / apart) ** 2) / 2 - jnp.log(apart)
-    by_column = fits[:, None, None] + prior
-    each = logsumexp(by_column, axis=-1)
+    middle = np.array([_RMS, _PEAK + 0.5])[:, None]
+    places = (number + middle + np.log2(_PARTS)[:, None, None] / 2).ravel()
+    fits = fits.reshape(len(counts), -1)
+    # Of places, given where scales are together and how far apart; on the host, as all are known.
+    about, apart = np.arange(BINS), np.array(_APART)[:, None, None]
+    beside = np.exp(-(((places - about[:, None]) / apart) ** 2) / 2) / apart
+    prior = jnp.asarray(beside.reshape(-1, places.size).T, counts.dtype)
+    by_place = jnp.exp(fits - jnp.max(fits, axis=1, keepdims=True))
+    # All sums over places are products of matrices: for each on its own, visits took three times as
+    # long.
+    likely = by_place @ prior
+    within = (by_place * jnp.asarray(places, counts.dtype)) @ prior / jnp.maximum(likely, 1e-30)
     # Wherever scales may be together, by all histograms, and then each by its own.
-    total = jnp.sum(each, axis=0) - (((about + LOWEST) / _PLACED) ** 2)[:, 0] / 2
-    weight = jax.nn.softmax(total.ravel()).reshape(total.shape)
-    within = jax.nn.softmax(by_column, axis=-1) @ places
-    place = LOWEST + jnp.sum(weight * within, axis=(1, 2))
+    placed = np.tile(-(((about + LOWEST) / _PLACED) ** 2) / 2, len(_APART))
+    weight = jax.nn.softmax(jnp.sum(jnp.log(likely), axis=0) + jnp.asarray(placed, counts.dtype))
+    place = LOWEST + within @ weight
     return jnp.where(counted > 0, place, 0) * np.log(2)
 
 
