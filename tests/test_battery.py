@@ -141,6 +141,63 @@ MORE = {
     "mixture by a factor": Example(finite_mixture, {"y": z}),
 }
 ALL = {**EXAMPLES, **GUIDED, **MORE}
+
+
+def shares(kind):
+    p = numpyro.sample("p", dist.Dirichlet(jnp.ones(3)))
+    numpyro.sample("kind", dist.Categorical(p), obs=kind)
+
+
+def correlated(Z):
+    root = numpyro.sample("root", dist.LKJCholesky(2))
+    spread = numpyro.sample("spread", dist.HalfNormal(1).expand([2]).to_event(1))
+    numpyro.sample("Z", dist.MultivariateNormal(0.0, scale_tril=spread[:, None] * root), obs=Z)
+
+
+def monotone(X, kind, y):
+    steps, w = numpyro.sample("steps", dist.Dirichlet(jnp.ones(3))), weights()
+    numpyro.sample("y", dist.Normal(X @ w + jnp.cumsum(steps)[kind], 1), obs=y)
+
+
+def some_rows(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0], subsample_size=5) as rows:
+        numpyro.sample("y", dist.Normal(X[rows] @ w, 1), obs=y[rows])
+
+
+def hinges(X, y):
+    c, w = numpyro.sample("c", dist.Normal(0, 1)), weights()
+    bent = jnp.maximum(jnp.arange(4.0) - c, 0)
+    numpyro.sample("y", dist.Normal(X @ w + bent @ jnp.ones(4), 1), obs=y)
+
+
+def product(X, y):
+    a, b = numpyro.sample("a", dist.Normal(0, 1)), numpyro.sample("b", dist.Normal(0, 1))
+    numpyro.sample("y", dist.Normal(a * b * X[:, 0], 1), obs=y)
+
+
+def product_of_three(X, y):
+    a, b, c = (numpyro.sample(name, dist.Normal(0, 1)) for name in "abc")
+    numpyro.sample("y", dist.Normal(a * b * c * X[:, 0], 1), obs=y)
+
+
+@pytest.mark.parametrize(
+    "model", [shares, correlated, monotone, some_rows, hinges, product, product_of_three]
+)
+def test_all_is_read_that_a_fit_reads(model):
+    """Not the density alone: once all models with a simplex were refused with an error of NumPy."""
+    columns = {"X": X, "y": z, "kind": rng.integers(0, 3, N), "Z": rng.normal(size=(N, 2))}
+    records = {name: columns[name] for name in model.__code__.co_varnames if name in columns}
+    space = latents.recentred(latents.from_model(model, records))
+    size = sum(int(np.prod(struct.shape)) for struct in space.continuous.values())
+    assert space.curved.shape == (size,)
+    assert space.meeting.shape == (size, size)
+    assert space.unseen.shape[0] == size
+    assert space.entering <= space.structs.keys()
+    for read in (space.predictor, space.first_layers, space.few_outcomes):
+        assert read is None or read
+
+
 FIRST = (
     "hierarchy with a group a public number",
     "two kinds of outcome",
@@ -190,6 +247,7 @@ def test_it_is_read_adds_up_and_has_gradients(name):
     for key, gradient in gradients.items():
         assert np.any(gradient != 0) or key in parents or key == "noise"
     assert isinstance(family, families.MeanField)
+    assert latents.recentred(space).curved.ndim == 1
 
 
 @pytest.mark.slow

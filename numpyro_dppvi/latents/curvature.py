@@ -50,7 +50,9 @@ def _of_density(program: ClosedJaxpr, within: Mapping[Any, np.ndarray]) -> Degre
 
     for eqn in program.jaxpr.eqns:
         rule = _RULES.get(eqn.primitive.name, _no_polynomial)
-        out = np.minimum(rule(eqn, [degree(value) for value in eqn.invars]), _NONE)
+        # What has no inputs, such as a range of numbers, is a constant.
+        ins = [degree(value) for value in eqn.invars] or [none]
+        out = np.minimum(rule(eqn, ins), _NONE)
         found.update(dict.fromkeys(eqn.outvars, out))
     return degree(density)
 

@@ -84,6 +84,8 @@ def recentred(space: LatentSpace) -> LatentSpace:
             for name, path in paths.items()
             if name in free & normal and _latents_of(program, space, path.of_scale)
         }
+        # Of a product of two, neither is the other's scale.
+        parents = {n: p for n, p in parents.items() if n not in _all_above(n, parents)}
         if not _adds_up(_with_effects(space, parents)):
             parents = {n: p for n, p in parents.items() if _adds_up(_with_effects(space, {n: p}))}
         return fingerprinted(_with_effects(space, parents)) if parents else space
@@ -231,8 +233,12 @@ def _latents_of(
 
 def _all_above(name: str, parents: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """The effects that an effect's mean and scale depend on, and those that these do."""
-    own = parents[name] & parents.keys()
-    return own.union(*(_all_above(one, parents) for one in own))
+    found: frozenset[str] = frozenset()
+    more = parents[name] & parents.keys()
+    while more - found:
+        found |= more
+        more = frozenset().union(*(parents[one] & parents.keys() for one in more))
+    return found
 
 
 def _mean_and_scale(
