@@ -283,6 +283,7 @@ def test_effects_of_many_groups_are_covered_in_noise(epsilon, uneven, least):
     assert np.mean(covered) > least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "seed", "part", "least", "most"),
     [

@@ -13,7 +13,6 @@ import numpyro_dppvi as dppvi
 from benchmarks import believe
 from numpyro_dppvi.methods import moving, noisy_factors
 from numpyro_dppvi.methods.white import coordinates
-from tests.grids import grid
 from tests.test_noisy_scores import SIZE, error_of, raw_columns, remembered
 
 STEP = 0.1 * np.arange(1.0, SIZE + 1)
@@ -145,7 +144,8 @@ def crossed(doc, item, y, binary):
         numpyro.sample("y", outcome, obs=y)
 
 
-@grid("case", [(False, 2), (True, 3), (False, 1), (True, 1)], quick=[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [(False, 2), (True, 3), (False, 1), (True, 1)])
 def test_without_noise_clients_in_turn_agree_on_two_lookups(case):
     """Each client's factor claimed next to nothing of where the next one would go, for ever."""
     binary, seed = case
