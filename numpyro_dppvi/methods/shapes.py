@@ -89,12 +89,18 @@ def _by_eigenvalue(
     edge = 2 * math.sqrt(len(shape))
     values, vectors = jnp.linalg.eigh(symmetric(root @ (seen - shape) @ root))
     kept = jnp.sign(values) * jnp.sqrt(jnp.maximum(values**2 - edge**2, 0))
-    # What is small already shrinks no further than to the noise.
-    had = jnp.einsum("ik,ij,jk->k", vectors, root @ shape @ root, vectors)
-    kept = jnp.maximum(kept, -jnp.maximum(had - _FLOOR * edge, 0))
     if above is not None:
         kept = jnp.where(values > above * edge, kept, 0)
-    return _proper(shape + undo @ (vectors * kept) @ vectors.T @ undo)
+    had = symmetric(root @ shape @ root)
+    now = had + (vectors * kept) @ vectors.T
+    # What is small already shrinks no further than to the noise. Not along these vectors alone:
+    # what is taken off them may be all that there is in a direction between them.
+    own, ways = jnp.linalg.eigh(had)
+    least = ways * jnp.sqrt(jnp.clip(own, 1e-9, _FLOOR * edge))
+    most = ways / jnp.sqrt(jnp.clip(own, 1e-9, _FLOOR * edge))
+    parts, along = jnp.linalg.eigh(symmetric(most.T @ now @ most))
+    along = undo @ least @ along
+    return _proper((along * jnp.maximum(parts, 1)) @ along.T)
 
 
 def _by_pair(shape: Array, seen: Array, noise: Array) -> Array:
