@@ -19,7 +19,7 @@ _ALONE = 2.0  # an axis is taken for seen if it stands out by so many deviations
 _PAIR = 3.0  # the same for a pair of columns, if these are few
 _FLOOR = 0.5  # of the noise's edge: what lies below it is not told from it
 _LEAST = 0.05  # of information that zeros leave of a direction, in its own scale
-_FAR = 2.0  # of the noise's edge: what exceeds it is believed beside what looks have found
+_FAR = 1.5  # of the noise's edge: what exceeds it is believed beside what looks have found
 
 
 def shrunk(axes: White, seen: Array, known: Array) -> Array:
