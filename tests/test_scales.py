@@ -62,12 +62,13 @@ def test_information_is_the_mean_square(noise_std):
 
 @pytest.mark.slow
 def test_a_column_that_noise_hides_is_expected_among_the_others():
+    """Or below, if it must be rare: most of its records would show."""
     rng = np.random.default_rng(2)
     rare = 1.0 * (rng.random(RECORDS) < 0.002)
     far = 1000 + rng.normal(size=RECORDS)
     found = said(np.stack([3 * rng.normal(size=RECORDS), far, rare]), 50.0)
     assert found.found.tolist() == [True, True, False]
-    assert found.most[0] < found.most[2] < found.most[1]
+    assert np.mean(rare**2) < found.most[2] < found.most[1]
 
 
 def test_what_hardly_stands_out_is_expected_where_it_does():

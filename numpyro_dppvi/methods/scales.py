@@ -30,7 +30,10 @@ _PEAK = 3  # the bin of the template that holds most
 _FOUND, _SPIKE, _CERTAIN, _NEAR, _ABOUT = 4.5, 5.0, 6.0, 3.5, 6.0
 # Records beyond the template, in one bin or in three, by so many: there are many places for noise.
 _BEYOND = 5.0
-_PARTS = 1.0, 0.6, 0.3, 0.1  # of all records, that a histogram may show
+# Of all records, that a histogram may show, and what is believed of each. Records of a rare
+# indicator are few, which is why noise hides it.
+_PARTS = 1.0, 0.6, 0.3, 0.1, 0.03, 0.01
+_BELIEFS = 0.5, 0.1, 0.1, 0.1, 0.1, 0.1
 # By how many octaves columns' scales may differ, and their common place from the prior's own scale.
 _APART, _PLACED = (1.0, 2.0, 4.0), 4.0
 _MISFIT = 0.02  # of the records: what a histogram may differ from a template
@@ -161,11 +164,13 @@ def _expected(counts: Array, noise: Array, counted: Array) -> Array:
     var = noise[:, None, None, None] ** 2 + (_MISFIT * counted) ** 2
     fits = (held * said[:, None] - held**2 * squares / 2) / jnp.maximum(var, 1e-6)
     middle = np.array([_RMS, _PEAK + 0.5])[:, None]
-    places = (number + middle + np.log2(_PARTS)[:, None, None] / 2).ravel()
+    part = np.log2(_PARTS)[:, None, None]
+    scaled, places = ((number + middle + by).ravel() for by in (0 * part, part / 2))
     fits = fits.reshape(len(counts), -1)
     # Of places, given where scales are together and how far apart; on the host, as all are known.
     about, apart = np.arange(BINS), np.array(_APART)[:, None, None]
-    beside = np.exp(-(((places - about[:, None]) / apart) ** 2) / 2) / apart
+    beside = np.exp(-(((scaled - about[:, None]) / apart) ** 2) / 2) / apart
+    beside = beside * np.repeat(_BELIEFS, places.size // len(_BELIEFS))
     prior = jnp.asarray(beside.reshape(-1, places.size).T, counts.dtype)
     by_place = jnp.exp(fits - jnp.max(fits, axis=1, keepdims=True))
     # All sums over places are products of matrices: for each on its own, visits took three times as
