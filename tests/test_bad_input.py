@@ -675,6 +675,12 @@ def largest_group(X, y, g):
     numpyro.sample("y", dist.Normal(a[g], 1), obs=y)
 
 
+def decides_by_a_latent(X, y):
+    w = weights()
+    with numpyro.plate("records", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w if w[0] > 0 else 0.0, 1), obs=y)
+
+
 def looks_at_values(X, y):
     sign = 1.0 if X.sum() > 0 else -1.0
     numpyro.sample("y", dist.Normal(sign * (X @ weights()), 1), obs=y)
@@ -889,7 +895,8 @@ MODELS = [
     BadModel(counts_groups, [*VALUES, "len(np.unique(...))"], GROUPED),
     BadModel(counts_groups_with_jax, [*VALUES, "len(np.unique(...))"], GROUPED),
     BadModel(largest_group, [*VALUES, "int(...)"], GROUPED),
-    BadModel(looks_at_values, [*VALUES, "an if on an array"]),
+    BadModel(looks_at_values, ["decides by values of its data", "(line", "jnp.where(a > 0, b, c)"]),
+    BadModel(decides_by_a_latent, ["decides by values", "or latents", "jnp.where(a > 0, b, c)"]),
     BadModel(drops_rows, ["indexes with booleans", "values of its data", "jnp.where"]),
     BadModel(prior_from_data, ["prior of latent 'w'", "depends on the data", "model_kwargs"]),
     BadModel(moving_support, ["support of latent 'w'", "another latent", "fixed support"]),

@@ -76,10 +76,16 @@ def _looks_at_values(error: BaseException) -> str:
             "by JAX: write jnp instead of np (import jax.numpy as jnp), and jnp.asarray(u)[g] to "
             "index an array or a list u."
         )
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        return (
+            f"the model decides by values of its data or latents{_place(error)} (an if, while, "
+            "and, or, min or max on an array): write jnp.where(a > 0, b, c) in the place of an if, "
+            "and pass what is public as a constant, such as model_kwargs={'is_linear': True}."
+        )
     return (
-        f"the model's shape or control flow depends on the values of its data{_place(error)} (an "
-        "int(...), len(np.unique(...)) or an if on an array): pass it as a public "
-        "constant, such as model_kwargs={'num_groups': 8}."
+        f"the model's shape depends on the values of its data{_place(error)} (an int(...) or "
+        "len(np.unique(...))): pass it as a public constant, such as "
+        "model_kwargs={'num_groups': 8}."
     )
 
 
