@@ -359,11 +359,24 @@ def test_the_server_moves_once_a_tenth_of_the_records_was_asked(number):
     data, _ = study(logistic, sizes=(50,) * 20)
 
     def some(round_number, num_clients):
-        return np.arange(num_clients if round_number == 0 else number)[None]
+        return np.arange(num_clients if round_number < 2 else number)[None]
+
+    found = fitted(logistic, data, 3.0, num_rounds=3, schedule=some).state.server.memory
+    assert float(found.waiting.records) == (50 if number == 1 else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [19, 20])
+def test_the_server_waits_for_all_when_they_release_scores_for_the_first_time(number):
+    """Whether clients differ is seen where all are asked at one location."""
+    data, _ = study(logistic, sizes=(50,) * 20)
+
+    def some(round_number, num_clients):
+        return np.arange(num_clients if round_number == 0 else number)[:, None]
 
     found = fitted(logistic, data, 3.0, num_rounds=2, schedule=some).state.server.memory
-    assert float(found.waiting.records) == (50 if number == 1 else 0)
-    assert np.any(np.abs(found.loc) > 1e-3) == (number == 2), found.loc
+    assert float(found.waiting.records) == (950 if number == 19 else 0)
+    assert np.any(np.abs(found.loc) > 1e-3) == (number == 20), found.loc
 
 
 @pytest.mark.slow

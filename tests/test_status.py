@@ -361,29 +361,6 @@ def test_a_run_under_an_infinite_epsilon_knows_of_no_noise(method):
 
 
 @pytest.mark.slow
-def test_clients_of_one_outcome_each_are_told_of_another_schedule():
-    """One visited after the other, each leads where its own outcome is likely."""
-
-    def model(X, y):
-        a = numpyro.sample("a", dist.Normal(0, 5))
-        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
-        with numpyro.plate("records", X.shape[0]):
-            numpyro.sample("y", dist.Bernoulli(logits=a + X @ w), obs=y)
-
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=(3000, 3))
-    y = rng.binomial(1, 1 / (1 + np.exp(0.3 - x @ [1.0, -0.5, 0.3])))
-    data = [{"X": x[y == outcome], "y": y[y == outcome]} for outcome in (0, 1)]
-    arguments = {"rng_key": jax.random.key(0), "progress_bar": False, "insecure_noise_seed": 0}
-    arguments |= {"method": dppvi.FisherScoring(), "budget": dppvi.PrivacyBudget(3.0)}
-    status = dppvi.fit(model, None, data, **arguments).status
-    assert "write schedule=dppvi.synchronous." in str(status)
-    result = dppvi.fit(model, None, data, schedule=dppvi.synchronous, **arguments)
-    assert "synchronous" not in str(result.status)
-    np.testing.assert_allclose(result.posterior.mean["w"], [1.0, -0.5, 0.3], atol=0.2)
-
-
-@pytest.mark.slow
 def test_steps_that_cannot_come_from_the_prior_are_no_success():
     """The caution before the run is told again after it."""
 

@@ -11,6 +11,12 @@ excess over noise of the squared difference between a release and what was known
 as the server moves after each visit, information that changes on the way (a dose's grows
 thousandfold once it has an effect) looks the same. Once it waits, clients are asked at one place:
 what they release there decides whether it goes on waiting.
+
+Scores may differ where information does not: one client holds the cases and another the controls.
+Asked in turn, each leads to where its own records are likely, which is so far away that what others
+have said is forgotten on the way, and so on without end. On the way nobody can tell, because far
+from where it was released a score says little. So the server waits for all when they release scores
+for the first time, and goes on waiting if these differ.
 """
 
 from typing import NamedTuple
@@ -24,11 +30,12 @@ _SURE = 3.0  # standard deviations of noise by which differences have to exceed 
 _MAYBE = (
     1.0  # the same, where clients were asked at one location: they wait unless it is surely less
 )
+_OPPOSED = 0.1  # squared length of scores' differences that is harmless, in deviations of a record
 _HARMLESS = 2.0, 0.25  # squared lengths up to the first and the second for each latent
 
 
 class Estimate(NamedTuple):
-    """The mean squared length of D_m in white coordinates.
+    """The mean squared length of D_m, or of a difference of scores, in white coordinates.
 
     Attributes:
         square: Its estimate; below 0 by noise.
@@ -48,18 +55,20 @@ class Differences(NamedTuple):
     """What is known of them.
 
     Attributes:
-        moving: From releases at different locations, with what changes on the way.
-        still: From releases at one location.
+        moving: From information released at different locations, with what changes on the way.
+        still: From information released at one location.
+        scores: From scores released at one location, a record.
     """
 
     moving: Estimate
     still: Estimate
+    scores: Estimate
 
 
 def nothing() -> Differences:
     """Before any releases."""
     estimate = Estimate(jnp.zeros(()), jnp.zeros(()))
-    return Differences(estimate, estimate)
+    return Differences(estimate, estimate, estimate)
 
 
 def after(
@@ -91,12 +100,29 @@ def after(
     return Estimate((old * before.square + square / spread) / (old + 1 / spread), old + 1 / spread)
 
 
+def after_scores(before: Estimate, away: Array, noise: Array, share: Array) -> Estimate:
+    """What is known of differences of scores after another client's, in deviations of one record.
+
+    Args:
+        before: What was known of them before.
+        away: The client's score a record, less that of others at this location, shape ``(d,)``.
+        noise: Variance of what else each of its entries differs by: noise, and which records a
+            client has by chance.
+        share: Of all records, those behind it.
+    """
+    square = jnp.sum(away**2 - noise)
+    spread = 2 * away.size * noise**2 + _OPPOSED**2
+    old = before.known * _FADE**share
+    return Estimate((old * before.square + square / spread) / (old + 1 / spread), old + 1 / spread)
+
+
 def large(differences: Differences, size: int) -> Array:
     """Whether differences are too large to move after each visit, for ``size`` latents."""
+    moving, still, scores = differences
     # Surely so by what came on the way, and perhaps by what came from one location.
-    moving, still = differences
     alarm = moving.square - _SURE * moving.error > _harmless(size)
-    return alarm & (still.square + _MAYBE * still.error > _harmless(size))
+    alarm = alarm & (still.square + _MAYBE * still.error > _harmless(size))
+    return alarm | (scores.square - _SURE * scores.error > _OPPOSED)
 
 
 def _harmless(size: int) -> float:

@@ -81,6 +81,10 @@ _ONE = 0.02  # the least error of one client's information, taken for everybody'
 # Of all records, those whose releases have to wait for the server to move by them: about a tenth,
 # and each of ten clients has so many, also where their records cannot be shared out evenly.
 _ENOUGH = 0.085
+_TOGETHER = 2  # the first visits, of which all are waited for
+# Where it has to wait for all, it moves at the end of a round in which all were asked, or after so
+# many times all records if clients are not asked equally often.
+_ALL_ASKED = 2.0
 
 # What clients release, in the order of ``Told.shares``.
 _PARTS = "score", "information", "clipped", "scales", "votes"
@@ -194,13 +198,23 @@ def take(
     # Where clients differ, the server learns and moves once all were asked; elsewhere once enough
     # were: what a small client releases is mostly noise, and a step by it can lead anywhere.
     waiting = memory.waiting.records / received.total_records
-    must = partial(received) & differences.large(memory.differences, memory.loc.size)
-    moves = any_scored & ((waiting > 0.999) | (~must & (waiting > _ENOUGH)))
-    memory = factors.select(moves, _learnt(group, memory, lookups), memory)
-    memory = factors.select(any_scored, _scored(group, memory, alike), memory)
-    memory = moving.outside(memory, axes, alike)
+    differ = differences.large(memory.differences, memory.loc.size)
+    must = _may_wait(received) & (differ | (begun(memory, memory.most_visits) <= _TOGETHER))
+    whole = jnp.abs(memory.rounds.going.records / received.total_records - 1) < 1e-3
+    all_asked = (whole & (waiting > 0.999)) | (waiting > _ALL_ASKED)
+    moves = any_scored & jnp.where(must, all_asked, waiting > _ENOUGH)
+
+    def with_scores(memory: Memory) -> Memory:
+        scored = factors.select(any_scored, _scored(group, memory, alike), memory)
+        return moving.outside(scored, axes, alike)
+
+    before, memory = memory, factors.select(moves, _learnt(group, memory, lookups), memory)
+    memory = with_scores(memory)
+    # Where clients differ, their scores cancel each other only in factors that are made alike: all
+    # of a round by what was known when it began.
+    known = factors.select(must, with_scores(before), memory) if _may_wait(received) else memory
     change, loc, covariance = noisy_factors.changes(
-        received, memory, alike, unseen, lookups, noise_aware, must | (any_scored & ~moves)
+        received, known, alike, unseen, lookups, noise_aware, must | (any_scored & ~moves)
     )
     asked = jnp.sum(jnp.where(scored, received.num_records, 0)) / received.total_records
     # A posterior that is hardly told anything is wider than its mean is off. Outcomes drawn about
@@ -347,9 +361,11 @@ def _waiting(group: _Group, memory: Memory, centred: float, lookups: Lookups | N
         flags_var=jnp.sum(flags_std**2) / parts**2,
         noise_var=jnp.sum(received.noise_std**2),
         noisy=jnp.sum(received.noise_std * clip / spread),
+        score=jnp.sum(jnp.where(scored[:, None], scores, 0), axis=0),
+        score_var=jnp.sum(jnp.where(scored, std**2, 0)),
     )
-    # Observed information changes wildly on the way: it would tell of differences where none are.
-    if partial(received) and received.space.can_draw:
+    if _may_wait(received):
+        memory = memory._replace(differences=_opposed(received, memory, fresh))
         memory = memory._replace(differences=_differences(received, memory, axes, fresh, lookups))
     newest = scored & (memory.own.visits == memory.most_visits)
     asked = jnp.sum(jnp.where(newest, received.num_records, 0))
@@ -369,11 +385,17 @@ def _waiting(group: _Group, memory: Memory, centred: float, lookups: Lookups | N
     )
 
 
+def _may_wait(received: Received) -> bool:
+    """Whether the server may wait for all clients, where these differ."""
+    # Observed information changes wildly on the way: it would tell of differences where none are.
+    return partial(received) and received.space.can_draw
+
+
 def _differences(
     received: Received, memory: Memory, axes: White, fresh: Waiting, lookups: Lookups | None
 ) -> Differences:
     """By how much clients differ, after a release that is compared with those before."""
-    waiting, (moving, still) = memory.waiting, memory.differences
+    waiting, (moving, still, *_) = memory.waiting, memory.differences
     now, error = fresh.information / fresh.records, _info_error(received, memory, fresh)
     share = fresh.records / received.total_records
     waits = waiting.visits > 0
@@ -385,26 +407,30 @@ def _differences(
     compared = (now / level, error / level, share)
     on_the_way = differences.after(moving, seen, known, *compared)
     at_once = differences.after(still, others, here, *compared)
-    return Differences(
-        factors.select(waits, moving, on_the_way), factors.select(waits, at_once, still)
+    return memory.differences._replace(
+        moving=factors.select(waits, moving, on_the_way),
+        still=factors.select(waits, at_once, still),
     )
+
+
+def _opposed(received: Received, memory: Memory, fresh: Waiting) -> Differences:
+    """By how much clients' scores differ, after a release, in deviations of one record."""
+    waiting, known, unit = memory.waiting, memory.differences, jnp.sqrt(memory.level)
+    number = jnp.maximum(waiting.records, 1)
+    away = fresh.score / fresh.records - waiting.score / number
+    noise = fresh.score_var / fresh.records**2 + waiting.score_var / number**2
+    noise = noise / memory.level + 1 / fresh.records + 1 / number
+    share = fresh.records / received.total_records
+    scores = differences.after_scores(known.scores, away / unit, noise, share)
+    # Where nobody waits, there is nobody to compare with.
+    return known._replace(scores=factors.select(waiting.visits > 0, scores, known.scores))
 
 
 def _scored(group: _Group, memory: Memory, alike: Kinds) -> Memory:
     """Each client's own scores, averaged with what is known of them, in the coordinates told."""
-    received, axes, scored, level = group.received, group.axes, group.scored, memory.level
+    scored, level = group.scored, memory.level
     sums, std = group.part("score", group.said.clip[0])
     fresh = jnp.where(scored, 1 / jnp.maximum((std / level) ** 2, 1e-6), 0)
-    pulled = pull.after(
-        memory.pull,
-        axes.white,
-        axes.back,
-        jnp.sum(jnp.where(scored[:, None], sums, 0), axis=0),
-        jnp.sum(jnp.where(scored, std**2, 0)),
-        jnp.maximum(jnp.sum(jnp.where(scored, received.num_records, 0)), 1),
-        received.total_records,
-        level,
-    )
     score, identity = memory.own.score, jnp.eye(len(memory.loc))
 
     def added(known: Array, fresh: Array) -> Array:
@@ -419,7 +445,6 @@ def _scored(group: _Group, memory: Memory, alike: Kinds) -> Memory:
     gain = alike.of_each(gained, memory.own.score_known, new)
     moved = score + alike.times(gain, sums / level - score)
     score = jnp.where(scored[:, None], moved, score)
-    memory = memory._replace(pull=pulled)
     return memory.with_own(
         score=score, score_known=alike.of_each(added, memory.own.score_known, new)
     )
@@ -505,9 +530,21 @@ def _learnt(group: _Group, memory: Memory, lookups: Lookups | None) -> Memory:
         memory = memory._replace(added=added)
         peers = lookups.peers_by(memory.prior_sd, memory.scales.information)
         shape = alike(shape, before, jnp.diagonal(memory.seen), noise, peers)
+    # Of all that wait at once: where clients differ, the last ones' scores alone point one way.
+    pulled = pull.after(
+        memory.pull,
+        axes.white,
+        axes.back,
+        waiting.score,
+        waiting.score_var,
+        records,
+        received.total_records,
+        memory.level,
+    )
     return memory._replace(
         shape=shape + more,
         tails=last,
+        pull=pulled,
         rounds=secant.used(memory.rounds),
         waiting=nobody(memory.loc.size),
     )

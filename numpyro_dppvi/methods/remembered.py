@@ -67,6 +67,8 @@ class Waiting(NamedTuple):
         flags_var: Variance of their noise, shape ``(5,)``.
         noise_var: Variance of the noise on releases of norm 1.
         noisy: A clip's noise beside the clients' own spread.
+        score: Sum of scores in these coordinates, shape ``(d,)``.
+        score_var: Variance of its noise's entries.
     """
 
     visits: Array
@@ -77,6 +79,8 @@ class Waiting(NamedTuple):
     flags_var: Array
     noise_var: Array
     noisy: Array
+    score: Array
+    score_var: Array
 
 
 class Own(NamedTuple):
@@ -273,6 +277,8 @@ def nobody(size: int) -> Waiting:
         flags_var=jnp.zeros(len(tails.ROOTS)),
         noise_var=zero,
         noisy=zero,
+        score=jnp.zeros(size),
+        score_var=zero,
     )
 
 
