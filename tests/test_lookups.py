@@ -93,6 +93,24 @@ def test_priors_of_other_scales_keep_entries_apart():
     np.testing.assert_array_equal(found, [peers[0], np.zeros(9)])
 
 
+def test_peers_that_noise_hides_share_the_records():
+    """A record has one of ten, so that each has a tenth of what all columns are expected to tell.
+
+    Believed to tell as much as a column each, effects of 85 counties pulled their mean to zero, in
+    intervals that were twenty times too narrow.
+    """
+    counts = jnp.zeros((11, scales.BINS))
+    told = (counts, jnp.asarray(1e4), jnp.asarray(700.0), jnp.ones(()), jnp.zeros(11))
+    found = scales.of(*told, _peers(10))
+    assert not found.found.any()
+    np.testing.assert_allclose(found.information, [1] + [0.1] * 10, rtol=1e-6)
+    # What is seen of others is expected of all peers together.
+    seen = counts.at[0, scales.BINS // 2].set(700.0)
+    found = scales.of(seen, jnp.asarray(1e-2), *told[2:], _peers(10))
+    np.testing.assert_array_equal(found.found, [True] + [False] * 10)
+    np.testing.assert_allclose(found.most[1:], found.most[0] / 10, rtol=1e-6)
+
+
 def _peers(size, alone=1):
     return jnp.asarray([[0.0] * alone + [1.0] * size])
 

@@ -136,6 +136,12 @@ def together(counts: Array, noise: Array, peers: Array) -> tuple[Array, Array]:
     return jnp.where(alone[:, None], counts, mean), jnp.where(alone, noise, mean_noise)
 
 
+def shared_by(peers: Array) -> Array:
+    """How many entries there are of which a record has one, of each; 1 for those without peers."""
+    sets, number = _sets(peers)
+    return jnp.maximum(number @ sets, 1)
+
+
 def by_itself(seen: Array, noise: Array, peers: Array) -> Array:
     """What was seen of entries, where they have peers as far as it stands out from theirs.
 

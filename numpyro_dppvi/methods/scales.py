@@ -18,7 +18,7 @@ import numpy as np
 
 from numpyro_dppvi._typing import Array
 from numpyro_dppvi.methods import ratios
-from numpyro_dppvi.methods.lookups import by_itself, together
+from numpyro_dppvi.methods.lookups import by_itself, shared_by, together
 
 LOWEST, BINS = -20, ratios.BINS  # of histograms: their first octave, and how many there are
 _RMS = 4.0  # octaves from the template's first bin to the root mean square
@@ -135,8 +135,10 @@ def of(
     if peers is None:
         hidden = _expected(counts, noise, counted)
     else:
-        # Where records look entries up, what noise hides is taken for an average one.
-        hidden = jnp.broadcast_to(_mean_of(log_scale, found), log_scale.shape)
+        # Where records look entries up, what noise hides is taken for an average one. Of so many
+        # peers a record has one: what it tells of them all is shared by them.
+        part = -0.5 * jnp.log(shared_by(peers))
+        hidden = part + _mean_of(log_scale - part, found)
     most = jnp.exp(2 * jnp.where(found, log_scale, hidden))
     # What is far from zero has the scale of its mean, which says little of others.
     wide = found & ~constant & (columns > 0)
