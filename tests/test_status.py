@@ -227,6 +227,24 @@ def test_outcomes_that_clips_cut_are_no_success():
     assert "Besides, outcomes lie further out than the model says" in str(unsettled)
 
 
+def test_more_far_records_than_can_be_outliers_are_a_posterior_that_is_far_off():
+    status = str(status_of(history(), 2, True, False, cut=0.63))
+    assert status.startswith("All 2 rounds ran, but 0.63 of the records are further out than")
+    assert "too many to be outliers" in status
+    assert "Allow a larger epsilon" in status
+
+
+def test_effects_do_not_pass_for_what_was_learnt():
+    """They are as narrow as their spread says, also if that and all else is the prior still."""
+
+    def outcome(least, above):
+        told = {"least": least, "above": above, "narrowed": 0.1, "widened": 1.3}
+        return status_of(history(), 2, True, False, **told).outcome
+
+    assert outcome(2.7, 0.5) is dppvi.run.Outcome.NOISY
+    assert outcome(2.7, 0.2) is outcome(1.9, 0.5) is dppvi.run.Outcome.COMPLETED
+
+
 def test_what_would_not_have_been_seen_is_not_passed_over():
     """A run says nothing against its model either if noise hides what is against it."""
     success = "All 2 rounds ran and every merge was accepted."

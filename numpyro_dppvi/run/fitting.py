@@ -520,6 +520,8 @@ def result_of(
     # A start that is narrower than the prior says nothing of what was learnt.
     learnt = plan is not None and run.init_scale is None
     relative = _relative(posterior, state.prior) if learnt else {}
+    integrated = run.local.matches and hierarchies.applies(posterior.space, posterior.family)
+    parents = posterior.space.parents
     status = status_of(
         done.history,
         run.num_rounds,
@@ -534,10 +536,11 @@ def result_of(
         alone=run.alone,
         least=None if plan is None or plan.worth is None or run.alone else plan.worth.together,
         narrowed=_narrowed(relative),
+        above=_narrowed({n: r for n, r in relative.items() if not parents.get(n)})
+        if integrated
+        else None,
         # Where effects are integrated out, what is above them is as wide as it should be.
-        untold=()
-        if run.local.matches and hierarchies.applies(posterior.space, posterior.family)
-        else _untold(relative, posterior.space.parents),
+        untold=() if integrated else _untold(relative, parents),
         caution="" if plan is None else plan.of_model.removeprefix("Caution: "),
         noiseless=plan is not None and not plan.noise_std.any(),
         in_turn=run.num_clients > 1 and all(groups.shape[1] == 1 for groups in run.groups),

@@ -74,13 +74,16 @@ class Outcome(enum.Enum):
 _SETTLED_WITH_NOISE, _SETTLED = 0.4, 0.1
 # What draws may leave in the posterior where a run ends at its limit: two deviations are 0.05.
 _AVERAGED = 0.025
-# So many times as wide as without privacy, intervals are mostly noise: eight ninths of a variance.
-_NOISY = 3.0
+# So many times as wide as without privacy, intervals are mostly noise: eight ninths of a variance,
+# and three quarters where what the budget allows at best is all that can be told.
+_NOISY, _MOSTLY = 3.0, 2.0
 # A posterior so many times as wide as the prior is as good as the prior, or is said to be so wide;
 # what is a quarter as wide has learnt something, whatever the budget promises.
 _PRIOR, _TOLD, _NARROWED = 0.9, 0.5, 0.25
 # A learnt spread gives way to few percent of far outcomes (docs/decisions.md, "Heavy tails").
 _UNSEEN = 0.02
+# A larger part of the records does not lie far out by itself: the posterior is far from them.
+_MANY = 0.2
 # So many times as wide as without privacy, intervals miss something if noise is not in them: it is
 # as large as what they hold.
 _MISSING = 1.5
@@ -126,6 +129,8 @@ class Status:
         narrowed: With privacy, how many times as wide as the prior the posterior is, at least, for
             three quarters of the latents: the lower quartile of ratios of standard deviations, on
             the unconstrained scale. ``None`` with a start of ``init_scale``.
+        above: The same of latents that hang on no others, where effects are integrated out; else
+            ``None``. Effects are as narrow as these say, whatever was learnt of them.
         untold: With privacy, latents that records hardly narrow, each with those that its prior
             depends on, whose widths cannot be believed. None where effects are integrated out.
         caution: Why the method's steps cannot come from the model's prior; empty if they can.
@@ -155,6 +160,7 @@ class Status:
     recovered: bool = False
     least: float | None = None
     narrowed: float | None = None
+    above: float | None = None
     untold: tuple[tuple[str, tuple[str, ...]], ...] = ()
     caution: str = ""
     noiseless: bool = False
@@ -259,8 +265,18 @@ class Status:
     @property
     def _far(self) -> str:
         """How many outcomes lie far out beyond the model, and what to do about it."""
+        cut = self.cut or 0.0
+        if cut > _MANY:
+            return (
+                f"{cut:.2g} of the records are further out than the model says, too many to be "
+                "outliers: the posterior is still far from the records, or the model does not fit "
+                f"them. {self._allow}, bring more records, or write priors and units under which "
+                "the records are likely at the prior's mean; if that does not help, write a "
+                "likelihood with heavier tails (StudentT in the place of Normal, "
+                "NegativeBinomial2 in that of Poisson)."
+            )
         return (
-            f"outcomes lie further out than the model says: {self.cut or 0.0:.2g} of the records "
+            f"outcomes lie further out than the model says: {cut:.2g} of the records "
             "are far out that should not be, and clips cut what they say. This pulls the posterior "
             "away from where all outcomes would put it, and its intervals do not show "
             "it. Write a likelihood with heavier tails (StudentT in the place of Normal, "
@@ -295,9 +311,13 @@ class Status:
 
         What the budget allows is not enough: a network's many weights do not have to be known.
         """
-        if self.least is None or self.narrowed is None:
+        if self.least is None:
             return False
-        return self.least > max(_NOISY, self.widened or 0.0) and self.narrowed > _NARROWED
+        # The median width is one of effects, which do not show what was learnt.
+        if self.above is not None:
+            return self.least > _MOSTLY and self.above > _NARROWED
+        narrowed = self.narrowed is not None and self.narrowed > _NARROWED
+        return narrowed and self.least > max(_NOISY, self.widened or 0.0)
 
     @property
     def _idle(self) -> bool:
