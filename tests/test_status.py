@@ -234,6 +234,17 @@ def test_more_far_records_than_can_be_outliers_are_a_posterior_that_is_far_off()
     assert "Allow a larger epsilon" in status
 
 
+def test_latents_of_which_little_was_learnt_are_named_in_a_success():
+    faint = (("b", 2, 8), ("phi", 1, 1))
+    status = status_of(history(), 2, True, False, widened=1.3, faint=faint)
+    assert status.outcome is dppvi.run.Outcome.COMPLETED
+    assert str(status) == (
+        "All 2 rounds ran and every merge was accepted. Little was learnt of 2 of the 8 entries of "
+        "'b' and 'phi': intervals are more than half as wide as under the prior."
+    )
+    assert "learnt" not in str(status_of(history(), 2, True, False, faint=faint))
+
+
 def test_effects_do_not_pass_for_what_was_learnt():
     """They are as narrow as their spread says, also if that and all else is the prior still."""
 

@@ -109,6 +109,9 @@ class Diagnostics:
 
     def _widened(self, widened: float) -> str:
         least = self.status.least
+        # The median over latents is one of groups' effects, if these are most, and tells little.
+        if least is not None and least > widened:
+            return f"makes intervals at least {times(least)} as wide as they would be without it"
         of = "" if least is None else f"; the budget allows {times(least)}"
         return f"makes intervals about {times(widened)} as wide as they would be without it{of}"
 

@@ -53,6 +53,7 @@ _WORTH_SPREADING = 1_000_000
 # Records say next to nothing of latents that they leave more than so many times as wide. In studies
 # of hierarchies (benchmarks/groups.py) it was at most .5 where the spread came out as it should.
 _UNTOLD = 0.7
+_FAINT = 0.5  # of its width under the prior: more has an entry of which little was learnt
 # What others call it, and what it is called here. There is no loss: it would cost privacy.
 _CALLED = {
     **dict.fromkeys(("loss", "losses", "elbo"), "history.movement"),
@@ -539,6 +540,7 @@ def result_of(
         above=_narrowed({n: r for n, r in relative.items() if not parents.get(n)})
         if integrated
         else None,
+        faint=_faint(relative, parents),
         # Where effects are integrated out, what is above them is as wide as it should be.
         untold=() if integrated else _untold(relative, parents),
         caution="" if plan is None else plan.of_model.removeprefix("Caution: "),
@@ -570,6 +572,14 @@ def _narrowed(relative: Mapping[str, np.ndarray]) -> float | None:
     """How many times as wide as the prior a posterior is: the lower quartile over latents."""
     ratios = list(relative.values())
     return float(np.quantile(np.concatenate(ratios), 0.25)) if ratios else None
+
+
+def _faint(
+    relative: Mapping[str, np.ndarray], parents: Mapping[str, frozenset[str]]
+) -> tuple[tuple[str, int, int], ...]:
+    """Latents that hang on no others and of some of whose entries little was learnt."""
+    found = ((name, int(np.sum(r > _FAINT)), r.size) for name, r in relative.items())
+    return tuple(one for one in found if one[1] and not parents.get(one[0]))
 
 
 def _untold(

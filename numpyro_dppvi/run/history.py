@@ -116,6 +116,9 @@ class Status:
         pulled: Whether that is more than chance.
         widened: How many times as wide as without privacy intervals are, as far as releases tell:
             the median over latents. ``None`` where nobody can tell.
+        faint: With privacy, latents with entries of which little was learnt, more than half as
+            wide as under the prior: name, how many such entries, of how many. None of those that
+            hang on others.
         cut: The fraction of records whose outcomes lie far out, beyond what the model expects, so
             that clips cut what they say; 0 where that may be noise, ``None`` where nobody can tell.
         unseen: The fraction of records of which that may be so without being seen; ``None`` where
@@ -154,6 +157,7 @@ class Status:
     pull: float | None = None
     pulled: bool = False
     widened: float | None = None
+    faint: tuple[tuple[str, int, int], ...] = ()
     cut: float | None = None
     unseen: float | None = None
     noise: float | None = None
@@ -222,8 +226,11 @@ class Status:
                     f"{self.noise:.1g} of a standard deviation, which more rounds average out "
                     f"(num_rounds={2 * self.num_rounds})."
                 )
+            # Methods that do not know of noise leave most latents so.
+            if self.faint and self.widened is not None:
+                said.append(self._little_of)
             if self.unseen is not None and self.unseen > _UNSEEN:
-                said.append(self._hidden)
+                said.append(self._unnoticed)
             # Much noise, of which the method does not tell.
             if self.widened is None and self.least is not None and self.least > _MISSING:
                 said.append(
@@ -285,7 +292,19 @@ class Status:
         )
 
     @property
-    def _hidden(self) -> str:
+    def _little_of(self) -> str:
+        """Of which latents little was learnt, where much was learnt of most."""
+        names = [
+            repr(name) if number == size else f"{number} of the {size} entries of {name!r}"
+            for name, number, size in self.faint
+        ]
+        return (
+            f"Little was learnt of {' and '.join(names)}: intervals are more than half as wide as "
+            "under the prior."
+        )
+
+    @property
+    def _unnoticed(self) -> str:
         """That far outcomes would not have been seen, and how to look for them."""
         share = f"{100 * (self.unseen or 0.0):.2g} %"
         noticed = f"would have been noticed only in more than {share} of the records"
