@@ -29,8 +29,9 @@ or scale of columns is chosen by the user:
   learnt spread would look larger than it is. So outcomes are drawn about x as the posterior is.
 * *All rounds count.* Releases of a client are averaged, older ones for less the further x has
   moved since.
-* *Clients may differ.* Where their released information does by more than noise, x stays until all
-  were asked (:mod:`numpyro_dppvi.methods.differences`).
+* *Clients may differ.* When they release scores for the first time, x stays until all were asked.
+  So it does later where their scores or information differ by more than noise
+  (:mod:`numpyro_dppvi.methods.differences`).
 
 What the server makes of releases is in :mod:`numpyro_dppvi.methods.noisy_scores`.
 """

@@ -195,8 +195,9 @@ def take(
     memory = _counted(group, memory, lookups)
     scored, any_scored = group.scored, jnp.any(group.scored)
     memory = factors.select(any_scored, _waiting(group, memory, centred, lookups), memory)
-    # Where clients differ, the server learns and moves once all were asked; elsewhere once enough
-    # were: what a small client releases is mostly noise, and a step by it can lead anywhere.
+    # At first, and where clients differ, the server learns and moves once all were asked; elsewhere
+    # once enough were: what a small client releases is mostly noise, and a step by it can lead
+    # anywhere.
     waiting = memory.waiting.records / received.total_records
     differ = differences.large(memory.differences, memory.loc.size)
     must = _may_wait(received) & (differ | (begun(memory, memory.most_visits) <= _TOGETHER))
